@@ -1,0 +1,108 @@
+"""CIFAR-100 from its official files, binary or Python. Class ids are the fine labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from profcil.data import files, unpickle
+from profcil.data.bundle import Bundle, Facts, File, Rows
+
+BINARY, PYTHON = "cifar-100-binary", "cifar-100-python"
+SITE = "https://www.cs.toronto.edu/~kriz"
+SHAPE = (3, 32, 32)
+RECORD = 2 + 3 * 32 * 32  # coarse label, fine label, pixels
+FACTS = Facts(
+    name="cifar100",
+    title="CIFAR-100",
+    modality="image",
+    classes=100,
+    train=50_000,
+    test=10_000,
+    files=(
+        File(
+            f"{BINARY}.tar.gz",
+            size=168_513_733,
+            md5="03b5dce01913d631647c71ecec9e9cb8",
+            url=f"{SITE}/{BINARY}.tar.gz",
+            archive=True,
+            layout="binary",
+        ),
+        File(f"{BINARY}/train.bin", 50_000 * RECORD, sha1="e207cd2e05b73b1393c74c7f5e7bea451d63e08e", layout="binary"),
+        File(f"{BINARY}/test.bin", 10_000 * RECORD, sha1="8fb6623e830365ff53cf14adec797474f5478006", layout="binary"),
+        File(
+            f"{PYTHON}.tar.gz",
+            md5="eb9058c3a382ffc7106e4002c42a8d85",
+            url=f"{SITE}/{PYTHON}.tar.gz",
+            archive=True,
+            layout="python",
+        ),
+        File(f"{PYTHON}/train", md5="16019d7e3df5f24257cddd939b257f8d", layout="python"),
+        File(f"{PYTHON}/test", md5="f0ef6b0ae62326f3e7ffdfab6717acfc", layout="python"),
+    ),
+    views=("crop", "flip", "jitter"),
+    encoder="resnet18",
+    homepage=f"{SITE}/cifar.html",
+    licence="free for research; cite Krizhevsky (2009)",
+    get=f"unpack {BINARY}.tar.gz or {PYTHON}.tar.gz from {SITE}/cifar.html there",
+)
+
+
+def load(root: Path, seed: int = 0) -> Bundle:
+    """Training and test images from whichever layout is there; the split is the official one, so no draw is made."""
+    return Bundle(FACTS, part(root, "train"), part(root, "test"), None, class_names(root))
+
+
+def part(root: Path, name: str) -> Rows:
+    """One official part; the binary layout is preferred, since it needs no unpickling."""
+    binary = files.seek(FACTS, root, f"{BINARY}/{name}.bin")
+    pickled = files.seek(FACTS, root, f"{PYTHON}/{name}")
+    if binary is not None:
+        return read_binary(binary)
+    if pickled is not None and pickled.is_file():
+        return read_python(pickled)
+    raise files.missing(FACTS, root, f"{BINARY}/{name}.bin")
+
+
+def read_binary(path: Path) -> Rows:
+    """Records of coarse label, fine label and pixels."""
+    raw = np.fromfile(path, dtype=np.uint8)
+    if len(raw) % RECORD:
+        raise files.damaged(FACTS, path, f"has {len(raw)} bytes, which is no whole number of {RECORD}-byte records")
+    records = raw.reshape(-1, RECORD)
+    return rows(records[:, 2:], records[:, 1])
+
+
+def read_python(path: Path) -> Rows:
+    """A pickled dictionary with `data` and `fine_labels`."""
+    content = unpickle.load(path)
+    try:
+        return rows(np.asarray(content["data"], dtype=np.uint8), np.asarray(content["fine_labels"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise files.damaged(FACTS, path, f"does not hold `data` and `fine_labels` ({error})") from error
+
+
+def rows(pixels: np.ndarray, labels: np.ndarray) -> Rows:
+    x = torch.from_numpy(np.ascontiguousarray(pixels).reshape(-1, *SHAPE))
+    return Rows(x, torch.from_numpy(labels.astype(np.int64)))
+
+
+def class_names(root: Path) -> tuple[str, ...]:
+    """The fine label names, if the official files that hold them are there."""
+    listed = files.seek(FACTS, root, f"{BINARY}/fine_label_names.txt")
+    meta = files.seek(FACTS, root, f"{PYTHON}/meta")
+    if listed is not None:
+        return tuple(listed.read_text("utf-8").split())
+    if meta is not None:
+        return meta_names(meta)
+    return tuple(f"class {label}" for label in range(FACTS.classes))
+
+
+def meta_names(path: Path) -> tuple[str, ...]:
+    content = unpickle.load(path)
+    try:
+        return tuple(map(str, content["fine_label_names"]))
+    except (KeyError, TypeError) as error:
+        raise files.damaged(FACTS, path, "does not hold `fine_label_names`") from error

@@ -1,0 +1,66 @@
+"""CLINC150: short requests to an assistant, 150 intents, words as tokens. The out-of-scope parts are not used."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+
+from profcil.data import files
+from profcil.data._tokens import FIRST, encode, vocabulary
+from profcil.data.bundle import Bundle, Facts, File, Rows
+
+LENGTH = 32
+PARTS = ("train", "val", "test")
+WORD = re.compile(r"[a-z0-9']+")
+FACTS = Facts(
+    name="clinc150",
+    title="CLINC150",
+    modality="text",
+    classes=150,
+    train=15_000,
+    test=4_500,
+    files=(
+        File(
+            "data_full.json",
+            size=2_495_390,
+            sha256="36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+            url="https://raw.githubusercontent.com/clinc/oos-eval/master/data/data_full.json",
+        ),
+    ),
+    views=("drop", "mask"),
+    encoder="textcnn",
+    homepage="https://github.com/clinc/oos-eval",
+    licence="CC BY 3.0",
+    get="copy data/data_full.json of https://github.com/clinc/oos-eval there",
+)
+
+
+def load(root: Path, seed: int = 0) -> Bundle:
+    """Requests as word ids; the parts are the official ones, so no draw is made."""
+    path = files.locate(FACTS, root, "data_full.json")
+    train, val, test = read(path)
+    intents = sorted({intent for _, intent in train})
+    labels = {intent: label for label, intent in enumerate(intents)}
+    ids = vocabulary(words for words, _ in train)
+    try:
+        parts = [rows(pairs, ids, labels) for pairs in (train, val, test)]
+    except KeyError as error:
+        raise files.damaged(FACTS, path, f"has the intent {error} outside its training part") from error
+    return Bundle(FACTS, parts[0], parts[2], parts[1], tuple(intents), vocabulary=FIRST + len(ids))
+
+
+def read(path: Path) -> list[list[tuple[list[str], str]]]:
+    """Words and intent of every request, by part."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return [[(WORD.findall(text.lower()), intent) for text, intent in content[part]] for part in PARTS]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise files.damaged(FACTS, path, f"does not hold the parts train, val and test ({error})") from error
+
+
+def rows(pairs: list[tuple[list[str], str]], ids: dict[str, int], labels: dict[str, int]) -> Rows:
+    x = encode([words for words, _ in pairs], ids, LENGTH)
+    return Rows(x, torch.tensor([labels[intent] for _, intent in pairs]))

@@ -1,0 +1,88 @@
+"""Cora from the Planetoid files: Python 2 pickles, read with a fixed list of names and without scipy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profcil.data import _graphs, files, unpickle
+from profcil.data.bundle import Bundle, Facts, File
+
+RAW = "https://raw.githubusercontent.com/kimiyoung/planetoid/master/data"
+SIZES = {
+    "x": 22_119,
+    "y": 4_054,
+    "tx": 148_025,
+    "ty": 28_135,
+    "allx": 257_305,
+    "ally": 47_959,
+    "graph": 59_847,
+    "test.index": 5_000,
+}
+FACTS = Facts(
+    name="cora",
+    title="Cora",
+    modality="graph",
+    classes=7,
+    train=1_626,
+    test=540,
+    files=tuple(File(f"raw/ind.cora.{end}", size, url=f"{RAW}/ind.cora.{end}") for end, size in SIZES.items()),
+    views=("drop", "mask"),
+    encoder="gat",
+    homepage="https://github.com/kimiyoung/planetoid",
+    licence="not stated; public research data, cite Sen et al. (2008) and Yang et al. (2016)",
+    get="copy the ind.cora.* files from https://github.com/kimiyoung/planetoid/tree/master/data there",
+)
+# In the order of the files' label columns.
+NAMES = (
+    "Theory",
+    "Reinforcement Learning",
+    "Genetic Algorithms",
+    "Neural Networks",
+    "Probabilistic Methods",
+    "Case Based",
+    "Rule Learning",
+)
+
+
+def load(root: Path, seed: int = 0) -> Bundle:
+    """The citation graph with a seeded 60/20/20 split of every class."""
+    folder = files.locate(FACTS, root, "raw/ind.cora.graph").parent
+    try:
+        x, labels, edges = assemble(folder)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise files.damaged(FACTS, folder, f"holds files that do not fit together ({error})") from error
+    parts = _graphs.split(labels, seed, FACTS.name)
+    return _graphs.bundle(FACTS, _graphs.row_normalised(x), edges, labels, parts, NAMES)
+
+
+def assemble(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, labels and edges; the rows of tx belong to the nodes that test.index lists, in that order."""
+    allx, tx = read(folder, "allx").dense(), read(folder, "tx").dense()
+    ally, ty = read(folder, "ally"), read(folder, "ty")
+    order = read_index(folder)
+    if sorted(order) != list(range(len(allx), len(allx) + len(tx))):
+        raise ValueError("test.index does not list the nodes after allx")
+    x, onehot = np.concatenate([allx, tx]), np.concatenate([ally, ty])
+    x[order], onehot[order] = tx, ty
+    edges = [(node, other) for node, others in read(folder, "graph").items() for other in others]
+    return x, onehot.argmax(axis=1), _graphs.undirected(np.array(edges, dtype=np.int64).T, len(x))
+
+
+def read_index(folder: Path) -> np.ndarray:
+    path = existing(folder, "test.index")
+    return np.array(path.read_text("ascii").split(), dtype=np.int64)
+
+
+def read(folder: Path, end: str) -> Any:
+    return unpickle.load(existing(folder, end), unpickle.GRAPHS)
+
+
+def existing(folder: Path, end: str) -> Path:
+    """A file of the set, which is only useful whole."""
+    path = folder / f"ind.cora.{end}"
+    if not path.exists():
+        raise files.damaged(FACTS, path, "is missing beside the others")
+    return path

@@ -1,0 +1,48 @@
+"""Handwritten digits, 8 x 8: the dataset that comes with scikit-learn, so that everything runs without a download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from profcil.data.bundle import Bundle, Facts, Rows
+from profcil.randomness import generator
+
+FACTS = Facts(
+    name="digits",
+    title="Digits",
+    modality="image",
+    classes=10,
+    train=1438,
+    test=359,
+    views=("crop", "jitter"),  # a mirrored digit is another sign
+    encoder="convnet",
+    homepage="https://archive.ics.uci.edu/dataset/80",
+    licence="CC BY 4.0",
+    get="`pip install scikit-learn`, which holds it",
+)
+TEST_SHARE = 0.2
+
+
+def load(root: Path, seed: int = 0) -> Bundle:
+    """The digits with a seeded 80/20 split of every class; nothing is read from `root`."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = torch.from_numpy((raw.images.astype(np.int64) * 255 // 16).astype(np.uint8)[:, None])
+    y = torch.from_numpy(raw.target.astype(np.int64))
+    held = torch.from_numpy(held_out(raw.target, seed))
+    names = tuple(str(digit) for digit in range(FACTS.classes))
+    return Bundle(FACTS, Rows(x[~held], y[~held]), Rows(x[held], y[held]), None, names)
+
+
+def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Which examples are the test part: a fifth of every class."""
+    held = np.zeros(len(labels), dtype=bool)
+    for digit in range(FACTS.classes):
+        ids = np.flatnonzero(labels == digit)
+        drawn = generator(seed, "digits", "split", digit).permutation(ids)
+        held[drawn[: round(TEST_SHARE * len(ids))]] = True
+    return held
