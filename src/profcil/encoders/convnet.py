@@ -1,0 +1,39 @@
+"""A small convolutional network for tiny images (8x8 digits): the base encoder of the embedded default dataset.
+
+Pooling comes right after each convolution and the last layer is linear: the cheapest arrangement we measured on one
+CPU core, and as accurate as deeper ones on digits.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from profcil.data.bundle import Bundle
+from profcil.encoders.norms import Pixels, drawn, image_shape, layers
+
+
+class ConvNet(nn.Module):
+    def __init__(self, pixels: Pixels, shape: tuple[int, int, int], width: int, norm: str) -> None:
+        super().__init__()
+        make = layers(norm, "batch", "group", "none")
+        channels, height, wide = shape
+        self.pixels = pixels
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "none")
+        self.norm1 = make(width)
+        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1, bias=norm == "none")
+        self.norm2 = make(2 * width)
+        self.features = 4 * width
+        self.out = nn.Linear(2 * width * (height // 4) * (wide // 4), self.features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(self.pixels(x)))), 2)
+        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+        return F.relu(self.out(x.flatten(1)))
+
+
+def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> ConvNet:
+    """`width` is the number of channels of the first convolution; 0 means 32, which gives 128 features."""
+    shape = image_shape(bundle, "convnet")
+    return drawn(lambda: ConvNet(Pixels(bundle, shape[0]), shape, width or 32, norm), generator)

@@ -1,0 +1,62 @@
+"""A two-layer graph attention network (Velickovic et al., 2018): 8 heads of 8 with ELU, then one head of 64.
+
+No dropout anywhere: the graph views already drop edges and features, and a forward pass stays a pure function of its
+inputs in training too.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from profcil.data.bundle import Bundle
+from profcil.encoders.norms import drawn, expect, sample, unused
+from profcil.errors import ConfigError
+
+HEADS = 8
+
+
+class GAT(nn.Module):
+    def __init__(self, convolution: type[nn.Module], columns: int, width: int) -> None:
+        super().__init__()
+        self.features = HEADS * width
+        self.first = convolution(columns, width, heads=HEADS, add_self_loops=False)
+        self.second = convolution(self.features, self.features, heads=1, add_self_loops=False)
+
+    def forward(self, x: Tensor, edges: Tensor, targets: Tensor) -> Tensor:
+        edges = looped(edges, len(x))
+        x = F.pad(x, (0, 0, 0, 1))
+        x = F.elu(self.first(x, edges))
+        return self.second(x, edges)[targets]
+
+
+def looped(edges: Tensor, nodes: int) -> Tensor:
+    """Exactly one self-loop per node, whatever self-edges were given, without changing shapes with the values.
+
+    Self-edges that came in (a view's dropped edges) move to a node appended to the graph, that nobody listens to.
+    """
+    elsewhere = torch.where(edges[0] == edges[1], nodes, edges)
+    return torch.cat([elsewhere, torch.arange(nodes, device=edges.device).expand(2, nodes)], 1)
+
+
+def glorot(weight: Tensor, generator: torch.Generator) -> None:
+    """The initial values of the GAT paper, over the last two dimensions."""
+    bound = (6 / (weight.shape[-2] + weight.shape[-1])) ** 0.5
+    nn.init.uniform_(weight, -bound, bound, generator=generator)
+
+
+def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> GAT:
+    """`width` is the size of each of the 8 heads; 0 means 8, which gives 64 features."""
+    unused("gat", norm)
+    inputs = sample(bundle)
+    expect(len(inputs) == 3, "gat", "a graph", bundle)
+    try:
+        from torch_geometric.nn import GATConv
+    except ImportError:
+        raise ConfigError("the gat encoder needs torch-geometric; pip install 'profcil[graph]'") from None
+    model = drawn(lambda: GAT(GATConv, inputs[0].shape[1], width or 8), generator)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            glorot(weight, generator)
+    return model

@@ -1,0 +1,147 @@
+"""Views of a batch: augmentations that keep the label, as pure functions of the inputs and a generator.
+
+`weak` is for supervised training, `strong` for the contrastive pairs A(x) of the warm-up (Eq. warmup) and of the
+auxiliary term. Each draws once for the whole batch, on the device of the inputs; shapes never depend on values, so a
+step that uses them can be captured. Image views are numbers in [0, 1]. This is the one place that knows modalities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profcil.data.bundle import Facts, Inputs
+from profcil.encoders.norms import unit
+from profcil.errors import unknown
+
+View = Callable[[Facts, Inputs, torch.Generator], Inputs]
+
+AREA = 0.4  # the smallest part of an image that a strong crop keeps
+ASPECT = 4 / 3  # and its largest aspect ratio
+STRENGTH = 0.4  # of brightness, contrast and saturation
+GRAY = 0.2
+DROP, MASK, UNKNOWN = 0.1, 0.1, 1  # texts: tokens that become padding, tokens that become the unknown id
+EDGES, COLUMNS = 0.2, 0.2  # graphs: edges and feature columns that vanish
+
+
+def weak(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """A mild view for supervised training; nothing happens where no mild view is known to keep the label."""
+    return _of(facts)[0](facts, inputs, generator)
+
+
+def strong(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """One of the two views of a contrastive pair."""
+    return _of(facts)[1](facts, inputs, generator)
+
+
+def _of(facts: Facts) -> tuple[View, View]:
+    if facts.modality not in VIEWS:
+        raise unknown("modality", facts.modality, VIEWS)
+    return VIEWS[facts.modality]
+
+
+def _same(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    return inputs
+
+
+def _uniform(generator: torch.Generator, like: Tensor, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=generator, device=like.device)
+
+
+def _shift(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """A crop of the image reflected by an eighth on each side, and a flip: one gather of rows and columns."""
+    (x,) = inputs
+    n, _, height, width = x.shape
+    draws = _uniform(generator, x, 3, n, 1)
+    rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
+    rows, columns = rows.expand(n, -1), columns.expand(n, -1)
+    if "flip" in facts.views:
+        columns = torch.where(draws[0] < 0.5, width - 1 - columns, columns)
+    if "crop" in facts.views:
+        rows = _reflected(rows, draws[1], height)
+        columns = _reflected(columns, draws[2], width)
+    image = torch.arange(n, device=x.device)[:, None, None]
+    channels_last = x.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
+    return (unit(channels_last.permute(0, 3, 1, 2).contiguous()),)
+
+
+def _reflected(places: Tensor, draw: Tensor, size: int) -> Tensor:
+    """Move places by up to an eighth of the size either way; those beyond a border are mirrored in it."""
+    margin = size // 8
+    moved = places + (draw * (2 * margin + 1)).long() - margin
+    return (size - 1) - ((size - 1) - moved.abs()).abs()
+
+
+def _distort(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """A resized crop, a flip and a change of colours, as far as the dataset's facts allow each."""
+    x = unit(inputs[0])
+    x = _zoom(x, "crop" in facts.views, "flip" in facts.views, generator)
+    return (_jitter(x, generator) if "jitter" in facts.views else x,)
+
+
+def _zoom(x: Tensor, crop: bool, flip: bool, generator: torch.Generator) -> Tensor:
+    """Each image's own window, stretched to full size: area AREA to 1, anywhere inside the image."""
+    area, aspect, right, down, mirror = _uniform(generator, x, 5, len(x), 1)
+    if not (crop or flip):
+        return x
+    area = AREA + (1 - AREA) * area if crop else torch.ones_like(area)
+    aspect = ((2 * aspect - 1) * log(ASPECT)).exp() if crop else torch.ones_like(area)
+    columns = _window((area * aspect).sqrt().clamp(max=1), right, x.shape[3])
+    rows = _window((area / aspect).sqrt().clamp(max=1), down, x.shape[2])
+    columns = torch.where(mirror < 0.5, columns.flip(1), columns) if flip else columns
+    shape = (len(x), x.shape[2], x.shape[3])
+    grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], 3)
+    return F.grid_sample(x, grid, padding_mode="border", align_corners=False).clamp(0, 1)
+
+
+def _window(part: Tensor, draw: Tensor, size: int) -> Tensor:
+    """Where `size` pixel centres lie, in [-1, 1], when they cover `part` of a side."""
+    centres = (2 * torch.arange(size, device=part.device) + 1) / size - 1
+    return (2 * draw - 1) * (1 - part) + part * centres
+
+
+def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Brightness and contrast; for colour images saturation as well, and sometimes no colour at all."""
+    draws = _uniform(generator, x, 4, len(x), 1, 1, 1)
+    bright, contrast, saturation = 1 + STRENGTH * (2 * draws[:3] - 1)
+    x = x * bright
+    mean = _gray(x).mean((2, 3), keepdim=True)
+    x = mean + contrast * (x - mean)
+    gray = _gray(x)
+    x = gray + saturation * (x - gray)
+    return torch.where(draws[3] < GRAY, gray, x).clamp(0, 1)
+
+
+def _gray(x: Tensor) -> Tensor:
+    """Luma of colour images; for others the channels as they are, which makes saturation and graying do nothing."""
+    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:] if x.shape[1] == 3 else x
+
+
+def _thin(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """Tokens dropped or masked; the token with the largest draw always stays, so no text becomes empty."""
+    (tokens,) = inputs
+    draws = _uniform(generator, tokens, *tokens.shape).masked_fill(tokens == 0, -1)
+    changed = tokens.masked_fill(draws < DROP + MASK, UNKNOWN).masked_fill(draws < DROP, 0)
+    return (torch.where(draws == draws.amax(1, keepdim=True), tokens, changed),)
+
+
+def _prune(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+    """Edges and feature columns dropped. A dropped edge becomes a self-edge of its source, so that shapes stay.
+
+    An encoder that gives each node exactly one self-loop sees it as gone.
+    """
+    x, edges, targets = inputs
+    dropped = _uniform(generator, x, edges.shape[1]) < EDGES
+    kept = _uniform(generator, x, x.shape[1]) >= COLUMNS
+    return x * kept, torch.where(dropped, edges[:1], edges), targets
+
+
+VIEWS: dict[str, tuple[View, View]] = {
+    "image": (_shift, _distort),
+    "text": (_same, _thin),
+    "graph": (_same, _prune),
+}
