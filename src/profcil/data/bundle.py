@@ -49,7 +49,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rows:
-    """Independent examples: images as uint8 [n, channels, height, width], texts as token ids [n, length], 0 = padding."""
+    """Independent examples: images as uint8 [n, channels, height, width], texts as token ids [n, length], 0 padding."""
 
     x: Tensor
     y: Tensor

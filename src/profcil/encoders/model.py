@@ -69,6 +69,14 @@ class Net(nn.Module):
         self.facts, self.augment, classes = facts, augment, facts.classes
         d, narrow = int(base.features), max(1, int(base.features) // bottleneck)  # type: ignore[arg-type]
         self.base, self.cosine, self.classes, self.features = base, head == "cosine", classes, d
+        # The projector is drawn first: the shared warm-up must not depend on how adapter and head are set up.
+        self.projector = nn.ParameterDict(
+            {
+                "first": _uniform((d, d), generator),
+                "first_bias": torch.zeros(d),
+                "second": _uniform((min(d, 128), d), generator),
+            }
+        )
         self.adapter = nn.ParameterDict(
             {
                 "scale": torch.ones(d),
@@ -80,17 +88,10 @@ class Net(nn.Module):
             }
         )
         self.head = nn.ParameterDict({"weight": _uniform((classes, d), generator)})
-        self.projector = nn.ParameterDict(
-            {
-                "first": _uniform((d, d), generator),
-                "first_bias": torch.zeros(d),
-                "second": _uniform((min(d, 128), d), generator),
-            }
-        )
 
     @property
     def tail(self) -> Tail:
-        return Tail(self.adapter, self.head, self.cosine)
+        return Tail(dict(self.adapter.items()), dict(self.head.items()), self.cosine)
 
     def weak(self, inputs: Inputs, rng: torch.Generator) -> Inputs:
         """Inputs as a supervised step sees them."""

@@ -1,0 +1,7 @@
+"""`python -m profcil` is the command line."""
+
+import sys
+
+from profcil.cli.main import main
+
+sys.exit(main())

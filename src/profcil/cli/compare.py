@@ -1,0 +1,33 @@
+"""Put finished runs side by side in one table.
+
+NormComm is the traffic of the incremental stream divided by that of the reference method's run of the same dataset,
+setting and seed among those given, or by the mean over its seeds. An unfinished run is named, never filled in.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from profcil.cli.parser import Parser, json_flag, print_json
+from profcil.errors import unknown
+
+
+def add(parser: Parser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--reference", default="fedavg", metavar="METHOD", help="method that NormComm is relative to")
+    json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from profcil import rooms
+    from profcil.reporting.runs import load_run
+    from profcil.reporting.tables import compare, render
+
+    if args.reference not in rooms.names("methods"):
+        raise unknown("method", args.reference, rooms.names("methods"))
+    runs = [load_run(path) for path in args.runs]
+    if args.json:
+        print_json(compare(runs, args.reference))
+    else:
+        print(render(runs, args.reference))
+    return 0

@@ -1,0 +1,36 @@
+"""Probe the representation of a finished run and show how well its memory is aligned.
+
+The ridge and nearest-mean probes look at all training data at once: they tell whether a run lost by its
+representation or by its memory and head. Alignment is the cosine between remembered and true class means of old
+classes, plain (the paper's) and with the common mean removed. The result is kept in the run folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profcil.cli.parser import Parser, data_dir, json_flag, print_json
+
+
+def add(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    data_dir(parser)
+    json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from profcil.diagnostics.report import diagnose
+
+    report = diagnose(Path(args.run), Path(args.data_dir) if args.data_dir else None)
+    if args.json:
+        print_json(report)
+        return 0
+    for name, base in (("probe_warm", "warmed base"), ("probe_final", "final base")):
+        found = report[name]
+        print(f"{base}: ridge {found['ridge']:.1f} %, nearest mean {found['nearest_mean']:.1f} %")
+    for position, spaces in enumerate(report["alignment"]):
+        for space, a in spaces.items():
+            cosines = f"align {a['align']:.3f}, centred {a['centred']:.3f}"
+            print(f"position {position}, {space}: {cosines}, {a['classes']} old classes")
+    return 0

@@ -1,0 +1,83 @@
+"""List the methods, datasets, recipes or encoders there are."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from profcil.cli.parser import Parser, json_flag, print_json
+from profcil.errors import unknown
+
+
+def add(parser: Parser) -> None:
+    parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes or encoders")
+    json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from profcil.reporting.tables import text_table
+
+    if args.kind not in KINDS:
+        raise unknown("kind of thing to list", args.kind, KINDS)
+    rows = KINDS[args.kind]()
+    if args.json:
+        print_json(rows)
+    else:
+        print(text_table(list(rows[0]), [[spoken(value) for value in row.values()] for row in rows]))
+    return 0
+
+
+def methods() -> list[dict[str, Any]]:
+    from profcil import rooms
+
+    found = {name: rooms.find("methods", name) for name in rooms.names("methods")}
+    return [
+        {"name": name, "title": title(module), "modalities": sorted(module.METHOD.modalities)}
+        for name, module in found.items()
+    ]
+
+
+def datasets() -> list[dict[str, Any]]:
+    from profcil import rooms
+
+    facts = [rooms.find("data", name).FACTS for name in rooms.names("data")]
+    return [
+        {"name": f.name, "title": f.title, "modality": f.modality, "classes": f.classes, "licence": f.licence}
+        for f in facts
+    ]
+
+
+def encoders() -> list[dict[str, Any]]:
+    from profcil import rooms
+
+    return [{"name": name, "title": title(rooms.find("encoders", name))} for name in rooms.names("encoders")]
+
+
+def recipes() -> list[dict[str, Any]]:
+    """Every recipe under its plain name, the heterogeneity it can be asked for with, and what it sets."""
+    from profcil import resolve
+
+    rows = []
+    for name in resolve.recipe_names():
+        path = resolve.RECIPES / f"{name}.toml"
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        values = resolve.load_toml(path)
+        values.pop("dataset", None)
+        settings = [f"{name}-{setting}" for setting in resolve.SETTINGS]
+        rows.append({"name": name, "title": first.lstrip("# "), "with_setting": settings, "sets": values})
+    return rows
+
+
+KINDS = {"methods": methods, "datasets": datasets, "recipes": recipes, "encoders": encoders}
+
+
+def title(module: Any) -> str:
+    return (module.__doc__ or "").strip().partition("\n")[0]
+
+
+def spoken(value: Any) -> str:
+    """A cell: lists by commas, tables as key=value."""
+    if isinstance(value, dict):
+        tables = [(f"{k}.{n}", v) for k, t in value.items() if isinstance(t, dict) for n, v in t.items()]
+        return " ".join(f"{k}={v}" for k, v in tables if not isinstance(v, dict))
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -1,0 +1,109 @@
+"""Learn a dataset with a method and write a run folder.
+
+Settings come, later ones winning, from the dataset's built-in recipe, RECIPE, --setting, flags and --set.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from profcil.cli.parser import Parser, data_root, json_flag, machine, print_json, progress_flags, resolved, selection
+
+
+def add(parser: Parser) -> None:
+    selection(parser)
+    machine(parser)
+    parser.add_argument("--out", metavar="DIR", help="run folder (runs/DATASET-SETTING-METHOD-seedN)")
+    parser.add_argument("--dry-run", action="store_true", help="show settings and expected work, write nothing")
+    progress_flags(parser)
+    json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = resolved(args)
+    if args.dry_run:
+        return rehearse(config, data_root(args), args.json)
+    from profcil.engine.run import start
+
+    out = Path(args.out) if args.out else unused(config)
+    play(lambda observe: start(config, out, data_root(args), observe), out, args)
+    return 0
+
+
+def unused(config: Any) -> Path:
+    """The default folder, numbered where a run lies there already."""
+    name = f"{config.dataset}-{config.setting}-{config.method}-seed{config.seed}"
+    path, number = Path("runs") / name, 1
+    while (path / "config.toml").exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path
+
+
+def play(work: Any, out: Path, args: argparse.Namespace) -> None:
+    """Runs or resumes with progress on stderr, then shows the result."""
+    from profcil.cli.progress import watching
+    from profcil.engine.run import Interrupted
+
+    try:
+        with watching(out, quiet=args.quiet, tensorboard=args.tensorboard) as observe:
+            work(observe)
+    except Interrupted as stop:
+        raise KeyboardInterrupt(str(stop)) from None
+    show(out, args.json)
+
+
+def show(path: Path, as_json: bool) -> None:
+    """One finished run: its row of a table, and where it lies."""
+    from profcil.reporting.runs import load_run, row
+    from profcil.reporting.tables import RESULT, cells, text_table
+
+    result = row(load_run(path))
+    if as_json:
+        return print_json(result)
+    print(text_table(list(RESULT.values()), [cells(result, RESULT)]))
+    print(f"run folder: {path}")
+
+
+def rehearse(config: Any, data: Path, as_json: bool) -> int:
+    """The settings as a recipe, and the work they mean; where the data is not there, only that is unknown."""
+    from profcil.config import plain
+    from profcil.errors import DataError
+    from profcil.resolve import to_toml
+
+    work, lacking = None, None
+    try:
+        work = expected_work(config, data)
+    except DataError as error:
+        lacking = str(error)
+    if as_json:
+        print_json({"settings": plain(config), "work": work, "lacking": lacking})
+        return 0
+    facts = [f"{name.replace('_', ' ')}: {value}" for name, value in (work or {}).items()]
+    lines = facts or [f"the expected work is not known without the data: {lacking}"]
+    print(to_toml(config) + "\n" + "\n".join(f"# {line}" for line in lines))
+    return 0
+
+
+def expected_work(config: Any, data: Path) -> dict[str, Any]:
+    """Counted from the plan and the model that a run would have."""
+    from profcil.encoders.model import MODEL
+    from profcil.engine.world import make_world
+    from profcil.protocol.participation import participants, warmup_participants
+
+    world = make_world(config, data)
+    positions, rounds, warmup = world.plan.positions, config.train.rounds, config.warmup.rounds
+    counts = [len(participants(world.plan, p, 0)) for p in range(positions)]
+    weights = [t for block in world.net.weights(MODEL).values() for t in block.values()]
+    return {
+        "positions": positions,
+        "rounds": positions * rounds,
+        "warmup_rounds": warmup,
+        "participants_per_round": counts,  # by position: fewer clients than asked for may have data
+        "client_turns": rounds * sum(counts),
+        "warmup_client_turns": warmup * len(warmup_participants(world.plan, 0)) if warmup else 0,
+        "model_parameters": sum(p.numel() for p in world.net.trainable(MODEL)),
+        "bytes_per_model_broadcast": sum(t.numel() * t.element_size() for t in weights),
+    }

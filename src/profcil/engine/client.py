@@ -1,0 +1,109 @@
+"""What a method's client half can see: its own data, the place in the stream, and nothing of other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profcil.config import TrainSettings
+from profcil.data.bundle import Examples
+from profcil.encoders.model import Net, Weights
+from profcil.engine.door import When
+from profcil.engine.payload import Block
+from profcil.engine.phases import Batch, Source, Train, source_of
+from profcil.randomness import number
+
+
+@dataclass
+class Client:
+    """One client at one moment. `current` are the rows of `examples` that carry labels now."""
+
+    id: int
+    when: When
+    seed: int
+    examples: Examples
+    current: Tensor
+    seen: tuple[int, ...]  # Y^(p): the classes introduced to the federation so far
+    net: Net  # a skeleton to compute with; holds no one's weights between calls
+    settings: TrainSettings
+    private: Mapping[str, Tensor] | None = None
+    cache: dict[Any, Tensor] = field(default_factory=dict)  # features by base version, for this position
+    extra_bytes: int = 0  # client memory that the method asked for in this turn
+
+    @property
+    def y(self) -> Tensor:
+        return self.examples.y[self.current]
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """The classes this client observes now."""
+        return tuple(int(v) for v in torch.unique(self.y))
+
+    def allowed(self, labels: tuple[int, ...]) -> Tensor:
+        """A mask over all class ids."""
+        mask = torch.zeros(self.net.classes, dtype=torch.bool, device=self.y.device)
+        mask[list(labels)] = True
+        return mask
+
+    def number(self, *purpose: object) -> int:
+        """The seed of a draw: addressed by client and moment, so the order of execution never matters."""
+        w = self.when
+        return number(self.seed, "client", self.id, w.stage, w.position, w.round, *purpose)
+
+    def train(
+        self,
+        name: str,
+        weights: Weights,
+        blocks: tuple[str, ...],
+        loss: Callable[[Any, Batch], Tensor],
+        source: Source | None = None,
+        *,
+        proximal: float = 0.0,
+        epochs: int | None = None,
+        **constants: Tensor,
+    ) -> Train:
+        """A training phase of this client; on its current examples, unless another source is given."""
+        inputs = self.examples.inputs if source is None else None
+        source = source or source_of(self.examples, self.current)
+        return Train(
+            name=name,
+            client=self.id,
+            weights=weights,
+            blocks=blocks,
+            loss=loss,
+            source=source,
+            settings=self.settings,
+            epochs=epochs or self.settings.epochs,
+            seed=self.number(name),
+            proximal=proximal,
+            constants=constants,
+            inputs=inputs,
+        )
+
+    def features(self, base: Block | Mapping[str, Tensor], index: Tensor | None = None) -> Tensor:
+        """Base features of the current examples (or of some), without gradients. Under a broadcast base, which has
+        a version, those of all current examples are computed once and reused."""
+        if index is None and isinstance(base, Block):
+            key = (self.id, base.version)
+            if key not in self.cache:
+                self.cache[key] = embed(self.net, dict(base.tensors), self.examples, self.current)
+            return self.cache[key]
+        tensors = dict(base.tensors) if isinstance(base, Block) else dict(base)
+        return embed(self.net, tensors, self.examples, self.current if index is None else index)
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Marks a tensor as extra client memory, so that it is metered."""
+        self.extra_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+
+@torch.no_grad()
+def embed(net: Net, base: Mapping[str, Tensor], examples: Examples, index: Tensor) -> Tensor:
+    """u = h(x) for some examples, in evaluation mode and in pieces that bound the memory."""
+    net.load({"base": dict(base)})
+    net.eval()
+    return torch.cat([net.base(*examples.inputs(piece)) for piece in index.split(examples.chunk)])

@@ -1,0 +1,66 @@
+"""Files that are whole or not there: written beside, flushed, then renamed. Tensors as safetensors, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replaces a file atomically; a crash leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Tensors and plain facts in one atomic file, with a digest of both: safetensors itself has none."""
+    from safetensors.torch import save
+
+    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    text = json.dumps(facts)
+    write_bytes(path, save(plain, metadata={"facts": text, "digest": digest(plain, text)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """What `write_tensors` wrote, or None where a single bit of it is not readable as that."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors, about = {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        return (tensors, json.loads(about["facts"])) if about["digest"] == digest(tensors, about["facts"]) else None
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
+
+
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    total = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(tensors):
+        t = tensors[name]
+        total.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
+        total.update(t.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()

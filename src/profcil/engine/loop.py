@@ -1,0 +1,158 @@
+"""The stream: positions, rounds, turns, averaging, refresh, scores. The paper's algorithm on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from profcil.cost.ledger import Ledger
+from profcil.diagnostics.alignment import compare_means
+from profcil.engine.client import embed
+from profcil.engine.door import Door, When, stored_bytes
+from profcil.engine.payload import Reply, ServerState
+from profcil.engine.phases import Train, Trained
+from profcil.engine.world import World
+from profcil.errors import Diverged
+from profcil.methods.base import Method
+from profcil.metrics.scores import Scores
+from profcil.protocol.participation import participants
+
+
+@dataclass
+class RunState:
+    """All that a run is between two rounds; what is not in here does not survive."""
+
+    server: ServerState
+    scores: Scores
+    ledger: Ledger
+    held: dict[int, dict[str, int]] = field(default_factory=dict)
+    private: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    position: int = 0
+    round: int = 0  # the next one to play
+    client_bytes: int = 0  # largest extra memory a client needed
+    server_bytes: int = 0  # largest memory the server kept beyond the model
+
+
+Watch = Callable[[str, When, dict], None]  # told of every round and position: progress, log, saving
+
+
+def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunState:
+    """Plays the rest of the stream from wherever the state stands."""
+    door = Door(state.ledger, world.config.transfer, method.kinds, held=state.held)
+    rounds = world.config.train.rounds
+    while state.position < world.plan.positions:
+        while state.round < rounds:
+            when = When("round", state.position, state.round, rounds)
+            clients = participants(world.plan, when.position, when.round)
+            with door.round(clients):
+                server, facts = play(world, method, state, door, clients, when)
+            state.server, state.round = server, state.round + 1
+            state.server_bytes = max(state.server_bytes, stored_bytes(server.blocks))
+            watch("round", when, facts)
+        when = When("round", state.position, rounds - 1, rounds)
+        with torch.set_grad_enabled(method.server_gradients):
+            state.server = method.end_position(state.server, when)
+        features = judged_features(world, state.server)
+        state.scores.correct[state.position] = evaluate(world, method, state.server, state.position, features)
+        aligned = examine(world, method, state.server, state.position, features)
+        state.position, state.round = state.position + 1, 0
+        world.forget_features()
+        watch("position", when, {"correct": state.scores.correct[when.position].tolist(), "alignment": aligned})
+    return state
+
+
+def play(
+    world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When
+) -> tuple[ServerState, dict]:
+    """One round: broadcast, turns, aggregation, and the refresh where one is due. Also says how it went."""
+    server = state.server
+    base = server.get("base")
+    world.forget_features(base.version if base else None)
+    replies = turns(world, method, state, door, clients, when)
+    with torch.set_grad_enabled(method.server_gradients):
+        server = method.aggregate(server, replies, when)
+        if method.surveys(when):
+            asked = When("refresh", when.position, when.round, when.rounds)
+            names = method.survey_blocks(server, asked)
+            told = []
+            for c in clients:
+                inbox = door.down(c, server, names, asked)
+                told.append(door.up(inbox, method.survey(world.client(c, asked, state.private.get(c)), inbox), asked))
+            server = method.absorb(server, told, asked)
+    loss = sum(r.notes.get("loss", 0.0) for r in replies) / len(replies) if replies else None
+    skipped = sorted(set(clients) - {r.client for r in replies})
+    return server, {"clients": len(clients), "skipped": skipped, "loss": loss}
+
+
+def turns(world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When) -> list[Reply]:
+    """The participants' turns, through the door both ways; replies in client order, whoever was computed first."""
+    names = method.broadcast(state.server, when)
+    inboxes = {c: door.down(c, state.server, names, when) for c in clients}
+    at_work = {c: method.turn(world.client(c, when, state.private.get(c)), inboxes[c]) for c in clients}
+    done = world.executor(at_work, guard_of(world, when))
+    replies = []
+    for c in sorted(done):
+        if done[c].private is not None:
+            state.private[c] = dict(done[c].private or {})
+        state.client_bytes = max(state.client_bytes, int(done[c].notes.get("extra_bytes", 0)))
+        replies.append(door.up(inboxes[c], done[c], when))
+    return replies
+
+
+def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
+    """Nothing unusable is ever averaged in: by policy the run ends, naming the client, or goes on without it."""
+    s = world.config.train
+
+    def guard(phase: Train, result: Trained) -> bool:
+        finite = all(bool(torch.isfinite(t).all()) for b in phase.blocks for t in result.weights[b].values())
+        if finite and abs(result.loss) <= s.loss_limit:
+            return True
+        if s.on_divergence == "skip-client":
+            return False
+        raise Diverged(
+            f"client {phase.client} diverged at position {when.position}, {when.stage} {when.round} ({phase.name}, "
+            f"loss {result.loss:.3g}); lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
+        )
+
+    return guard
+
+
+def judged_features(world: World, server: ServerState) -> Tensor:
+    """Base features of the examples that scores are measured on, once a position."""
+    world.net.load(server.weights())
+    index = torch.arange(len(world.judged), device=world.device)
+    return embed(world.net, server.weights()["base"], world.judged, index)
+
+
+@torch.no_grad()
+def evaluate(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> np.ndarray:
+    """Correct predictions per task, arg-max over Y^(p); −1 for tasks not introduced yet."""
+    examples, seen = world.judged, sorted(world.plan.seen(position))
+    allowed = torch.tensor(seen, device=world.device)
+    guess = allowed[method.scores(world.net, server, features)[:, allowed].argmax(1)]
+    right = torch.bincount(examples.y[guess == examples.y], minlength=world.bundle.facts.classes).cpu().numpy()
+    tasks = world.plan.tasks
+    return np.array([right[list(t)].sum() if set(t) <= set(seen) else -1 for t in tasks], dtype=np.int64)
+
+
+@torch.no_grad()
+def examine(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> dict[str, dict]:
+    """How well each memory of old classes points at their true means; nothing where a method keeps none."""
+    current = {y for c in world.plan.active(position) for y in world.plan.observed(int(c), position)}
+    found = {}
+    for name, (memory, project) in method.memories(world.net, server).items():
+        rows = [i for i, y in enumerate(memory.labels) if y not in current]
+        if rows:
+            old = tuple(memory.labels[i] for i in rows)
+            found[name] = compare_means(memory.tensors["mean"][rows], project(features), world.judged.y, old)
+    return found
+
+
+def task_totals(world: World) -> np.ndarray:
+    """Scored examples per task."""
+    count = torch.bincount(world.judged.y.cpu(), minlength=world.bundle.facts.classes).numpy()
+    return np.array([count[list(t)].sum() for t in world.plan.tasks], dtype=np.int64)

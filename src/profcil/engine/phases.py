@@ -1,0 +1,98 @@
+"""A client's turn as data: a method yields training phases, and the engine decides how to run them.
+
+A turn is written as a generator. It yields a `Train`, is handed a `Trained` back, and returns a `Reply`. Clients do
+not talk to each other inside a round, so the engine may run turns one after another, or run the phases that several
+turns have yielded as one batched computation. The author of a method sees none of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from profcil.config import TrainSettings
+from profcil.data.bundle import Examples
+from profcil.encoders.model import TAIL, Weights
+from profcil.engine.payload import Reply
+
+Batch = dict[str, Any]  # tensors with a leading batch axis, the phase's constants, and "rng"
+
+
+class Source(Protocol):
+    """Where batches come from: `epoch` gives one epoch's rows, all with the same leading length `size`."""
+
+    size: int
+
+    def epoch(self, rng: torch.Generator) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Train:
+    """One training phase: from which weights, which blocks move, on what, by which loss."""
+
+    name: str
+    client: int
+    weights: Weights
+    blocks: tuple[str, ...]
+    loss: Callable[[Any, Batch], Tensor]  # (net or tail, batch) → one value a client
+    source: Source
+    settings: TrainSettings
+    epochs: int
+    seed: int  # of the generator behind shuffles, pseudo-features and views
+    proximal: float = 0.0  # λ of λ‖Π(Θ) − Π(Θ^g)‖²
+    constants: dict[str, Tensor] = field(default_factory=dict)  # e.g. the mask of allowed classes
+    inputs: Callable[[Tensor], tuple[Tensor, ...]] | None = None  # rows' "index" → encoder inputs
+
+    @property
+    def on_features(self) -> bool:
+        """Whether only adapter and head move: then the base is not needed and clients can be stacked."""
+        return set(self.blocks) <= set(TAIL)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a phase came to."""
+
+    weights: Weights  # the starting blocks with the trained ones replaced
+    loss: float  # mean over the last epoch's steps
+    steps: int
+
+
+Turn = Generator[Train, Trained, Reply]
+
+
+class Shuffled:
+    """The plain batch source: every chosen example once an epoch."""
+
+    def __init__(self, index: Tensor, y: Tensor) -> None:
+        self.index, self.y, self.size = index, y, len(index)
+
+    def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
+        return {"index": self.index, "y": self.y}
+
+
+class Features:
+    """Precomputed features as a batch source."""
+
+    def __init__(self, features: Tensor, y: Tensor) -> None:
+        self.features, self.y, self.size = features, y, len(y)
+
+    def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
+        return {"u": self.features, "y": self.y}
+
+
+def cut(size: int, batch: int, rng: torch.Generator) -> Tensor:
+    """A shuffled epoch as [steps, batch] row numbers. The last batch wraps around, so every row is seen and every
+    batch has the same shape; batch 0 means all rows at once."""
+    batch = batch or size
+    steps = -(-size // batch)
+    order = torch.randperm(size, generator=rng, device=rng.device)
+    return order.repeat(-(-steps * batch // size))[: steps * batch].view(steps, batch)
+
+
+def source_of(examples: Examples, index: Tensor) -> Shuffled:
+    return Shuffled(index, examples.y[index])

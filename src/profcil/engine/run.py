@@ -1,0 +1,217 @@
+"""A whole run: world, warm-up, stream, and a folder that can be picked up at any moment."""
+
+from __future__ import annotations
+
+import json
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profcil import __version__, rooms
+from profcil.config import plain
+from profcil.cost.ledger import Ledger, stream_bytes
+from profcil.engine.door import When
+from profcil.engine.folder import RunFolder
+from profcil.engine.loop import RunState, stream, task_totals
+from profcil.engine.warmup import warm
+from profcil.engine.world import World, device_of, make_world
+from profcil.errors import Failure, RunFolderError
+from profcil.metrics.client_first import summary
+from profcil.metrics.scores import Scores
+from profcil.resolve import RunConfig, resolve
+
+SAVE_SECONDS = 60  # a state is saved after every position, and after a round when the last one is this old
+
+
+class Interrupted(Failure):
+    """Ctrl-C: everything up to the last whole round is saved."""
+
+
+@dataclass
+class Progress:
+    """What an observer is told after every warm-up round, round and position."""
+
+    what: str
+    when: When
+    done: int
+    total: int
+    facts: dict[str, Any]
+
+
+Observer = Callable[[Progress], None]
+
+
+def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lambda p: None) -> Path:
+    """A new run in a new folder."""
+    with RunFolder(out) as folder:
+        folder.check_new()
+        world = prepare(config, data_dir, folder)
+        folder.begin(config, world.plan)
+        keeper = Keeper(world, folder, observe, data_dir)
+        try:
+            warmed = warm(world, keeper.watch)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted in the warm-up, before a first state of {out}; start it again with the same command"
+            ) from None
+        method = rooms.find("methods", config.method).METHOD(config.params)
+        scores = Scores.empty(world.plan.positions, task_totals(world))
+        keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
+        with torch.set_grad_enabled(method.server_gradients):
+            server = method.begin(warmed.weights)
+        keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries))))
+        keeper.save()
+        return finish(keeper, method)
+
+
+def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda p: None) -> Path:
+    """Goes on with a run from its last saved state; a finished one is left as it is."""
+    if not (Path(path) / "config.toml").exists():
+        raise RunFolderError(
+            f"{path} is not a run folder (it has no config.toml); give the folder that `profcil run` named"
+        )
+    config = resolve(str(Path(path) / "config.toml"))
+    with RunFolder(path) as folder:
+        state, events, saved = folder.load(device_of(config.device))
+        check_settings(folder, saved["config"], settings_of(config))
+        if saved["done"]:
+            return folder.path
+        data_dir = Path(data_dir or saved["data_dir"])
+        keeper = Keeper(prepare(config, data_dir, folder), folder, observe, data_dir)
+        if any(keeper.facts[k] != saved[k] for k in ("data", "plan")):
+            raise RunFolderError(f"the data under {data_dir} is not what {path} began with; give the same --data-dir")
+        keeper.hold(state, events)
+        keeper.pick_up(saved)
+        return finish(keeper, rooms.find("methods", config.method).METHOD(config.params))
+
+
+def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
+    """The world, and room on the disk for what will be made in it."""
+    world = make_world(config, data_dir)
+    folder.check_space(sum(t.numel() * t.element_size() for t in world.net.state_dict().values()))
+    return world
+
+
+def finish(keeper: Keeper, method: Any) -> Path:
+    """Plays the stream to its end; the last position's state is the run's."""
+    try:
+        stream(keeper.world, method, keeper.state, keeper.watch)
+    except KeyboardInterrupt:
+        keeper.save()
+        raise Interrupted(
+            f"interrupted; everything up to the last whole round is saved, "
+            f"go on with `profcil resume {keeper.folder.path}`"
+        ) from None
+    return keeper.folder.path
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Every setting by its dotted path; where a run is computed may change on the way, what is computed may not."""
+    values = json.loads(json.dumps(plain(config)))
+    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
+    flat = {f"{name}.{k}": v for name, table in tables.items() for k, v in table.items()}
+    return flat | {k: v for k, v in values.items() if k not in {*tables, "device", "threads", "workers"}}
+
+
+def check_settings(folder: RunFolder, began: dict[str, Any], now: dict[str, Any]) -> None:
+    for key, value in began.items():
+        if now.get(key) != value:
+            raise RunFolderError(
+                f"{folder.path}/config.toml has {key} = {now.get(key)!r}, but the run began with {value!r}; "
+                f"put it back, or start a new run with another --out"
+            )
+
+
+class Keeper:
+    """Watches a run: tells the observer, writes events, saves states, keeps time."""
+
+    state: RunState  # alive: a round may be half done in it
+    whole: tuple[RunState, str]  # the state after the last whole round and the events up to it; all that is saved
+
+    def __init__(self, world: World, folder: RunFolder, observe: Observer, data_dir: Path) -> None:
+        self.world, self.folder, self.observe = world, folder, observe
+        self.facts: dict[str, Any] = {
+            "config": settings_of(world.config),
+            "plan": world.plan.digest,
+            "data": world.bundle.fingerprint,
+            "data_dir": str(Path(data_dir).absolute()),
+            "version": __version__,
+            "environment": environment(world),
+            "seconds": 0.0,
+            "warmup_seconds": 0.0,
+        }
+        self.began = self.saved = time.perf_counter()
+        self.before = 0.0
+
+    def hold(self, state: RunState, events: str = "") -> None:
+        """Takes the state as a whole one: a copy, out of reach of whatever breaks off the next round."""
+        self.state = state
+        copy = replace(
+            state,
+            scores=Scores(state.scores.correct.copy(), state.scores.total),
+            ledger=Ledger(list(state.ledger.entries)),
+            held={c: dict(h) for c, h in state.held.items()},
+            private=dict(state.private),
+        )
+        self.whole = copy, events
+
+    def pick_up(self, saved: dict[str, Any]) -> None:
+        """The facts of the part that has already run."""
+        self.facts |= {k: v for k, v in saved.items() if k not in ("environment", "version", "data_dir")}
+        self.before = saved["seconds"]
+        self.began = time.perf_counter()
+
+    def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
+        c = self.world.config
+        total = c.train.rounds * self.world.plan.positions if what != "warmup" else c.warmup.rounds
+        done = when.round + 1 + (when.position * c.train.rounds if what != "warmup" else 0)
+        self.observe(Progress(what, when, done, total, facts))
+        if what == "warmup":
+            if when.final:  # the stream's clock starts after the warm-up
+                self.began = time.perf_counter()
+            return
+        seconds = round(self.before + time.perf_counter() - self.began, 3)
+        event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}
+        self.folder.append(line := json.dumps(event) + "\n")
+        self.hold(self.state, self.whole[1] + line)
+        if what == "position" or time.perf_counter() - self.saved > SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        world, (state, events) = self.world, self.whole
+        self.facts["seconds"] = self.before + time.perf_counter() - self.began
+        self.facts["peak_memory_mb"] = max(self.facts.get("peak_memory_mb", 0.0), peak_memory_mb(world))
+        self.facts |= {"server_memory_bytes": state.server_bytes, "client_extra_bytes": state.client_bytes}
+        self.facts["done"] = state.position == world.plan.positions
+        self.facts["bytes"] = stream_bytes(state.ledger.entries)
+        if self.facts["done"]:
+            self.facts["metrics"] = summary(state.scores.correct, state.scores.total, world.plan.orders)
+        self.folder.save(state, events, self.facts)
+        self.saved = time.perf_counter()
+
+
+def peak_memory_mb(world: World) -> float:
+    """The process's peak resident memory, or the GPU's where one is used."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device) / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def environment(world: World) -> dict[str, Any]:
+    """What a reader needs to judge a number."""
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }

@@ -1,0 +1,132 @@
+"""How training phases run: the base on its module, client by client; adapters and heads stacked over clients.
+
+Every step is the same: loss, gradient, proximal pull, clip, update. Shapes are static and nothing is read back from
+the device before a phase ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from profcil.encoders.model import MODEL, TAIL, Net, Tail
+from profcil.engine.optim import Optimiser, clip_
+from profcil.engine.phases import Batch, Train, Trained, cut
+
+
+def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
+    """Runs phases of different clients that may be computed together (see `together`)."""
+    if phases[0].on_features:
+        return run_stacked(net, phases)
+    return [run_on_net(net, phase) for phase in phases]
+
+
+def together(phase: Train) -> tuple:
+    """Phases with equal keys can share a stack; a phase that moves the base is always alone."""
+    if not phase.on_features:
+        return (phase.client, phase.name)
+    size = phase.source.size if not phase.settings.batch else 0  # full batches must have one shape
+    return (phase.name, phase.blocks, phase.loss, phase.epochs, phase.proximal, phase.settings, size)
+
+
+def generator_of(net: Net, phase: Train) -> torch.Generator:
+    device = next(net.parameters()).device
+    return torch.Generator(device=device).manual_seed(phase.seed)
+
+
+def run_on_net(net: Net, phase: Train) -> Trained:
+    """A phase that moves the base: weights are loaded into the module and trained in place."""
+    net.load(phase.weights)
+    net.train()
+    for p in net.parameters():
+        p.requires_grad_(False)
+    parameters = net.trainable(phase.blocks)
+    for p in parameters:
+        p.requires_grad_(True)
+    pulled = net.trainable([b for b in phase.blocks if b in MODEL])  # they come first; a throw-away projector is free
+    anchor = [p.detach().clone() for p in pulled] if phase.proximal else None
+    optimiser, rng = Optimiser(phase.settings, parameters), generator_of(net, phase)
+    losses: list[Tensor] = []
+    for _ in range(phase.epochs):
+        rows, losses = phase.source.epoch(rng), []
+        for index in cut(phase.source.size, phase.settings.batch, rng):
+            batch: Batch = {k: v[index] for k, v in rows.items()} | phase.constants | {"rng": rng}
+            if phase.inputs is not None:
+                batch["inputs"] = phase.inputs(batch["index"])
+            losses.append(_step(net, parameters, phase, batch, optimiser, anchor))
+    weights = {**phase.weights, **net.weights(phase.blocks)}
+    return Trained(weights, float(torch.stack(losses).mean()), optimiser.time)
+
+
+def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
+    """Phases on features, one row of the stack a client; longest epoch first, so that active clients are a prefix."""
+    order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
+    stack = [phases[i] for i in order]
+    first = stack[0]
+    many = len(stack) > 1  # one client needs no client axis
+    tensors = {b: _stack([p.weights[b] for p in stack], many) for b in TAIL}
+    parameters = [tensors[b][k].requires_grad_() for b in first.blocks for k in tensors[b]]
+    anchor = [p.detach().clone() for p in parameters] if first.proximal else None
+    optimiser, rngs = Optimiser(first.settings, parameters), [generator_of(net, p) for p in stack]
+    constants = _stack([p.constants for p in stack], many)
+    losses = torch.zeros(0)
+    for _ in range(first.epochs):
+        rows, steps = _epoch(stack, rngs)
+        losses = torch.zeros(len(stack), max(steps), device=parameters[0].device)
+        for number in range(max(steps)):
+            n = sum(number < s for s in steps)
+            who = slice(n) if many else 0
+            batch = {k: v[who, number] for k, v in rows.items()} | _first(constants, n, len(stack))
+            adapter, head = (_first(tensors[b], n, len(stack)) for b in TAIL)
+            tail = Tail(adapter, head, net.cosine)
+            losses[who, number] = _step(tail, parameters, first, batch, optimiser, anchor, n if many else None)
+    means = losses.sum(1) / torch.tensor(steps, device=losses.device)
+    done: dict[int, Trained] = {}
+    for row, (i, mean) in enumerate(zip(order, means.tolist(), strict=True)):
+        own = {b: {k: (v[row] if many else v).detach().clone() for k, v in tensors[b].items()} for b in first.blocks}
+        done[i] = Trained({**phases[i].weights, **own}, mean, steps[row] * first.epochs)
+    return [done[i] for i in range(len(phases))]
+
+
+def _step(
+    model: Net | Tail,
+    parameters: Sequence[Tensor],
+    phase: Train,
+    batch: Batch,
+    optimiser: Optimiser,
+    anchor: list[Tensor] | None,
+    rows: int | None = None,
+) -> Tensor:
+    loss = phase.loss(model, batch)
+    part = (lambda ts: [t[:rows] for t in ts]) if rows is not None else list
+    grads = part(torch.autograd.grad(loss.sum(), parameters, materialize_grads=True))
+    if anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+        pull = torch._foreach_sub([p.detach() for p in part(parameters)[: len(anchor)]], part(anchor))
+        torch._foreach_add_(list(grads[: len(anchor)]), pull, alpha=2 * phase.proximal)
+    clip_(grads, phase.settings.clip, stacked=rows is not None)
+    optimiser.step(grads, rows)
+    return loss.detach()
+
+
+def _epoch(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[dict[str, Tensor], list[int]]:
+    """One epoch of all clients, shuffled and cut: tensors [clients, steps, batch, …], and each client's steps."""
+    table: dict[str, Tensor] = {}
+    steps = []
+    for client, (phase, rng) in enumerate(zip(stack, rngs, strict=True)):
+        rows, index = phase.source.epoch(rng), cut(phase.source.size, phase.settings.batch, rng)
+        steps.append(len(index))
+        for k, v in rows.items():
+            if client == 0:  # the longest
+                table[k] = v.new_zeros(len(stack), *index.shape, *v.shape[1:])
+            table[k][client, : len(index)] = v[index]
+    return table, steps
+
+
+def _stack(parts: Sequence[dict[str, Tensor]], many: bool) -> dict[str, Tensor]:
+    return {k: torch.stack([part[k] for part in parts]) if many else parts[0][k].clone() for k in parts[0]}
+
+
+def _first(tensors: dict[str, Tensor], n: int, of: int) -> dict[str, Tensor]:
+    return tensors if n == of else {k: v[:n] for k, v in tensors.items()}

@@ -1,0 +1,129 @@
+"""The shared start: federated contrastive learning of the base on unlabelled client data, the same for all methods.
+
+Written as a method of one position, so that the same turns, door and meter run it. Base and projector are averaged;
+the projector is thrown away afterwards. Labels and task identities are never touched. The result is cached under
+everything it depends on, so that all methods and ablations of a study start from the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from profcil import __version__
+from profcil.config import Checked, plain, setting
+from profcil.cost.ledger import Ledger
+from profcil.encoders.model import MODEL, Net, Weights, consistency
+from profcil.engine.client import Client
+from profcil.engine.door import Door, When
+from profcil.engine.files import read_tensors, write_tensors
+from profcil.engine.payload import Inbox, ServerState, weights_of
+from profcil.engine.phases import Batch, Turn
+from profcil.engine.world import World
+from profcil.methods.base import Method, reply
+
+BLOCKS = ("base", "projector")
+
+
+@dataclass(frozen=True)
+class WarmupParams(Checked):
+    temperature: float = setting(0.5, "temperature of the contrastive loss", low=1e-3)
+    epochs: int = setting(1, "local epochs per warm-up round", low=1)
+
+
+class Warmup(Method):
+    """Contrastive federated averaging."""
+
+    Params = WarmupParams
+
+    def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
+        return BLOCKS
+
+    def turn(self, client: Client, inbox: Inbox) -> Turn:
+        done = yield client.train("warmup", weights_of(inbox), BLOCKS, self.loss, epochs=self.params.epochs)
+        return reply(client, done.weights, BLOCKS, loss=done.loss)
+
+    def loss(self, net: Net, batch: Batch) -> Tensor:
+        return consistency(net, batch["inputs"], batch["rng"], self.params.temperature)
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """The start of every method's stream."""
+
+    weights: Weights
+    seconds: float  # of computing it, whether or not that was now
+    cached: bool
+    ledger: Ledger
+
+
+def cache_key(world: World) -> str:
+    """A hash of everything the warmed base depends on."""
+    c = world.config
+    facts = {
+        "version": __version__,
+        "torch": torch.__version__,
+        "data": world.bundle.fingerprint,
+        "plan": world.plan.digest,
+        "seed": c.seed,
+        "device": world.device.type,
+        "encoder": c.model.encoder or world.bundle.facts.encoder,
+        "model": [c.model.norm, c.model.width],
+        "warmup": plain(c.warmup),
+        "train": {k: v for k, v in plain(c.train).items() if k not in ("rounds", "epochs", "batch", "augment")},
+        "transfer": c.transfer,
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where warm-ups are kept: $PROFCIL_CACHE, or the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profcil"
+    return Path(os.environ.get("PROFCIL_CACHE") or default)
+
+
+def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
+    """The warmed model, from the cache where it is there and readable, else computed and cached."""
+    if not world.config.warmup.rounds:
+        return Warmed(world.net.weights(MODEL), 0.0, False, Ledger())
+    path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
+    found = read_tensors(path) if path.exists() else None
+    if found is not None:
+        base, facts = found
+        weights = {**world.net.weights(MODEL), "base": {k: v.to(world.device) for k, v in base.items()}}
+        return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
+    warmed = compute(world, watch)
+    facts = {"seconds": warmed.seconds, "ledger": warmed.ledger.to_csv()}
+    with suppress(OSError):  # a cache that cannot be written costs time later, nothing else
+        write_tensors(path, warmed.weights["base"], facts)
+    return warmed
+
+
+def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
+    """Runs the warm-up rounds; the adapter and head stay as initialised."""
+    from profcil.engine.loop import RunState, play
+    from profcil.metrics.scores import Scores
+    from profcil.protocol.participation import warmup_participants
+
+    c, began = world.config.warmup, time.perf_counter()
+    start = world.net.weights((*MODEL, "projector"))
+    method = Warmup(WarmupParams(c.temperature, c.epochs))
+    state = RunState(method.begin({b: start[b] for b in BLOCKS}), Scores.empty(0, torch.zeros(0).numpy()), Ledger())
+    door = Door(state.ledger, world.config.transfer)
+    inner = replace(world, config=replace(world.config, train=replace(world.config.train, batch=c.batch)))
+    for r in range(c.rounds):
+        when = When("warmup", 0, r, c.rounds)
+        clients = warmup_participants(world.plan, r)
+        state.server, facts = play(inner, method, state, door, clients, when)
+        watch("warmup", when, facts)
+    weights = {b: start[b] for b in MODEL} | {"base": state.server.weights()["base"]}
+    return Warmed(weights, time.perf_counter() - began, False, state.ledger)

@@ -1,0 +1,138 @@
+"""What a run happens in: data, plan, model skeleton and device; and clients made from them on demand."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profcil import rooms
+from profcil.data.bundle import Bundle, Examples
+from profcil.data.shelf import load_bundle
+from profcil.encoders.model import Net
+from profcil.engine.client import Client
+from profcil.engine.door import When
+from profcil.engine.executors.local import Executor
+from profcil.errors import ConfigError, NotApplicable
+from profcil.protocol.plan import Plan, make_plan
+from profcil.randomness import generator, torch_generator
+from profcil.resolve import RunConfig
+
+SHARES = 64  # clients whose local graphs are kept at hand
+HELD_OUT = 0.1  # of each class, where a dataset has no validation part of its own
+
+
+@dataclass
+class World:
+    config: RunConfig
+    bundle: Bundle
+    plan: Plan
+    net: Net
+    executor: Executor
+    features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; one position long
+    shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.net.parameters()).device
+
+    @property
+    def judged(self) -> Examples:
+        """The examples that scores are measured on."""
+        part = self.bundle.test if self.config.evaluate == "test" else self.bundle.validation
+        assert part is not None
+        return part
+
+    def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
+        """A client at one moment. In the warm-up all it owns is current, and its labels are of no use to it."""
+        owned, examples = self.share(id)
+        warm = when.stage == "warmup"
+        ids = owned if warm else torch.from_numpy(self.plan.samples(id, when.position).copy()).to(self.device)
+        return Client(
+            id=id,
+            when=when,
+            seed=self.config.seed,
+            examples=examples,
+            current=examples.rows(ids, owned),
+            seen=() if warm else tuple(sorted(self.plan.seen(when.position))),
+            net=self.net,
+            settings=self.config.train,
+            private=private,
+            cache=self.features,
+        )
+
+    def share(self, id: int) -> tuple[Tensor, Examples]:
+        """What a client owns over the whole stream, and the examples it computes on."""
+        if id not in self.shares:
+            owned = torch.from_numpy(self.plan.owned(id).copy()).to(self.device)
+            self.shares[id] = (owned, self.bundle.train.local(owned))
+            if len(self.shares) > SHARES:
+                self.shares.popitem(last=False)
+        return self.shares[id]
+
+    def forget_features(self, keep: int | None = None) -> None:
+        """Drops cached features of every base version but one."""
+        self.features = {k: v for k, v in self.features.items() if k[1] == keep}
+
+
+def make_world(config: RunConfig, data_dir: Path) -> World:
+    """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
+    method = rooms.find("methods", config.method).METHOD
+    bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
+    if bundle.facts.modality not in method.modalities:
+        fits = ", ".join(sorted(method.modalities))
+        raise NotApplicable(f"{config.method} is not applicable to {bundle.facts.modality} data; it is made for {fits}")
+    workers = set_threads(config, bundle)
+    bundle = bundle.to(device_of(config.device))
+    plan = make_plan(bundle.train.y.cpu().numpy(), bundle.facts.classes, config.stream, config.seed)
+    net = make_net(config, bundle)
+    return World(config, bundle, plan, net, Executor(net, config.executor, workers))
+
+
+def make_net(config: RunConfig, bundle: Bundle) -> Net:
+    """The model with the initial weights that seed and encoder determine."""
+    m = config.model
+    rng = torch_generator(config.seed, "model")
+    module = rooms.find("encoders", m.encoder or bundle.facts.encoder)
+    base = module.build(bundle, norm=m.norm, width=m.width, generator=rng)
+    net = Net(base, bundle.facts, bottleneck=m.bottleneck, head=m.head, augment=config.train.augment, generator=rng)
+    return net.to(bundle.train.y.device)
+
+
+def held_out(bundle: Bundle, config: RunConfig) -> Bundle:
+    """For validation runs: the dataset's own validation part, or a tenth of each training class set aside."""
+    if config.evaluate == "test" or bundle.validation is not None:
+        return bundle
+    y = bundle.train.y
+    away = torch.zeros(len(y), dtype=torch.bool)
+    for label in torch.unique(y).tolist():
+        ids = torch.nonzero(y == label).flatten()
+        order = torch.from_numpy(generator(config.seed, "validation", label).permutation(len(ids)))
+        away[ids[order[: max(1, int(len(ids) * HELD_OUT))]]] = True
+    validation, train = (bundle.train.part(torch.nonzero(mask).flatten()) for mask in (away, ~away))
+    return replace(bundle, train=train, validation=validation)
+
+
+def device_of(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device '{name}'; use cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{name}' was asked for, but this machine has no usable CUDA GPU; use --device cpu")
+    return device
+
+
+def set_threads(config: RunConfig, bundle: Bundle) -> int:
+    """Sets torch's threads and gives the number of workers. Where steps are small, a second thread within a step
+    costs more than it brings, and much more on a busy machine: there cores serve different clients instead."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    x = bundle.train.inputs(torch.zeros(1, dtype=torch.long))[0]
+    large = x.dtype == torch.uint8 and x[0].numel() >= 3 * 32 * 32
+    torch.set_num_threads(config.threads or (cores if large else 1))
+    return config.workers or (1 if large or torch.get_num_threads() > 1 else cores)

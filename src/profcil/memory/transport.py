@@ -1,0 +1,43 @@
+"""Neighbourhood-weighted memory transport (PRO-MAX): old means follow the drift of real features near them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-12
+
+
+def squared_distances(means: Tensor, features: Tensor) -> Tensor:
+    return torch.cdist(means.double(), features.double()).square()
+
+
+def bandwidth_of(distances: Tensor, factor: float) -> Tensor:
+    """τ: the median distance between memory means and calibration features, times a factor."""
+    return factor * distances.sqrt().median().clamp(min=EPSILON)
+
+
+def local_transport(
+    means: Tensor, before: Tensor, after: Tensor, *, neighbours: int, factor: float = 1.0, tau: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Δ_y = Σ α_i δ_i / (Σ α_i + ε) over the K calibration features nearest to μ_y, and confidence q_y = Σ α_i.
+
+    α_i = exp(−d_i / 2τ²) with squared distances d_i before the update. Returns shifts [classes, d] and confidences.
+    """
+    distances = squared_distances(means, before)
+    width = torch.as_tensor(tau, dtype=torch.float64, device=means.device) if tau else bandwidth_of(distances, factor)
+    near, index = distances.topk(min(neighbours, len(before)), largest=False)
+    alpha = torch.exp(-near / (2 * width**2))
+    drift = (after.double() - before.double())[index]
+    confidence = alpha.sum(1)
+    shift = (alpha[..., None] * drift).sum(1) / (confidence[:, None] + EPSILON)
+    return shift.float(), confidence.float()
+
+
+def combine(shifts: Sequence[Tensor], confidences: Sequence[Tensor]) -> Tensor:
+    """Δ^g_y = Σ_c q_{c,y} Δ_{c,y} / (Σ_c q_{c,y} + ε): far-away clients barely count."""
+    q = torch.stack(list(confidences)).double()
+    weighted = (q[..., None] * torch.stack(list(shifts)).double()).sum(0)
+    return (weighted / (q.sum(0)[:, None] + EPSILON)).float()

@@ -1,0 +1,111 @@
+"""What a federated class-incremental method is: one class, a client half and a server half, no hidden state.
+
+A method holds only its frozen `Params`. What must survive a call goes in and comes out: the server's blocks, and a
+client's private tensors. The defaults here are FedAvg, so a method overrides what it changes and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from profcil.config import Checked, setting
+from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
+from profcil.engine.client import Client
+from profcil.engine.door import When
+from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
+from profcil.engine.phases import Batch, Turn
+
+
+@dataclass(frozen=True)
+class Params(Checked):
+    """Settings of a plain method."""
+
+    label_space: str = setting(
+        "seen", "classes the training loss competes over: all seen, or local ones", choices=("seen", "local")
+    )
+
+
+class Method:
+    """FedAvg: broadcast the model, train it on current data, average by example counts."""
+
+    Params: ClassVar[type] = Params
+    modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph"})
+    kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # what may cross the door; the engine enforces it
+    server_gradients: ClassVar[bool] = False
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+    def begin(self, weights: Weights) -> ServerState:
+        """The server's state before the stream, from the shared warmed model."""
+        return ServerState().put_weights(weights)
+
+    def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
+        """Names of the blocks a participant needs this round."""
+        return MODEL
+
+    def turn(self, client: Client, inbox: Inbox) -> Turn:
+        """The client's part of a round."""
+        allowed = client.allowed(self.label_space(client, inbox))
+        done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
+        return reply(client, done.weights, MODEL, loss=done.loss)
+
+    def fit_loss(self, net: Net, batch: Batch) -> Tensor:
+        return cross_entropy(net(*net.weak(batch["inputs"], batch["rng"])), batch["y"], batch["allowed"])
+
+    def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
+        return client.seen if self.params.label_space == "seen" else client.labels
+
+    def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """Θ^g ← Σ ω_c Θ_c over the blocks that clients sent; a block nobody changed stays as it is, to the bit."""
+        return state.put_weights(average(replies)) if replies else state
+
+    def surveys(self, when: When) -> bool:
+        """Whether clients are asked for statistics under the aggregated model after this round."""
+        return False
+
+    def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
+        return ("base",)
+
+    def survey(self, client: Client, inbox: Inbox) -> Reply:
+        """Statistics under the aggregated model; no gradients."""
+        raise NotImplementedError
+
+    def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """What the server makes of the statistics."""
+        raise NotImplementedError
+
+    def end_position(self, state: ServerState, when: When) -> ServerState:
+        return state
+
+    def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
+        """Class-mean memories for the diagnostics: each block, and the map from base features to its space."""
+        return {}
+
+    def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
+        """Class scores from base features under the loaded global model; prediction is their masked arg-max."""
+        return net.classify(features)
+
+
+def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: float, **more: Block) -> Reply:
+    """A turn's reply: the trained blocks, anything else the method sends, and the number of examples behind it."""
+    model = {name: Block("model", weights[name]) for name in blocks}
+    notes = {"loss": loss, "extra_bytes": float(client.extra_bytes)}
+    return Reply(client.id, len(client.current), {**model, **more}, notes=notes)
+
+
+def average(replies: Sequence[Reply]) -> Weights:
+    """The example-weighted mean of the model blocks, in the order of the replies."""
+    total = sum(r.samples for r in replies)
+    mean: Weights = {}
+    for r in replies:
+        for block, tensors in r.weights().items():
+            sums = mean.setdefault(block, {})
+            for name, tensor in tensors.items():
+                share = tensor * (r.samples / total)
+                sums[name] = sums[name].add_(share) if name in sums else share
+    return mean

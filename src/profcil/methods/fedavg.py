@@ -1,0 +1,14 @@
+"""FedAvg (McMahan et al., 2017): local training on the current task, averaging weighted by example counts.
+
+Kept: everything. Adapted: the model is the shared encoder, adapter and single head; cross-entropy competes over all
+classes introduced to the federation so far (`label_space = "seen"`). It is the base class as it stands.
+"""
+
+from profcil.methods.base import Method
+
+
+class FedAvg(Method):
+    """FedAvg."""
+
+
+METHOD = FedAvg

@@ -1,0 +1,238 @@
+"""PRO, projected rehearsal orchestration: fit the current task, then rehearse old classes from projected memory.
+
+The server keeps a mean, a diagonal spread and a count of base features for every class (M^u). A client fits its
+current task (the base moves in the first `base_rounds` rounds of a position only), then trains adapter and head on a
+class-balanced mixture of its real features and pseudo-features drawn from the memory *before* the adapter. After the
+last round, clients measure their current classes under the aggregated model, and the server pools the moments. The
+server never takes a gradient.
+
+Where the paper is silent, a setting decides (`label_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
+ablations of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`,
+`refresh = "local"` (no global refresh), `proximal = 0`, and the protocol's own `warmup.rounds = 0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from profcil.config import Checked, setting
+from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights, consistency, cross_entropy
+from profcil.engine.client import Client
+from profcil.engine.door import When
+from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
+from profcil.engine.phases import Batch, Features, Train, Turn
+from profcil.memory.bank import Bank, Moments, empty_bank, measure, pool, rewind, update
+from profcil.memory.rehearsal import Rehearsal
+from profcil.methods.base import Method, reply
+from profcil.randomness import torch_generator
+
+
+@dataclass(frozen=True)
+class ProParams(Checked):
+    """Settings of PRO; the defaults are the paper's where it gives one."""
+
+    base_rounds: int = setting(2, "rounds at the start of each position in which the base encoder moves", low=0)
+    fit_when_frozen: bool = setting(True, "fit adapter and head on current features alone in frozen rounds too")
+    auxiliary: float = setting(0.05, "weight of the contrastive regulariser while the base moves", low=0.0)
+    temperature: float = setting(0.5, "temperature of that regulariser", low=1e-3)
+    proximal: float = setting(0.01, "λ of the pull towards the broadcast model during fitting", low=0.0)
+    old_memory: str = setting(
+        "base",
+        "where old classes are rehearsed: before the adapter, after it (head only), or nowhere",
+        choices=("base", "adapted", "none"),
+    )
+    quota: int = setting(20, "features per class, client and local epoch in the balanced set", low=1)
+    noise: float = setting(0.1, "γ: scale of the spread in pseudo-features", low=0.0)
+    label_space: str = setting(
+        "local",
+        "classes the loss competes over: the client's own and remembered ones, or all seen",
+        choices=("local", "seen"),
+    )
+    refresh: str = setting(
+        "global", "statistics under the aggregated or under the local model", choices=("global", "local")
+    )
+    refresh_at: str = setting(
+        "final",
+        "when memory is refreshed: after the last round, when the base stops moving, or both",
+        choices=("final", "freeze", "both"),
+    )
+    merge: str = setting("counts", "a class that returns: pooled by counts, or replaced", choices=("counts", "replace"))
+    adapted_bank: bool = setting(False, "keep the auxiliary adapted-space memory M^z as well")
+
+
+Banks = dict[str, Bank]  # by the names of `Pro.banks`
+
+
+class Pro(Method):
+    """PRO."""
+
+    Params = ProParams
+    kinds = frozenset({"model", "memory", "statistics"})
+
+    # -- the client's turn ------------------------------------------------------------------------------------------
+
+    def turn(self, client: Client, inbox: Inbox) -> Turn:
+        weights, banks = weights_of(inbox), {name: bank_of(inbox[name]) for name in self.banks}
+        plastic = self.plastic(client.when)
+        if plastic or self.params.fit_when_frozen:
+            fitted = yield self.fit(client, inbox, plastic)
+            weights = {b: fitted.weights[b] for b in MODEL}
+        features = client.features(weights["base"] if plastic else inbox["base"])
+        banks, sent = self.align(client, inbox, banks, weights)
+        done = yield self.rehearse(client, inbox, weights, features, banks)
+        if self.params.refresh == "local" and self.settles(client.when):
+            sent |= self.statistics(client, done.weights, features)
+        return reply(client, done.weights, MODEL if plastic else TAIL, loss=done.loss, **sent)
+
+    def plastic(self, when: When) -> bool:
+        """Whether the base moves in this round."""
+        return when.round < self.params.base_rounds
+
+    def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
+        """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss while the base moves, proximal pull."""
+        allowed = client.allowed(self.label_space(client, inbox))
+        weights, pull = weights_of(inbox), self.params.proximal
+        if not plastic:
+            source = Features(client.features(inbox["base"]), client.y)
+            return client.train("fit", weights, TAIL, self.tail_loss, source, proximal=pull, allowed=allowed)
+        if not self.params.auxiliary:
+            return client.train("fit", weights, MODEL, self.fit_loss, proximal=pull, allowed=allowed)
+        weights["projector"] = fresh_projector(client)
+        blocks = (*MODEL, "projector")
+        return client.train("fit", weights, blocks, self.plastic_loss, proximal=pull, allowed=allowed)
+
+    def plastic_loss(self, net: Net, batch: Batch) -> Tensor:
+        auxiliary = consistency(net, batch["inputs"], batch["rng"], self.params.temperature)
+        return self.fit_loss(net, batch) + self.params.auxiliary * auxiliary
+
+    def tail_loss(self, tail: Tail, batch: Batch) -> Tensor:
+        return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
+
+    def align(self, client: Client, inbox: Inbox, banks: Banks, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+        """Where PRO-MAX moves the memory along; PRO takes it as it came."""
+        return banks, {}
+
+    def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
+        """Projected pseudo multi-task training, Eq. (pro-loss), without a proximal term."""
+        p, allowed = self.params, client.allowed(self.label_space(client, inbox))
+        if p.old_memory == "adapted":
+            z = Tail(weights["adapter"], {}).adapt(features)
+            source = Rehearsal(z, client.y, banks["adapted"], quota=p.quota, noise=p.noise)
+            return client.train("rehearse", weights, ("head",), self.head_loss, source, allowed=allowed)
+        source = Rehearsal(features, client.y, banks.get("memory"), quota=p.quota, noise=p.noise)
+        return client.train("rehearse", weights, TAIL, self.tail_loss, source, allowed=allowed)
+
+    def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
+        return cross_entropy(tail.score(batch["u"]), batch["y"], batch["allowed"])
+
+    def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
+        if self.params.label_space == "seen":
+            return client.seen
+        return (*client.labels, *(inbox["memory"].labels if "memory" in inbox else ()))
+
+    # -- the server, and what it is told ----------------------------------------------------------------------------
+
+    @property
+    def banks(self) -> tuple[str, ...]:
+        """Which memories exist: M^u as `memory`, M^z as `adapted`, none in the ablation without."""
+        p = self.params
+        if p.old_memory == "none":
+            return ()
+        return ("memory", "adapted") if p.adapted_bank or p.old_memory == "adapted" else ("memory",)
+
+    def begin(self, weights: Weights) -> ServerState:
+        d = len(weights["adapter"]["scale"])
+        empty = {"memory": empty_bank(d, d), "adapted": empty_bank(d, 1)}
+        return super().begin(weights).put(**{name: block_of(empty[name]) for name in self.banks})
+
+    def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
+        return (*MODEL, *self.banks)
+
+    def settles(self, when: When) -> bool:
+        """Whether the base has just moved for the last time in this position."""
+        return when.round == max(0, min(self.params.base_rounds, when.rounds) - 1)
+
+    def surveys(self, when: When) -> bool:
+        at = self.params.refresh_at
+        due = (at != "freeze" and when.final) or (at != "final" and self.settles(when))
+        return bool(self.banks) and self.params.refresh == "global" and due
+
+    def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
+        return ("base", "adapter") if "adapted" in self.banks else ("base",)
+
+    def survey(self, client: Client, inbox: Inbox) -> Reply:
+        features = client.features(inbox["base"])
+        return Reply(client.id, len(client.current), self.statistics(client, weights_of(inbox), features))
+
+    def statistics(self, client: Client, weights: Weights, features: Tensor) -> dict[str, Block]:
+        """Class-level moments of the current data, one block a bank."""
+        found = {"memory": measure(features, client.y)}
+        if "adapted" in self.banks:
+            found["adapted"] = measure(Tail(weights["adapter"], {}).adapt(features), client.y, radius=True)
+        return {f"{name}_moments": block_of_moments(found[name]) for name in self.banks}
+
+    def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """Memory refresh, Eq. (global-memory-refresh). A second refresh within a position sets the classes it measures
+        back to where they were before the first, so that nothing counts twice."""
+        for name in self.banks:
+            parts = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
+            if not parts:
+                continue
+            now, settled, fresh = state.blocks[name], f"settled_{name}", pool([moments_of(b) for b in parts])
+            before = state.get(settled) or now
+            start = rewind(bank_of(now), bank_of(before), fresh.labels)
+            state = state.put(**{name: block_of(update(start, fresh, self.params.merge))})
+            again = self.params.refresh_at == "both" and not when.final
+            state = state.put(**{settled: before}) if again else state.drop(settled)
+        return state
+
+    def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
+        spaces = {"memory": lambda u: u, "adapted": net.tail.adapt}
+        return {name: (state.blocks[name], spaces[name]) for name in self.banks}
+
+    def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        state = super().aggregate(state, replies, when)
+        if self.params.refresh == "local" and self.settles(
+            when
+        ):  # without global refresh: kept until the position ends
+            pending = {f"{r.client}/{n}": b for r in replies for n, b in r.blocks.items() if n.endswith("_moments")}
+            state = state.put(**{f"pending/{name}": b for name, b in pending.items()})
+        return state
+
+    def end_position(self, state: ServerState, when: When) -> ServerState:
+        pending = [n for n in state.blocks if n.startswith("pending/")]
+        replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
+        return self.absorb(state.drop(*pending), replies, when)
+
+
+def fresh_projector(client: Client) -> dict[str, Tensor]:
+    """A new auxiliary head, the same for everyone in this round, and discarded after the phase."""
+    w, d = client.when, client.net.features
+    rng = torch_generator(client.seed, "projector", w.position, w.round)
+    draw = {
+        k: torch.empty(v.shape).uniform_(-(d**-0.5), d**-0.5, generator=rng) for k, v in client.net.projector.items()
+    }
+    return {k: v.to(client.y.device) for k, v in draw.items()}
+
+
+def bank_of(block: Block) -> Bank:
+    return Bank(block.labels, block.tensors["mean"], block.tensors["spread"], block.tensors["count"])
+
+
+def block_of(bank: Bank) -> Block:
+    return Block("memory", {"mean": bank.mean, "spread": bank.spread, "count": bank.count}, bank.labels)
+
+
+def moments_of(block: Block) -> Moments:
+    return Moments(block.labels, block.tensors["mean"], block.tensors["second"], block.tensors["count"])
+
+
+def block_of_moments(m: Moments) -> Block:
+    return Block("statistics", {"mean": m.mean, "second": m.second, "count": m.count}, m.labels)
+
+
+METHOD = Pro

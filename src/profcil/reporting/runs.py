@@ -1,0 +1,110 @@
+"""A run folder as it can be read by anyone: plain files, no torch, nothing trusted that the files do not say."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from profcil.cost.ledger import Ledger
+from profcil.errors import RunFolderError
+from profcil.metrics.client_first import summary
+from profcil.metrics.scores import Scores
+from profcil.protocol.plan import Plan
+
+Made = TypeVar("Made")
+NAMES = ("dataset", "method", "setting", "seed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, finished or not."""
+
+    path: Path
+    config: dict[str, Any]
+    facts: dict[str, Any]  # run.json: times, memory, environment, whether it is done
+    scores: Scores
+    ledger: Ledger
+    plan: Plan
+
+    @property
+    def done(self) -> bool:
+        return self.facts["done"]
+
+    @property
+    def metrics(self) -> dict[str, float] | None:
+        """FAA, CTA and AF in percent, worked out anew from scores and plan; None before the end."""
+        return summary(self.scores.correct, self.scores.total, self.plan.orders) if self.done else None
+
+    def bytes(self, direction: str) -> int:
+        """What the incremental stream sent one way; the warm-up is common to all methods and left out."""
+        return self.ledger.total(direction=direction) - self.ledger.total(direction=direction, stage="warmup")
+
+
+def load_run(path: str | Path) -> Run:
+    """Reads a run folder; whatever is missing or broken in it is one sentence."""
+    path = Path(path)
+    if not (path / "config.toml").is_file():
+        what = "is not a run folder (it has no config.toml)" if path.is_dir() else "does not exist"
+        raise RunFolderError(f"{path} {what}; give a folder that `profcil run` named")
+    run = Run(
+        path,
+        config=read(path / "config.toml", tomllib.loads),
+        facts=read(path / "run.json", json.loads),
+        scores=read(path / "scores.json", lambda text: Scores.from_json(json.loads(text))),
+        ledger=read(path / "ledger.csv", Ledger.from_csv),
+        plan=Plan.load(path / "plan.npz"),
+    )
+    check(run)
+    return run
+
+
+def read(path: Path, make: Callable[[str], Made]) -> Made:
+    try:
+        return make(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, RunFolderError) as error:  # TOML, JSON, UTF-8: all ValueErrors
+        reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"{path} cannot be read ({reason}); {advice(path.parent)}") from None
+
+
+def check(run: Run) -> None:
+    """The files name the run, agree on its size, and a run that says it is done has all its scores."""
+    tasks = run.plan.positions
+    named = all(name in run.config for name in NAMES) and isinstance(run.facts, dict) and "done" in run.facts
+    if not named or run.scores.correct.shape != (tasks, tasks) or run.scores.total.shape != (tasks,):
+        raise RunFolderError(f"the files in {run.path} do not belong together; {advice(run.path)}")
+    if run.done and (run.scores.correct[-1] < 0).any():
+        raise RunFolderError(f"{run.path} says it is done but lacks scores; {advice(run.path)}")
+
+
+def advice(path: Path) -> str:
+    return (
+        f"`profcil resume {path}` writes the readable files anew if the saved state is whole, else leave this run out"
+    )
+
+
+def row(run: Run) -> dict[str, Any]:
+    """One run as plain values; None is what is unknown, and everything measured is unknown before the end."""
+    values = {name: run.config[name] for name in ("method", "dataset", "setting", "seed")}
+    metrics = run.metrics or {}
+    measured = {
+        "faa": metrics.get("faa"),
+        "cta": metrics.get("cta"),
+        "af": metrics.get("af"),
+        "bytes_down": run.bytes("down"),
+        "bytes_up": run.bytes("up"),
+        "norm_comm": None,  # a relation between runs; `tables.compare` knows it
+        **{name: run.facts.get(name) for name in ("seconds", "warmup_seconds", "peak_memory_mb")},
+        **{name: run.facts.get(name) for name in ("server_memory_bytes", "client_extra_bytes")},
+    }
+    known = {key: known_number(value) if run.done else None for key, value in measured.items()}
+    return {**values, **known, "done": run.done, "path": str(run.path)}
+
+
+def known_number(value: Any) -> Any:
+    """NaN is no value, and no JSON either."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

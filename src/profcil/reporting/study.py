@@ -1,0 +1,87 @@
+"""A study as one table: mean ± standard deviation over seeds, the paper's figure beside ours."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from profcil.reporting.runs import Run, load_run
+from profcil.reporting.tables import compare
+from profcil.study import Cell, read_json
+
+PAPER = Path(__file__).parent / "paper.toml"
+METRICS = ("faa", "cta", "af")
+
+
+def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
+    """A row per dataset, setting and labelled method; what is missing is counted, never filled in."""
+    loaded = [
+        (cell, load_run(out / cell.name)) for cell in cells if read_json(out / cell.name / "run.json").get("done")
+    ]
+    rows = compare([run for _, run in loaded])
+    groups: dict[tuple, list[tuple[Run, dict]]] = {}
+    for cell in cells:
+        groups.setdefault((cell.config.dataset, cell.config.setting, cell.label), [])
+    for (cell, run), row in zip(loaded, rows, strict=True):
+        groups[(cell.config.dataset, cell.config.setting, cell.label)].append((run, row))
+    return [line(key, group) for key, group in groups.items()]
+
+
+def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[str, Any]:
+    dataset, setting, label = key
+    out: dict[str, Any] = {"dataset": dataset, "setting": setting, "method": label, "seeds": len(group)}
+    for name in (*METRICS, "norm_comm", "seconds", "warmup_seconds", "peak_memory_mb"):
+        out[name] = spread([row[name] for _, row in group])
+    found = [read_json(run.path / "diagnostics.json") for run, _ in group]
+    out["probe_warm"] = spread([d["probe_warm"]["ridge"] for d in found if d])
+    out["probe_final"] = spread([d["probe_final"]["ridge"] for d in found if d])
+    final = [next((a["memory"] for a in reversed(d["alignment"]) if "memory" in a), None) for d in found if d]
+    out["align"] = spread([a["align"] for a in final if a])
+    out["centred"] = spread([a["centred"] for a in final if a])
+    out["paper"] = paper(dataset, setting, label.split(" ")[0])
+    return out
+
+
+def spread(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Mean and sample standard deviation of what was measured."""
+    known = [v for v in values if v is not None]
+    return (fmean(known), stdev(known) if len(known) > 1 else 0.0) if known else None
+
+
+def paper(dataset: str, setting: str, method: str) -> dict[str, float] | None:
+    """The paper's figures for a cell, where it has one."""
+    table = tomllib.loads(PAPER.read_text())
+    found = table.get(dataset, {}).get(setting, {}).get(method)
+    return dict(zip(METRICS, found, strict=True)) if found else None
+
+
+COLUMNS = {
+    "faa": ("FAA", 1),
+    "cta": ("CTA", 1),
+    "af": ("AF", 1),
+    "norm_comm": ("NormComm", 3),
+    "probe_warm": ("probe, warm", 1),
+    "probe_final": ("probe, end", 1),
+    "align": ("align", 2),
+    "centred": ("centred", 2),
+    "seconds": ("seconds", 0),
+}
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table for the docs."""
+    head = ["dataset", "setting", "method", "seeds", *(title for title, _ in COLUMNS.values()), "paper FAA / CTA / AF"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [row["dataset"], row["setting"], row["method"], str(row["seeds"])]
+        cells += [_pair(row[key], digits) for key, (_, digits) in COLUMNS.items()]
+        cells.append(" / ".join(f"{v:.1f}" for v in row["paper"].values()) if row["paper"] else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _pair(value: tuple[float, float] | None, digits: int) -> str:
+    return "" if value is None else f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"

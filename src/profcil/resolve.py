@@ -1,0 +1,177 @@
+"""From a recipe and flags to one complete, checked configuration of a run.
+
+Later wins: the dataset's built-in recipe, the given recipe file, the heterogeneity setting, flags, `--set`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profcil import rooms
+from profcil.config import Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain
+from profcil.config import setting as knob
+from profcil.errors import ConfigError, nearest, unknown
+from profcil.protocol.settings import StreamSettings
+
+RECIPES = Path(__file__).parent / "recipes"
+SETTINGS = {
+    "homogeneous": {"support": 1.0, "coverage": 1.0, "disorder": 0.0},
+    "severe": {"support": 0.4, "coverage": 0.5, "disorder": 0.6},
+}
+SECTIONS = {"stream": StreamSettings, "train": TrainSettings, "warmup": WarmupSettings, "model": ModelSettings}
+
+
+@dataclass(frozen=True)
+class RunConfig(Checked):
+    """Everything that determines a run."""
+
+    stream: StreamSettings
+    train: TrainSettings
+    warmup: WarmupSettings
+    model: ModelSettings
+    params: Any  # the method's own settings
+    dataset: str = knob("digits", "dataset to learn")
+    method: str = knob("promax", "method to learn it with")
+    setting: str = knob("severe", "heterogeneity of the stream", choices=tuple(SETTINGS))
+    seed: int = knob(0, "seed of everything random", low=0)
+    device: str = knob("cpu", "torch device")
+    threads: int = knob(0, "torch threads within a step; 0 = all cores for large images, else one", low=0)
+    workers: int = knob(0, "clients computed at once on a CPU; 0 = by cores; never changes a result", low=0)
+    executor: str = knob("auto", "how a round's turns are computed", choices=("auto", "stacked", "serial"))
+    transfer: str = knob("changed", "what travels: what the receiver lacks, or everything", choices=("changed", "full"))
+    evaluate: str = knob("test", "which part is scored", choices=("test", "validation"))
+
+
+TOP = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
+
+
+def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
+    """The configuration behind a command line."""
+    chosen = {k: v for k, v in (flags or {}).items() if v is not None}
+    given = read_recipe(recipe, chosen)
+    dataset = chosen.get("dataset") or given.get("dataset") or "digits"
+    if dataset not in rooms.names("data"):
+        raise unknown("dataset", dataset, rooms.names("data"))
+    values = merge(load_toml(RECIPES / f"{dataset}.toml") if (RECIPES / f"{dataset}.toml").exists() else {}, given)
+    values = merge(values, {**chosen, "dataset": dataset})
+    return finish(values, str(values.get("method", "promax")), list(sets))
+
+
+def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
+    """Checks and builds; `values` is one nested table, with method tables under `methods`."""
+    cls = rooms.find("methods", method).METHOD
+    tables = values.pop("methods", {})
+    for name in tables:
+        if name not in rooms.names("methods"):
+            raise unknown("method", name, rooms.names("methods"))
+    values["params"] = merge(tables.get(method, {}), values.get("params", {}))
+    values["method"] = method
+    apply_sets(values, sets, cls.Params)
+    name = values.setdefault("setting", "severe")
+    if name not in SETTINGS:
+        raise unknown("setting", str(name), SETTINGS)
+    stream = {**SETTINGS[name], **values.get("stream", {})}
+    for key in values:
+        if key not in TOP | {*SECTIONS, "params"}:
+            raise ConfigError(f"unknown setting '{key}'; {nearest(key, TOP | {*SECTIONS, 'params'})}")
+    built = {s: build(c, values.get(s, {}), s) for s, c in SECTIONS.items() if s != "stream"}
+    for key in ("clients", "participants", "task_size"):
+        if key not in stream:
+            raise ConfigError(f"stream.{key} is not set; give it in a recipe or with --set stream.{key}=N")
+    built["stream"] = build(StreamSettings, stream, "stream")
+    built["params"] = build(cls.Params, values["params"], f"method '{method}'")
+    top = {k: v for k, v in values.items() if k in TOP}
+    return RunConfig(**_checked_top(top), **built)
+
+
+def apply_sets(values: dict[str, Any], sets: list[str], params: type) -> None:
+    """`--set key=value`, by dotted path or by its last part."""
+    paths = known_paths(params)
+    for item in sets:
+        key, sign, text = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item} has no '='; write --set key=value")
+        path = find_path(key.strip(), paths)
+        table = values if "." not in path else values.setdefault(path.split(".")[0], {})
+        table[path.split(".")[-1]] = text.strip()
+
+
+def known_paths(params: type) -> list[str]:
+    sections = {**SECTIONS, "params": params}
+    return [
+        *TOP - {"dataset", "method"},
+        *(f"{s}.{f.name}" for s, c in sections.items() for f in dataclasses.fields(c)),
+    ]
+
+
+def find_path(key: str, paths: list[str]) -> str:
+    if key in paths:
+        return key
+    found = [p for p in paths if p.split(".")[-1] == key]
+    if f"train.{key}" in found:  # `rounds` alone means the stream's, not the warm-up's
+        return f"train.{key}"
+    if len(found) > 1:
+        raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
+    if not found:
+        names = {*paths, *(p.split(".")[-1] for p in paths)}
+        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}")
+    return found[0]
+
+
+def read_recipe(recipe: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
+    """A recipe by path or by built-in name; `NAME-severe` and `NAME-homogeneous` choose the setting too."""
+    if recipe is None:
+        return {}
+    path = Path(recipe)
+    if path.suffix == ".toml" or path.is_file():
+        return load_toml(path)
+    name, _, ending = recipe.rpartition("-")
+    if ending in SETTINGS and name in recipe_names():
+        chosen.setdefault("setting", ending)
+        return load_toml(RECIPES / f"{name}.toml")
+    if recipe in recipe_names():
+        return load_toml(RECIPES / f"{recipe}.toml")
+    raise unknown("recipe", recipe, [*recipe_names(), *(f"{n}-{s}" for n in recipe_names() for s in SETTINGS)])
+
+
+def recipe_names() -> list[str]:
+    return sorted(p.stem for p in RECIPES.glob("*.toml"))
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {path} does not exist; `profcil list recipes` names the built-in ones") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"recipe {path} cannot be read as TOML: {error}") from None
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key, the second on top."""
+    out = dict(low)
+    for key, value in high.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = merge(out[key], value) if both else value
+    return out
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as a recipe that gives it back."""
+    values = plain(config)
+    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if k not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _checked_top(top: dict[str, Any]) -> dict[str, Any]:
+    kinds = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP}
+    return {k: coerce(v, kinds[k], k) for k, v in top.items()}

@@ -1,0 +1,131 @@
+"""run, resume and plan: what they write, print and leave alone."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from profcil.cli import progress
+from profcil.cli.main import main
+from profcil.resolve import resolve, to_toml
+
+
+def printed(capsys: pytest.CaptureFixture[str], *line: str) -> str:
+    assert main(list(line)) == 0
+    return capsys.readouterr().out
+
+
+def test_run_prints_a_row_and_the_folder(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    out = printed(capsys, "run", "--method", "fedavg", "--setting", "homogeneous", *small)
+    header, row, where = out.splitlines()
+    assert header.split() == ["FAA", "CTA", "AF", "MB", "down", "MB", "up", "seconds"] and len(row.split()) == 6
+    assert where == "run folder: runs/digits-homogeneous-fedavg-seed0"
+    again = printed(capsys, "run", "--method", "fedavg", "--setting", "homogeneous", *small)
+    assert again.splitlines()[-1].endswith("fedavg-seed0-2")
+    assert again.split()[:13] == out.split()[:13]  # same command, same accuracies and traffic
+
+
+def test_progress_is_plain_and_sparse(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    assert main(["run", "--method", "fedavg", "--json", *small]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["done"] is True
+    assert [line.split(" done")[0] for line in err.splitlines()] == ["position 1 of 2", "position 2 of 2"]
+    assert "\x1b" not in err
+
+
+def test_quiet(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    assert main(["run", "--method", "fedavg", "--quiet", *small]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_tensorboard_events(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    printed(capsys, "run", "--method", "fedavg", "--tensorboard", "--quiet", "--out", "watched", *small)
+    events = accumulator.EventAccumulator("watched/tensorboard").Reload()
+    assert {"round/loss", "accuracy/task0", "accuracy/task1"} <= set(events.Tags()["scalars"])
+    scores = json.loads(Path("watched/scores.json").read_text())
+    assert events.Scalars("accuracy/task0")[-1].value == pytest.approx(scores["correct"][-1][0] / scores["total"][0])
+    assert [e.step for e in events.Scalars("round/loss")] == [1, 2]
+
+
+def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, small: list[str]) -> None:
+    out = printed(capsys, "run", "--dry-run", "--method", "pro", "--seed", "3", *small)
+    Path(tmp_path / "again.toml").write_text(out)
+    sets = small[1::2]
+    assert to_toml(resolve("again.toml")) == to_toml(resolve(None, {"method": "pro", "seed": "3"}, sets))
+    assert "# positions: 2" in out and "# model parameters: " in out
+    assert [p.name for p in tmp_path.iterdir()] == ["again.toml"]
+
+
+def test_dry_run_counts_what_a_run_does(
+    capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: list[str]
+) -> None:
+    work = json.loads(printed(capsys, "run", "--dry-run", "--json", "--method", "fedavg", *small))["work"]
+    events = [json.loads(line) for line in (runs["fedavg"] / "events.jsonl").read_text().splitlines()]
+    rounds = [e for e in events if e["event"] == "round"]
+    assert (work["rounds"], work["client_turns"]) == (len(rounds), sum(e["clients"] for e in rounds))
+    first = (runs["fedavg"] / "ledger.csv").read_text().split("\nround,0,0,")[1].splitlines()[0]
+    assert int(first.split(",")[-1]) <= work["bytes_per_model_broadcast"]
+
+
+def test_dry_run_without_data_still_shows_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = printed(capsys, "run", "cora-homogeneous", "--dry-run", "--data-dir", "empty")
+    assert tomllib.loads(out)["setting"] == "homogeneous" and "profcil data fetch cora" in out
+    found = json.loads(printed(capsys, "run", "cora", "--dry-run", "--data-dir", "empty", "--json"))
+    assert found["work"] is None and found["settings"]["dataset"] == "cora" and not list(tmp_path.iterdir())
+
+
+def test_interrupt_then_resume_equals_the_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path], small: list[str]
+) -> None:
+    def stop(self: progress.Lines, p: object) -> None:
+        if p.what == "position":  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Lines, "__call__", stop)
+        assert main(["run", "--method", "pro", "--out", "cut", *small]) == 130
+    assert "profcil resume cut" in capsys.readouterr().err
+    row = json.loads(printed(capsys, "compare", "cut", "--json"))[0]
+    assert row["done"] is False and row["faa"] is None and row["bytes_up"] is None and row["seconds"] is None
+    assert "unfinished" in printed(capsys, "compare", "cut")
+    resumed = json.loads(printed(capsys, "resume", "cut", "--json"))
+    whole = json.loads(printed(capsys, "resume", str(runs["pro"]), "--json"))  # finished: only shown
+    same = ("faa", "cta", "af", "bytes_down", "bytes_up")
+    assert [resumed[k] for k in same] == [whole[k] for k in same]
+
+
+def test_resume_mends_readable_files(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    before = json.loads(printed(capsys, "run", "--method", "fedavg", "--out", "hurt", "--json", *small))
+    Path("hurt/scores.json").write_text("{")
+    assert main(["compare", "hurt"]) == 2
+    capsys.readouterr()
+    assert json.loads(printed(capsys, "resume", "hurt", "--json"))["faa"] == before["faa"]
+
+
+def test_plan(capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: list[str]) -> None:
+    found = json.loads(printed(capsys, "plan", "--json", *small))
+    assert set(found) == {"tasks", "orders", "audit", "digest"}
+    assert sorted(y for task in found["tasks"] for y in task) == list(range(10)) and len(found["orders"]) == 4
+    assert found["digest"] == json.loads((runs["pro"] / "run.json").read_text())["plan"]  # whatever the method
+    text = printed(capsys, "plan", "--limit", "1", *small)
+    assert found["digest"] in text and "... and 3 more clients" in text and "support assumption" in text
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_time_left_counts_only_this_session(capsys: pytest.CaptureFixture[str], resumed: bool) -> None:
+    from profcil.engine.door import When
+    from profcil.engine.run import Progress
+
+    now = [0.0]
+    lines = progress.Lines(lambda: now[0])
+    first = 60 if resumed else 0
+    for done in range(first + 1, first + 41):
+        now[0] += 1.0
+        lines(Progress("round", When("round", 0, done - 1, 100), done, 100, {"loss": 1.0, "clients": 2}))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4  # one in ten seconds
+    assert said[0].endswith(f"about 0:{1 if not resumed else 0:02d}:30 left")

@@ -1,0 +1,179 @@
+"""Tiny real runs, shared by all tests: a few clients on digits with a narrow encoder, under a second each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import settings as hypothesis_settings
+from torch import Tensor
+
+from profcil import rooms
+from profcil.cost.ledger import Ledger
+from profcil.engine import world as worlds
+from profcil.engine.door import Door, When
+from profcil.engine.loop import RunState, play, stream, task_totals, turns
+from profcil.engine.payload import Reply, ServerState
+from profcil.engine.warmup import warm
+from profcil.engine.world import World, make_world
+from profcil.metrics.scores import Scores
+from profcil.protocol.participation import participants
+from profcil.resolve import resolve
+
+TINY = {"warmup.rounds": 1, "train.rounds": 3, "train.epochs": 1, "model.width": 4, "clients": 4, "participants": 3}
+
+hypothesis_settings.register_profile("same every time", derandomize=True)
+hypothesis_settings.load_profile("same every time")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One thread, and a warm-up cache of our own that lives as long as the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PROFCIL_CACHE", str(tmp_path_factory.mktemp("profcil")))
+        torch.set_num_threads(1)
+        yield
+
+
+@dataclass
+class Run:
+    """One run in memory, and the server after every round and position (server states are never changed in place)."""
+
+    world: World
+    method: Any
+    state: RunState
+    trail: list[tuple[str, When, ServerState]] = field(default_factory=list)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.state.ledger
+
+    @property
+    def server(self) -> ServerState:
+        return self.state.server
+
+    def clients(self, position: int, round: int) -> tuple[int, ...]:
+        return participants(self.world.plan, position, round)
+
+    def when(self, position: int, round: int) -> When:
+        return When("round", position, round, self.world.config.train.rounds)
+
+    def client(self, id: int, position: int, round: int) -> Any:
+        return self.world.client(id, self.when(position, round))
+
+    def turns(self, position: int, round: int) -> list[Reply]:
+        """The replies of a round from the present state, without aggregating them."""
+        door = Door(Ledger(), self.world.config.transfer)
+        clients, when = self.clients(position, round), self.when(position, round)
+        return turns(self.world, self.method, self.state, door, clients, when)
+
+    def play(self, position: int, round: int) -> ServerState:
+        """One whole round, kept."""
+        door = Door(self.state.ledger, self.world.config.transfer, held=self.state.held)
+        clients, when = self.clients(position, round), self.when(position, round)
+        self.state.server = play(self.world, self.method, self.state, door, clients, when)[0]
+        return self.state.server
+
+    def stream(self, watch: Callable[[str, When, dict], None] = lambda *a: None) -> Run:
+        def both(what: str, when: When, facts: dict) -> None:
+            self.trail.append((what, when, self.state.server))
+            watch(what, when, facts)
+
+        self.trail.append(("start", self.when(0, 0), self.state.server))
+        stream(self.world, self.method, self.state, both)
+        return self
+
+    def before(self) -> dict[tuple[int, int], ServerState]:
+        """The server as each round found it."""
+        pairs = zip(self.trail, self.trail[1:], strict=False)
+        return {(when.position, when.round): old[2] for old, (what, when, _) in pairs if what == "round"}
+
+    def after_positions(self) -> list[ServerState]:
+        return [server for what, _, server in self.trail if what == "position"]
+
+
+def begin(method: str = "pro", dataset: str = "digits", setting: str = "severe", seed: int = 0, **settings: Any) -> Run:
+    """A run that has been warmed up and not yet started. Dots in names are written as double underscores."""
+    wanted = TINY | {k.replace("__", "."): v for k, v in settings.items()}
+    flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
+    world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
+    warmed = warm(world, lambda *a: None)
+    made = rooms.find("methods", method).METHOD(world.config.params)
+    scores = Scores.empty(world.plan.positions, task_totals(world))
+    return Run(world, made, RunState(made.begin(warmed.weights), scores, Ledger(list(warmed.ledger.entries))))
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Callable[..., Run]:
+    """Makes a run that a test may play as it likes."""
+    return begin
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Run]:
+    """Makes finished runs, each only once; tests must not change them."""
+    done: dict[tuple, Run] = {}
+
+    def make(method: str = "pro", **settings: Any) -> Run:
+        key = (method, *sorted(settings.items()))
+        if key not in done:
+            done[key] = begin(method, **settings).stream()
+        return done[key]
+
+    return make
+
+
+def flat(weights: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{b}/{k}": t for b, tensors in weights.items() for k, t in tensors.items()}
+
+
+@pytest.fixture(scope="session")
+def same_bits() -> Callable[[ServerState, ServerState], bool]:
+    """Whether two servers hold the same blocks, to the bit."""
+
+    def same(a: ServerState, b: ServerState) -> bool:
+        one, two = ({n: (x.kind, x.labels) for n, x in s.blocks.items()} for s in (a, b))
+        first, second = (flat({n: dict(x.tensors) for n, x in s.blocks.items()}) for s in (a, b))
+        return one == two and first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+    return same
+
+
+@pytest.fixture(scope="session")
+def apart() -> Callable[[ServerState, ServerState], float]:
+    """The largest difference between two servers' tensors."""
+
+    def largest(a: ServerState, b: ServerState) -> float:
+        first, second = (flat({n: dict(x.tensors) for n, x in s.blocks.items()}) for s in (a, b))
+        assert first.keys() == second.keys()
+        return max(float((first[k].double() - second[k].double()).abs().max()) for k in first if first[k].numel())
+
+    return largest
+
+
+@pytest.fixture
+def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the division of the samples: `deal(lambda labels, tasks: owner of every sample, -1 = nobody)`."""
+
+    def use(owner: Callable[[Any, Any], Any], orders: list[list[int]] | None = None) -> None:
+        import numpy as np
+
+        from profcil.protocol.plan import assemble
+        from profcil.protocol.tasks import class_order, split
+
+        def make(labels: Any, classes: int, settings: Any, seed: int) -> Any:
+            tasks = split(class_order(classes, seed), settings.task_size)
+            given = orders or [list(range(len(tasks)))] * settings.clients
+            return assemble(labels, np.asarray(owner(labels, tasks)), tasks, np.array(given), settings, seed)
+
+        monkeypatch.setattr(worlds, "make_plan", make)
+
+    return use

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_runs
+
+from profcil.engine import run
+from profcil.methods import fedavg
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees another's warm-up, or the user's."""
+    monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAvg with a trace of everything, saved after every round."""
+    monkeypatch.setattr(fedavg, "METHOD", tiny_runs.Remembering)
+    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The outcome of the remembering run when nothing happens to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        patch.setenv("PROFCIL_CACHE", str(folder / "cache"))
+        patch.setattr(fedavg, "METHOD", tiny_runs.Remembering)
+        return tiny_runs.outcome(run.start(tiny_runs.tiny(), folder / "run", folder))

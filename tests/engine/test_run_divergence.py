@@ -1,0 +1,95 @@
+"""A client that comes to unusable numbers ends the run by name, or is left out by policy; it is never averaged in."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import outcome, tiny
+
+from profcil.engine import run, steps
+from profcil.engine.files import read_tensors
+from profcil.errors import Diverged
+
+NAN, HUGE = float("nan"), 1e9
+
+
+def spoil(patch: pytest.MonkeyPatch, loss: float, clients: set[int], weights: bool = False) -> None:
+    """Lets the fitting phases of some clients end with a bad loss, or with bad weights under a good one."""
+    original = steps.run
+
+    def spoilt(net: Any, phases: Any) -> list:
+        results = zip(phases, original(net, phases), strict=True)
+        return [bad(p, r) if p.name == "fit" and p.client in clients else r for p, r in results]
+
+    def bad(phase: Any, result: Any) -> Any:
+        if not weights:
+            return replace(result, loss=loss)
+        head = {k: v * loss for k, v in result.weights["head"].items()}
+        return replace(result, weights={**result.weights, "head": head})
+
+    patch.setattr(steps, "run", spoilt)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "ledger.csv") as file:
+        return [r for r in csv.DictReader(file) if r["stage"] != "warmup"]
+
+
+@pytest.mark.parametrize(("loss", "weights"), [(NAN, False), (HUGE, False), (-HUGE, False), (NAN, True)])
+def test_fail_names_who_where_and_when(
+    loss: float, weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = run.start(tiny(), tmp_path / "clean", tmp_path)
+    first = next(r for r in rows(clean) if r["position"] == "1")["client"]
+    spoil(monkeypatch, loss, {int(first)}, weights)
+    with pytest.raises(Diverged, match=rf"client {first} diverged at position \d, round \d \(fit.*skip-client") as told:
+        run.start(tiny(), tmp_path / "run", tmp_path)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("executor", ["stacked", "serial"])
+@pytest.mark.parametrize("method", ["fedavg", "promax"])
+def test_skip_goes_on_without_the_client(
+    method: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bad weights reach nobody, and nothing is booked as sent by it in a training round."""
+    config = tiny(method, train__on_divergence="skip-client", executor=executor)
+    spoil(monkeypatch, NAN, {1}, weights=True)
+    folder = run.start(config, tmp_path / "run", tmp_path)
+    tensors, _ = read_tensors(folder / "state.safetensors") or ({}, {})
+    assert tensors and all(bool(t.isfinite().all()) for t in tensors.values())
+    up = {int(r["client"]) for r in rows(folder) if r["direction"] == "up" and r["stage"] == "round"}
+    assert 1 not in up and up
+    assert any(r["client"] == "1" and r["direction"] == "down" for r in rows(folder))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "promax"])
+def test_with_all_skipped_the_model_stays(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(method, train__on_divergence="skip-client")
+    spoil(monkeypatch, NAN, {0, 1, 2, 3})
+    blocks: list[dict] = []
+    monkeypatch.setattr(run.Keeper, "save", _noting(run.Keeper.save, blocks))
+    run.start(config, tmp_path / "run", tmp_path)
+    assert len(blocks) > 3 and all(b == blocks[0] for b in blocks)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["done"]
+
+
+def _noting(save: Any, blocks: list[dict]) -> Any:
+    def noting(keeper: Any) -> None:
+        save(keeper)
+        weights = keeper.state.server.weights()
+        blocks.append({(b, k): t.numpy().tobytes() for b, own in weights.items() for k, t in own.items()})
+
+    return noting
+
+
+def test_a_skipping_run_is_as_repeatable_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, HUGE, {1})
+    config = tiny(train__on_divergence="skip-client")
+    a, b = (outcome(run.start(config, tmp_path / name, tmp_path)) for name in "ab")
+    assert a == b

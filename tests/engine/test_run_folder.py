@@ -1,0 +1,211 @@
+"""A run folder is used by one process, never silently lost, never silently wrong."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_runs import at_call, holding, in_child, outcome, tiny
+
+from profcil.engine import files, run, steps
+from profcil.engine.folder import RunFolder
+from profcil.errors import RunFolderError
+
+
+@pytest.fixture
+def finished(tmp_path: Path, remembering: None) -> Path:
+    return run.start(tiny(), tmp_path / "run", tmp_path)
+
+
+@pytest.fixture
+def half(tmp_path: Path, remembering: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was interrupted half-way."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(run.Interrupted):
+        at_call("profcil.engine.loop:evaluate", 2, stop, patch.setattr)
+        run.start(tiny(), tmp_path / "run", tmp_path)
+    return tmp_path / "run"
+
+
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("training has begun")
+
+    monkeypatch.setattr(steps, "run", fail)
+
+
+def refused(words: str, path: Path, starts: bool = False) -> None:
+    """One sentence, that is one line with one full thought and what to do next."""
+    with pytest.raises(RunFolderError, match=words) as told:
+        run.start(tiny(), path, path.parent) if starts else run.resume(path)
+    assert "\n" not in str(told.value) and "; " in str(told.value)
+
+
+# -- one process at a time ----------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_use_is_refused_and_a_dead_lock_is_not(half: Path, undisturbed: dict) -> None:
+    ready = multiprocessing.get_context("forkserver").Event()
+    child = in_child(holding, half, ready)
+    assert ready.wait(30)
+    refused("in use by another process", half)
+    refused("in use by another process", half, starts=True)
+    child.kill()
+    child.join(30)
+    assert (half / "lock").exists()
+    assert outcome(run.resume(half)) == undisturbed
+
+
+def test_a_folder_with_a_run_is_not_started_again(half: Path) -> None:
+    before = (half / "state.safetensors").read_bytes()
+    refused("already holds a run; use `profcil resume", half, starts=True)
+    (half / "state.safetensors").rename(half / "elsewhere")
+    refused("already holds a run", half, starts=True)
+    assert (half / "elsewhere").read_bytes() == before
+
+
+def test_not_a_run_folder(tmp_path: Path) -> None:
+    refused("is not a run folder", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+# -- disks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_before_training(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_training(monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    refused("1 MB free", tmp_path / "new", starts=True)
+    refused("1 MB free", half)
+
+
+def test_a_path_that_cannot_be_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_training(monkeypatch)
+    (tmp_path / "file").write_text("")
+    refused("cannot be written", tmp_path / "file" / "run", starts=True)
+    refused("cannot be written", tmp_path / "file", starts=True)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_read_only_folder_is_told_before_training(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(*_: Any, **more: Any) -> None:
+        raise OSError(code, "no writing here")
+
+    no_training(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", deny)
+        refused("no writing here", tmp_path / "run", starts=True)
+    monkeypatch.setattr(files.os, "fsync", deny)
+    refused("no writing here", tmp_path / "run", starts=True)
+
+
+@pytest.mark.parametrize("number", [9, 10, 14])  # renames: a state, its scores, the next state
+def test_a_save_that_fails_leaves_the_state_before_it_whole(
+    number: int, tmp_path: Path, undisturbed: dict, remembering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        at_call("os:replace", number, full, patch.setattr)
+        refused("No space left on device.*`profcil resume", tmp_path / "run", starts=True)
+    assert not list((tmp_path / "run").glob(".*.part"))
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+
+
+# -- damage ---------------------------------------------------------------------------------------------------------
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flip(where: int) -> Any:
+    return lambda data: data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [_cut, lambda data: b"", lambda data: b"garbage" * 100, _flip(2), _flip(40), _flip(-1000), lambda d: d + b"x"],
+    ids=["cut", "empty", "garbage", "length", "header", "tensor", "longer"],
+)
+def test_a_damaged_state_is_refused(harm: Any, half: Path) -> None:
+    state = half / "state.safetensors"
+    state.write_bytes(harm(state.read_bytes()))
+    refused("state.safetensors is missing or damaged", half)
+
+
+def test_every_bit_of_a_tensor_file_counts(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    files.write_tensors(path, {"a": torch.arange(3), "b": torch.ones(2, 0), "c": torch.tensor(True)}, {"x": [1, "é"]})
+    data = path.read_bytes()
+    assert files.read_tensors(path) is not None
+    for where in range(0, len(data), 3):
+        path.write_bytes(_flip(where)(data))
+        assert files.read_tensors(path) is None, where
+
+
+def test_a_state_of_another_shape_is_refused(half: Path) -> None:
+    tensors, record = files.read_tensors(half / "state.safetensors") or ({}, {})
+    for key in ("blocks", "ledger", "facts", "held"):
+        files.write_tensors(half / "state.safetensors", tensors, record | {key: 7})
+        refused("missing or damaged", half)
+    files.write_tensors(half / "state.safetensors", {}, record)
+    refused("missing or damaged", half)
+
+
+# -- another run than the one that began ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("was", "now"), [("disorder = 0.6", "disorder = 0.2"), ("lr = 0.05", "lr = 0.1")])
+def test_an_edited_config_is_refused(was: str, now: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_training(monkeypatch)
+    text = (half / "config.toml").read_text()
+    assert was in text
+    (half / "config.toml").write_text(text.replace(was, now))
+    refused(f"config.toml has .*{now}, but the run began with", half)
+
+
+def test_where_it_runs_may_change(half: Path, undisturbed: dict) -> None:
+    text = (half / "config.toml").read_text()
+    (half / "config.toml").write_text(text.replace("workers = 1", "workers = 2"))
+    assert outcome(run.resume(half)) == undisturbed
+
+
+@pytest.mark.parametrize("part", ["x", "y"])
+def test_changed_data_is_refused(part: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single pixel, or two labels."""
+    from profcil.data import digits
+
+    load = digits.load
+
+    def other(root: Path, seed: int) -> Any:
+        bundle = load(root, seed)
+        tensor = getattr(bundle.train, part).clone()
+        tensor[0] = (tensor[0] + 1) % 10
+        return replace(bundle, train=replace(bundle.train, **{part: tensor}))
+
+    no_training(monkeypatch)
+    monkeypatch.setattr(digits, "load", other)
+    refused("is not what .* began with; give the same --data-dir", half)
+
+
+def test_the_lock_is_given_back(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(run, "make_world", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        run.resume(half)
+    with RunFolder(half):
+        pass

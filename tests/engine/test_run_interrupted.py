@@ -1,0 +1,72 @@
+"""Ctrl-C, wherever it lands, saves up to the last whole round and nothing of the one it broke off."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import at_call, events, outcome, tiny
+
+from profcil.engine import run
+from profcil.errors import RunFolderError
+
+SPOTS = [
+    ("profcil.engine.steps:run", 4),  # between two clients
+    ("profcil.engine.door:Door.up", 10),  # one client's private memory is new, the other's is not
+    ("profcil.methods.base:average", 5),
+    ("profcil.engine.loop:evaluate", 2),  # the position has ended on the server, but is not counted
+    ("profcil.engine.folder:RunFolder.append", 4),
+    ("profcil.engine.run:Keeper.hold", 4),  # told, but not held
+    ("profcil.engine.folder:RunFolder.save", 3),
+]
+
+
+def press_ctrl_c(*_: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupt(out: Path, spot: str, number: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        at_call(spot, number, press_ctrl_c, patch.setattr)
+        with pytest.raises(run.Interrupted) as told:
+            run.start(tiny(), out, out.parent)
+    return str(told.value)
+
+
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize(("spot", "number"), SPOTS)
+def test_goes_on_to_the_same_bits(
+    spot: str, number: int, tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)  # what is saved is saved because of Ctrl-C
+    out = tmp_path / "run"
+    assert f"`profcil resume {out}`" in interrupt(out, spot, number)
+    whole = {(e["position"], e["round"]) for e in events(out) if e["event"] == "round"}
+    with open(out / "ledger.csv") as file:
+        booked = {(int(r["position"]), int(r["round"])) for r in csv.DictReader(file) if r["stage"] != "warmup"}
+    assert booked == whole
+    assert outcome(run.resume(out)) == undisturbed
+
+
+@pytest.mark.usefixtures("remembering")
+def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
+    interrupt(tmp_path / "run", "profcil.engine.door:Door.round", 4)
+    assert [(e["event"], e["position"], e["round"]) for e in events(tmp_path / "run")] == [
+        ("round", 0, 0),
+        ("round", 0, 1),
+        ("position", 0, 1),
+        ("round", 1, 0),
+    ]
+
+
+@pytest.mark.usefixtures("remembering")
+def test_in_the_warm_up(tmp_path: Path, undisturbed: dict) -> None:
+    out = tmp_path / "run"
+    assert "start it again" in interrupt(out, "profcil.engine.steps:run", 2)
+    with pytest.raises(RunFolderError, match="no state yet"):
+        run.resume(out)
+    assert outcome(run.start(tiny(), out, tmp_path)) == undisturbed

@@ -1,0 +1,108 @@
+"""A run killed by SIGKILL at any point goes on and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_runs import die, die_in_mid_file, die_in_mid_line, doomed, events, in_child, outcome, tiny
+
+from profcil.engine import run
+from profcil.errors import RunFolderError
+
+RENAME = "os:replace"  # 1 plan, 2 config, 3 warm-up cache, then per save: state, scores, ledger, events, run
+TRAIN = "profcil.engine.steps:run"  # 1-2 warm-up, then one a client and round
+WATCH = "profcil.engine.run:Keeper.watch"  # 1 warm-up, then per position: round, round, position
+
+BEFORE_A_STATE = [(RENAME, 1, die), (RENAME, 2, die), (RENAME, 3, die), (RENAME, 4, die_in_mid_file), (TRAIN, 2, die)]
+AFTER = [
+    (RENAME, 5, die),  # the first state is there, its scores are not
+    (RENAME, 9, die_in_mid_file),  # the second state is half written
+    (RENAME, 10, die),  # between a state and its readable files
+    (RENAME, 13, die),
+    (TRAIN, 4, die),  # in the middle of a round
+    (WATCH, 4, die),  # a position is over, nobody knows yet
+    ("profcil.engine.folder:RunFolder.append", 5, die_in_mid_line),
+    ("profcil.engine.loop:evaluate", 3, die),
+    ("profcil.engine.run:Keeper.save", 10, die),  # all is done but the last save
+]
+
+
+def kill(out: Path, cache: Path, spot: str, number: int, do: Callable) -> None:
+    child = in_child(doomed, out, cache, spot, number, do)
+    child.join(60)
+    assert child.exitcode == -9
+
+
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize(("spot", "number", "do"), AFTER)
+def test_goes_on_to_the_same_bits(
+    spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed: dict
+) -> None:
+    kill(tmp_path / "run", own_cache, spot, number, do)
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+    assert not list((tmp_path / "run").glob(".*.part"))
+
+
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize(("spot", "number", "do"), BEFORE_A_STATE)
+def test_before_the_first_state_it_can_be_started_again(
+    spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed: dict
+) -> None:
+    kill(tmp_path / "run", own_cache, spot, number, do)
+    with pytest.raises(RunFolderError, match=r"same `profcil run` command|is not a run folder"):
+        run.resume(tmp_path / "run")
+    assert outcome(run.start(tiny(), tmp_path / "run", tmp_path)) == undisturbed
+
+
+@pytest.mark.usefixtures("remembering")
+def test_killed_again_and_again(tmp_path: Path, own_cache: Path, undisturbed: dict) -> None:
+    kill(tmp_path / "run", own_cache, RENAME, 12, die)
+    for _ in range(2):
+        child = in_child(_resume_and_die, tmp_path / "run", own_cache)
+        child.join(60)
+        assert child.exitcode == -9
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+
+
+def _resume_and_die(out: Path, cache: Path) -> None:
+    import os
+
+    from tiny_runs import Remembering, at_call
+
+    from profcil.methods import fedavg
+
+    os.environ["PROFCIL_CACHE"] = str(cache)
+    run.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
+    at_call(WATCH, 2, die)
+    run.resume(out)
+
+
+@pytest.mark.usefixtures("remembering")
+def test_readable_files_follow_the_state(tmp_path: Path, undisturbed: dict) -> None:
+    """Whatever happened to them; and a finished run is otherwise left as it is."""
+    folder = run.start(tiny(), tmp_path / "run", tmp_path)
+    state, about = (folder / "state.safetensors").read_bytes(), (folder / "run.json").read_bytes()
+    (folder / "scores.json").write_text("{}")
+    (folder / "run.json").write_text(json.dumps({"done": False}))
+    (folder / "ledger.csv").unlink()
+    (folder / "events.jsonl").write_text('{"event": "round", "posi')
+    run.resume(folder)
+    assert outcome(folder) == undisturbed
+    assert (folder / "run.json").read_bytes() == about
+    assert (folder / "state.safetensors").read_bytes() == state
+
+
+def test_events_are_each_round_once(undisturbed: dict) -> None:
+    told = [(e["event"], e["position"], e["round"]) for e in undisturbed["events"]]
+    assert told == [e for p in range(3) for e in (("round", p, 0), ("round", p, 1), ("position", p, 1))]
+
+
+@pytest.mark.usefixtures("remembering")
+def test_events_can_be_followed_while_the_run_goes_on(tmp_path: Path) -> None:
+    seen: list[int] = []
+    folder = tmp_path / "run"
+    run.start(tiny(), folder, tmp_path, lambda p: seen.append(len(events(folder))) if p.what != "warmup" else None)
+    assert seen == list(range(9))

@@ -1,0 +1,115 @@
+"""The bank: moments add up, whoever measured them (the paper's global-memory refresh)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profcil.memory.bank import FLOOR, Moments, empty_bank, measure, pool, remember, update
+
+few = settings(max_examples=40, deadline=None)
+IDS = torch.tensor([2, 5, 9, 40])  # class ids are names, not positions
+
+
+def draw(seed: int, n: int, d: int, parts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features, labels, and which client holds each row."""
+    rng = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, d, generator=rng) * 2 + torch.randn(d, generator=rng)
+    y = IDS[torch.randint(len(IDS), (n,), generator=rng)]
+    return features, y, torch.randint(parts, (n,), generator=rng)
+
+
+def split(features: torch.Tensor, y: torch.Tensor, owner: torch.Tensor, radius: bool) -> list[Moments]:
+    return [measure(features[owner == k], y[owner == k], radius=radius) for k in owner.unique()]
+
+
+def close(a: Moments, b: Moments) -> None:
+    assert a.labels == b.labels
+    assert torch.equal(a.count, b.count)
+    torch.testing.assert_close(a.mean, b.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(a.second, b.second, rtol=1e-5, atol=1e-5)
+
+
+sizes = {"seed": st.integers(0, 10**6), "n": st.integers(1, 60), "d": st.integers(1, 6), "parts": st.integers(1, 5)}
+
+
+@few
+@given(radius=st.booleans(), **sizes)
+def test_pooling_any_partition_is_measuring_everything_at_once(seed, n, d, parts, radius):
+    features, y, owner = draw(seed, n, d, parts)
+    pooled, whole = pool(split(features, y, owner, radius)), measure(features, y, radius=radius)
+    close(pooled, whole)
+    torch.testing.assert_close(remember(pooled).spread, remember(whole).spread, rtol=1e-3, atol=3e-3)
+
+
+@few
+@given(radius=st.booleans(), **sizes)
+def test_the_order_of_the_parts_does_not_matter(seed, n, d, parts, radius):
+    moments = split(*draw(seed, n, d, parts), radius)
+    close(pool(moments), pool(moments[::-1]))
+
+
+@few
+@given(radius=st.booleans(), **sizes)
+def test_the_bank_holds_mean_spread_and_count_of_each_class(seed, n, d, parts, radius):
+    features, y, _ = draw(seed, n, d, parts)
+    bank = remember(measure(features, y, radius=radius))
+    assert bank.labels == tuple(sorted(set(y.tolist())))
+    for row, label in enumerate(bank.labels):
+        own = features[y == label].double()
+        variance = own.var(0, correction=0)
+        expected = variance.mean().reshape(1) if radius else variance  # ρ² = E‖z − μ‖² / d
+        torch.testing.assert_close(bank.mean[row].double(), own.mean(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(bank.spread[row].double() ** 2, expected, rtol=1e-4, atol=1e-4)
+        assert int(bank.count[row]) == len(own)
+
+
+@few
+@given(radius=st.booleans(), **sizes)
+def test_a_returning_class_merged_by_counts_is_as_if_measured_once(seed, n, d, parts, radius):
+    features, y, owner = draw(seed, n + 1, d, 2)
+    first, *rest = split(features, y, owner, radius)
+    bank = remember(first)
+    for part in rest:
+        bank = update(bank, part, "counts")
+    whole = remember(measure(features, y, radius=radius))
+    assert bank.labels == whole.labels
+    assert torch.equal(bank.count, whole.count)
+    torch.testing.assert_close(bank.mean, whole.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(bank.spread, whole.spread, rtol=1e-3, atol=3e-3)
+
+
+def test_a_returning_class_can_be_replaced_and_others_stay():
+    old = remember(measure(torch.tensor([[1.0, 0.0], [3.0, 4.0], [7.0, 7.0]]), torch.tensor([5, 5, 9])))
+    fresh = measure(torch.tensor([[10.0, 20.0]]), torch.tensor([5]))
+    bank = update(old, fresh, "replace")
+    assert bank.labels == (5, 9)
+    assert bank.count.tolist() == [1, 1]
+    assert bank.mean.tolist() == [[10.0, 20.0], [7.0, 7.0]]
+    merged = update(old, fresh, "counts")
+    assert merged.count.tolist() == [3, 1]
+    torch.testing.assert_close(merged.mean[0], torch.tensor([14 / 3, 8.0]))  # (1 + 3 + 10) / 3, (0 + 4 + 20) / 3
+
+
+@pytest.mark.parametrize("radius", [False, True])
+def test_one_sample_has_the_floor_for_a_spread_and_never_a_nan(radius):
+    bank = remember(measure(torch.full((3, 4), 1e3), torch.tensor([1, 2, 2]), radius=radius))
+    torch.testing.assert_close(bank.spread, torch.full_like(bank.spread, FLOOR**0.5))
+
+
+def test_an_empty_bank_takes_what_comes():
+    fresh = measure(torch.ones(2, 3), torch.tensor([4, 4]))
+    assert update(empty_bank(3, 3), fresh).labels == (4,)
+    assert len(empty_bank(3, 1)) == 0
+
+
+def test_transport_moves_means_and_nothing_else():
+    bank = remember(
+        measure(torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 1, 1, 7, 7, 7]))
+    )
+    moved = bank.moved(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    torch.testing.assert_close(moved.mean, bank.mean + torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    assert moved.spread is bank.spread
+    assert moved.count is bank.count

@@ -1,0 +1,104 @@
+"""Class-balanced rehearsal: the same share for every class, real where there is real data, remembered elsewhere."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profcil.memory.bank import Bank, measure, remember
+from profcil.memory.rehearsal import Rehearsal, balanced_rows, pseudo
+
+few = settings(max_examples=40, deadline=None)
+labels = st.lists(st.sampled_from([3, 8, 11]), min_size=1, max_size=30)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bank_of(ids: tuple[int, ...], d: int = 2) -> Bank:
+    """Remembered classes far from all real features, so that a test sees where a feature came from."""
+    mean = 1000 + torch.arange(len(ids) * d, dtype=torch.float32).view(len(ids), d)
+    return Bank(ids, mean, torch.ones(len(ids), d), torch.ones(len(ids), dtype=torch.int32))
+
+
+@few
+@given(y=labels, quota=st.integers(1, 12), seed=st.integers(0, 10**6))
+def test_every_class_gets_exactly_its_quota_of_its_own_rows(y, quota, seed):
+    y = torch.tensor(y)
+    rows = balanced_rows(y, quota, rng(seed))
+    assert torch.equal(y[rows], y.unique().repeat_interleave(quota))
+
+
+@few
+@given(y=labels, quota=st.integers(1, 12), seed=st.integers(0, 10**6))
+def test_no_row_comes_back_before_all_of_its_class_have_come(y, quota, seed):
+    y = torch.tensor(y)
+    rows = balanced_rows(y, quota, rng(seed))
+    for label in y.unique():
+        drawn = rows[y[rows] == label].bincount(minlength=len(y))[y == label]
+        assert int(drawn.max() - drawn.min()) <= 1
+        assert quota < len(drawn) or int(drawn.min()) >= 1
+
+
+def test_different_epochs_draw_different_rows():
+    y = torch.zeros(50, dtype=torch.long)
+    source = rng()
+    assert not torch.equal(balanced_rows(y, 5, source), balanced_rows(y, 5, source))
+
+
+def test_pseudo_features_have_the_remembered_mean_and_spread():
+    mean, spread = torch.tensor([[1.0, -2.0], [5.0, 0.0]]), torch.tensor([[0.5, 2.0], [1.0, 3.0]])
+    drawn = pseudo(mean, spread, 20_000, 0.5, rng()).view(2, 20_000, 2)
+    torch.testing.assert_close(drawn.mean(1), mean, rtol=0, atol=0.05)
+    torch.testing.assert_close(drawn.std(1), 0.5 * spread, rtol=0.03, atol=0)
+
+
+def test_a_radius_spreads_all_coordinates_alike():
+    drawn = pseudo(torch.zeros(1, 3), torch.full((1, 1), 2.0), 20_000, 1.0, rng())
+    torch.testing.assert_close(drawn.std(0), torch.full((3,), 2.0), rtol=0.03, atol=0)
+
+
+def test_without_noise_pseudo_features_are_the_mean():
+    mean = torch.tensor([[1.0, -2.0], [5.0, 0.25]])
+    assert torch.equal(pseudo(mean, torch.ones(2, 2), 3, 0.0, rng()), mean.repeat_interleave(3, 0))
+
+
+@few
+@given(y=labels, quota=st.integers(1, 8), seed=st.integers(0, 10**6))
+def test_an_epoch_is_balanced_with_real_current_and_remembered_old_classes(y, quota, seed):
+    y = torch.tensor(y)
+    features = torch.arange(2.0 * len(y)).view(-1, 2)
+    source = Rehearsal(features, y, bank_of((3, 5, 11, 20)), quota=quota, noise=0.1)
+    epoch = source.epoch(rng(seed))
+    wanted = sorted({*y.tolist(), 3, 5, 11, 20})
+    assert len(epoch["y"]) == len(epoch["u"]) == source.size == quota * len(wanted)
+    assert epoch["y"].unique(return_counts=True)[0].tolist() == wanted
+    assert epoch["y"].unique(return_counts=True)[1].tolist() == [quota] * len(wanted)
+    given_rows = {(int(label), *f.tolist()) for label, f in zip(y, features, strict=True)}
+    for label, u in zip(epoch["y"].tolist(), epoch["u"], strict=True):
+        real = label in y  # a class with real data is never rehearsed from memory
+        assert ((label, *u.tolist()) in given_rows) == real
+        assert (float(u.min()) > 900) != real
+
+
+def test_pseudo_features_carry_their_own_label():
+    bank = bank_of((4, 9))
+    epoch = Rehearsal(torch.zeros(1, 2), torch.tensor([7]), bank, quota=3, noise=0.0).epoch(rng())
+    for row, label in enumerate(bank.labels):
+        assert torch.equal(epoch["u"][epoch["y"] == label], bank.mean[row].repeat(3, 1))
+
+
+def test_without_memory_only_current_classes_are_trained():
+    for bank in (None, bank_of(())):
+        source = Rehearsal(torch.ones(3, 2), torch.tensor([7, 7, 1]), bank, quota=2, noise=0.1)
+        assert source.epoch(rng())["y"].tolist() == [1, 1, 7, 7]
+        assert source.size == 4
+
+
+def test_the_same_address_draws_the_same_epoch():
+    features = torch.randn(9, 2, generator=rng(1))
+    y = torch.tensor([1, 1, 1, 2, 2, 2, 2, 2, 2])
+    source = Rehearsal(features, y, remember(measure(features, y + 5)), quota=4, noise=0.3)
+    assert torch.equal(source.epoch(rng(5))["u"], source.epoch(rng(5))["u"])

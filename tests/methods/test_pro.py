@@ -1,0 +1,226 @@
+"""PRO: each mechanism leaves a trace that would be missing if the mechanism were off."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profcil.encoders.model import MODEL, TAIL
+from profcil.memory.rehearsal import Rehearsal
+
+LAST = 2  # of three rounds
+
+
+def bank(server, name: str = "memory") -> dict[int, tuple[torch.Tensor, torch.Tensor, int]]:
+    b = server.blocks[name]
+    rows = zip(b.labels, b.tensors["mean"], b.tensors["spread"], b.tensors["count"].tolist(), strict=True)
+    return {label: (mean, spread, count) for label, mean, spread, count in rows}
+
+
+def samples(run, upto: int) -> dict[int, int]:
+    """How many training examples of each class the clients of some positions hold."""
+    plan, y, count = run.world.plan, run.world.bundle.train.y, {}
+    for p in range(upto + 1):
+        for c in plan.active(p):
+            for label in y[torch.from_numpy(plan.samples(int(c), p).copy())].tolist():
+                count[label] = count.get(label, 0) + 1
+    return count
+
+
+def phases(run, position: int, round: int) -> dict[str, object]:
+    """The training phases that the first participant asks for, and its inbox; nothing is trained."""
+    when = run.when(position, round)
+    names = run.method.broadcast(run.server, when)
+    inbox = {n: run.server.blocks[n] for n in names}
+    turn = run.method.turn(run.client(run.clients(position, round)[0], position, round), inbox)
+    asked, answer = {}, None
+    try:
+        while True:
+            phase = turn.send(answer)
+            asked[phase.name] = phase
+            answer = type("Trained", (), {"weights": phase.weights, "loss": 0.0, "steps": 0})
+    except StopIteration:
+        return asked
+
+
+def filled(fresh, method: str = "pro", **settings):
+    """A run at the start of a position at which the memory holds something and clients have data."""
+    run = fresh(method, **settings)
+    for r in range(LAST + 1):
+        run.play(0, r)
+    run.state.server = run.method.end_position(run.server, run.when(0, LAST))
+    return run
+
+
+# -- plasticity -------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_moves_in_the_first_rounds_only(tiny):
+    run = tiny("pro")
+    before = run.before()
+    for what, when, server in run.trail:
+        if what == "round" and run.clients(when.position, when.round):
+            base = [before[when.position, when.round].blocks["base"], server.blocks["base"]]
+            same = all(torch.equal(base[0].tensors[k], base[1].tensors[k]) for k in base[0].tensors)
+            assert same == (when.round >= 2)
+            assert (base[0].version == base[1].version) == same
+
+
+def test_a_frozen_base_stays_untouched_to_the_bit(fresh):
+    run = fresh("pro", base_rounds=0)
+    start = run.server.weights()["base"]
+    run.stream()
+    assert all(torch.equal(t, start[k]) for k, t in run.server.weights()["base"].items())
+
+
+def test_a_plastic_turn_fits_everything_and_then_rehearses_adapter_and_head(fresh):
+    run = fresh("pro")
+    plastic, frozen = phases(run, 0, 0), phases(run, 0, 2)
+    assert list(plastic) == list(frozen) == ["fit", "rehearse"]
+    assert plastic["fit"].blocks == (*MODEL, "projector")
+    assert frozen["fit"].blocks == plastic["rehearse"].blocks == TAIL
+    assert plastic["fit"].proximal == frozen["fit"].proximal == 0.01
+    assert plastic["rehearse"].proximal == 0.0  # Eq. (pro-loss) has no proximal term
+    assert list(phases(fresh("pro", fit_when_frozen=False), 0, 2)) == ["rehearse"]
+
+
+def test_the_auxiliary_loss_and_the_pull_change_the_fit(fresh, same_bits):
+    usual = fresh("pro").play(0, 0)
+    assert not same_bits(usual, fresh("pro", auxiliary=0.0).play(0, 0))
+    assert not same_bits(usual, fresh("pro", proximal=0.0).play(0, 0))
+
+
+def test_a_strong_pull_keeps_the_model_near(fresh):
+    def moved(pull: float) -> float:
+        run = fresh("pro", proximal=pull)
+        start = run.server.weights()["base"]
+        return float(sum((t - start[k]).norm() for k, t in run.play(0, 0).weights()["base"].items()))
+
+    assert moved(5.0) < 0.5 * moved(0.0)
+
+
+# -- rehearsal --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_before_the_adapter_trains_it_and_memory_after_it_cannot(fresh):
+    for place, changes in (("base", True), ("adapted", False)):
+        run = filled(fresh, old_memory=place, base_rounds=0, fit_when_frozen=False)
+        start = run.server.weights()["adapter"]
+        for reply in run.turns(1, 0):
+            same = all(torch.equal(t, start[k]) for k, t in reply.weights()["adapter"].items())
+            assert same != changes
+            assert not torch.equal(reply.weights()["head"]["weight"], run.server.weights()["head"]["weight"])
+
+
+def test_rehearsal_holds_real_current_and_remembered_old_classes(fresh):
+    run = filled(fresh, noise=0.0)
+    phase = phases(run, 1, 0)["rehearse"]
+    assert isinstance(phase.source, Rehearsal)
+    remembered, current = bank(run.server), set(run.world.plan.observed(phase.client, 1))
+    epoch = phase.source.epoch(torch.Generator().manual_seed(0))
+    assert set(epoch["y"].tolist()) == current | set(remembered)
+    for label in set(remembered) - current:
+        assert torch.equal(epoch["u"][epoch["y"] == label], remembered[label][0].repeat(20, 1))
+
+
+def test_without_old_memory_nothing_is_remembered_or_sent(tiny, fresh):
+    run = tiny("pro", old_memory="none")
+    assert {e.kind for e in run.ledger.entries} == {"model", "header"}
+    assert set(run.server.blocks) == set(MODEL)
+    asked = phases(filled(fresh, old_memory="none"), 1, 0)["rehearse"]
+    assert set(asked.source.epoch(torch.Generator())["y"].tolist()) == set(run.world.plan.observed(asked.client, 1))
+
+
+@pytest.mark.parametrize("space", ["seen", "local"])
+def test_the_loss_competes_over_the_chosen_classes_only(fresh, space):
+    run = filled(fresh, label_space=space, weight_decay=0.0)
+    start, old = run.server.weights()["head"]["weight"], set(run.server.blocks["memory"].labels)
+    for reply in run.turns(1, 0):
+        changed = set((reply.weights()["head"]["weight"] != start).any(1).nonzero().flatten().tolist())
+        own = set(run.world.plan.observed(reply.client, 1)) | old
+        assert own < run.world.plan.seen(1)
+        assert changed == (run.world.plan.seen(1) if space == "seen" else own)
+
+
+# -- refresh ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["pro", "promax"])
+@pytest.mark.parametrize("how", [{}, {"refresh_at": "freeze"}, {"refresh_at": "both"}, {"refresh": "local"}], ids=str)
+def test_every_sample_is_counted_once(tiny, method, how):
+    run = tiny(method, participants=4, **how)
+    for position, server in enumerate(run.after_positions()):
+        assert {label: row[2] for label, row in bank(server).items()} == samples(run, position)
+
+
+def test_a_second_refresh_forgets_no_class_that_the_first_has_learnt(tiny):
+    """With few participants the two refreshes of a position ask different clients."""
+    run = tiny("pro", participants=1, refresh_at="both")
+    lost = set()
+    for what, when, server in run.trail:
+        if what == "round" and when.round == 1:
+            known = set(server.blocks["memory"].labels)
+        if what == "position":
+            lost |= known - set(server.blocks["memory"].labels)
+    assert lost == set()
+
+
+def test_the_refresh_measures_under_the_aggregated_model(fresh):
+    run = fresh("pro", participants=4)
+    for r in range(LAST + 1):
+        run.play(1, r)
+    features, labels = [], []
+    for c in run.clients(1, LAST):
+        client = run.client(c, 1, LAST)
+        features.append(client.features(run.server.weights()["base"]))
+        labels.append(client.y)
+    u, y = torch.cat(features), torch.cat(labels)
+    for label, (mean, spread, count) in bank(run.server).items():
+        torch.testing.assert_close(mean, u[y == label].mean(0), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(spread, u[y == label].std(0, correction=0), rtol=1e-2, atol=5e-3)
+        assert count == int((y == label).sum())
+
+
+def test_local_statistics_are_not_the_global_ones(tiny):
+    runs = [tiny("pro", participants=4, refresh=how) for how in ("global", "local")]
+    ours, theirs = (bank(run.after_positions()[1]) for run in runs)
+    assert ours.keys() == theirs.keys()
+    assert len(runs[0].clients(1, LAST)) > 1  # a single client's model is the aggregated one
+    fresh = ours.keys() - bank(runs[0].after_positions()[0]).keys()
+    assert fresh
+    assert all(not torch.allclose(ours[k][0], theirs[k][0], rtol=1e-3) for k in fresh)
+
+
+@pytest.mark.parametrize(("merge", "expected"), [("counts", 30), ("replace", 20)])
+def test_a_class_that_returns_at_another_client(fresh, deal, merge, expected):
+    """Client 0 meets task 0 first with ten examples a class, client 1 meets it second with twenty."""
+
+    def owner(labels, tasks):
+        given = [-1] * len(labels)
+        for label in (*tasks[0], *tasks[1]):
+            rows = [i for i, y in enumerate(labels) if y == label]
+            for i in rows[:10]:
+                given[i] = 0
+            for i in rows[10:30]:
+                given[i] = 1
+        return given
+
+    deal(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
+    run = fresh("pro", clients=2, participants=2, merge=merge).stream()
+    first, second = run.after_positions()[:2]
+    tasks = run.world.plan.tasks
+    assert {k: v[2] for k, v in bank(first).items()} == dict.fromkeys(tasks[0], 10) | dict.fromkeys(tasks[1], 20)
+    last = {**dict.fromkeys(tasks[0], expected), **dict.fromkeys(tasks[1], 30 if merge == "counts" else 10)}
+    assert {k: v[2] for k, v in bank(second).items()} == last
+
+
+def test_the_adapted_bank_is_a_switch(tiny):
+    plain, both = tiny("pro"), tiny("pro", adapted_bank=True)
+    assert "adapted" not in plain.server.blocks
+    block, d = both.server.blocks["adapted"], both.world.net.features
+    assert block.labels == both.server.blocks["memory"].labels
+    assert block.tensors["mean"].shape == (len(block.labels), d)
+    assert block.tensors["spread"].shape == (len(block.labels), 1)
+    assert torch.equal(block.tensors["count"], both.server.blocks["memory"].tensors["count"])
+    weights = [run.server.weights()["head"]["weight"] for run in (plain, both)]
+    assert torch.equal(*weights)  # PRO keeps it on the side: it rehearses from the base-space memory alone

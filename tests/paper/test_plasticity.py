@@ -1,0 +1,85 @@
+"""Proposition (proximal control of local drift): ‖Θ_c − Θ^g‖ ≤ (G + ξ) / 2λ, and no base drift when it is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from profcil.encoders.model import MODEL, TAIL, Tail, cross_entropy
+from profcil.engine import steps
+from profcil.engine.client import embed
+from profcil.engine.phases import Features, Train
+
+STEADY = {"batch": 0, "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "optimiser": "sgd"}
+
+
+def phase_of(run, blocks: tuple[str, ...], pull: float, epochs: int) -> Train:
+    """Current-task fitting of one client on a dozen examples, all at once, so that it can come to rest."""
+    client = run.client(run.clients(0, 0)[0], 0, 0)
+    client.current = client.current[:12]
+    client.settings = replace(client.settings, **STEADY)
+    weights = run.server.weights()
+    allowed = torch.ones(10, dtype=torch.bool)
+    if blocks == MODEL:
+        return client.train("fit", weights, MODEL, run.method.fit_loss, proximal=pull, epochs=epochs, allowed=allowed)
+    source = Features(embed(client.net, weights["base"], client.examples, client.current), client.y)
+    return client.train(
+        "fit", weights, TAIL, run.method.tail_loss, source, proximal=pull, epochs=epochs, allowed=allowed
+    )
+
+
+def slope_of(run, phase: Train, weights: dict) -> torch.Tensor:
+    """∇F at some weights, over the trainable blocks, without the proximal term."""
+    net = run.world.net
+    net.load(weights)
+    net.train()
+    for p in net.parameters():
+        p.requires_grad_(True)
+    rows = phase.source.epoch(torch.Generator())
+    if phase.blocks == MODEL:
+        logits = net(*phase.inputs(rows["index"]))
+    else:
+        logits = Tail(net.adapter, net.head).classify(rows["u"])
+    loss = cross_entropy(logits, rows["y"], phase.constants["allowed"])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, net.trainable(phase.blocks))])
+
+
+def vector(run, weights: dict, blocks: tuple[str, ...]) -> torch.Tensor:
+    run.world.net.load(weights)
+    return torch.cat([p.detach().flatten().clone() for p in run.world.net.trainable(blocks)])
+
+
+@pytest.mark.parametrize("pull", [0.5, 2.0])
+@pytest.mark.parametrize("blocks", [TAIL, MODEL], ids=["tail", "model"])
+def test_a_proximal_fit_stays_within_the_bound(fresh, blocks, pull):
+    run = fresh("pro", train__augment=False)
+    phase = phase_of(run, blocks, pull, epochs=200)
+    start, done = run.server.weights(), steps.run(run.world.net, [phase])[0]
+    drift = vector(run, done.weights, blocks) - vector(run, start, blocks)
+    slope = slope_of(run, phase, done.weights)
+    g, xi = float(slope.norm()), float((slope + 2 * pull * drift).norm())
+    assert xi < 0.05 * g  # the engine minimises F + λ‖Π(Θ) − Π(Θ^g)‖², so the point it comes to is nearly stationary
+    assert float(drift.norm()) <= (g + xi) / (2 * pull) + 1e-6
+    assert float(drift.norm()) > 0.5 * g / (2 * pull)  # and the bound is not an empty one
+
+
+def test_a_stronger_pull_means_less_drift(fresh):
+    run = fresh("pro", train__augment=False)
+    start, moved = run.server.weights(), []
+    for pull in (0.0, 0.1, 1.0, 5.0):
+        done = steps.run(run.world.net, [phase_of(run, MODEL, pull, epochs=30)])[0]
+        moved.append(float((vector(run, done.weights, MODEL) - vector(run, start, MODEL)).norm()))
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] < 0.5 * moved[0]
+
+
+def test_a_frozen_base_does_not_drift_at_all(fresh):
+    run = fresh("pro", base_rounds=0)
+    before = run.server.weights()["base"]
+    rows = torch.arange(20)
+    features = embed(run.world.net, before, run.world.judged, rows)
+    after = run.play(0, 0)
+    assert torch.equal(embed(run.world.net, after.weights()["base"], run.world.judged, rows), features)
+    assert after.blocks["base"].version == 1  # not even written again
