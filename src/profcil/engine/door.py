@@ -77,9 +77,7 @@ class Door:
         for block in blocks:
             if self.kinds is not None and block.kind not in self.kinds:
                 declared = ", ".join(sorted(self.kinds))
-                raise Failure(
-                    f"a block of kind '{block.kind}' came to the door; the method declares {declared}"
-                )
+                raise Failure(f"a block of kind '{block.kind}' came to the door; the method declares {declared}")
             kinds[block.kind] = kinds.get(block.kind, 0) + block.bytes
             kinds[HEADER] = kinds.get(HEADER, 0) + block.header_bytes
         if extra:

@@ -1,7 +1,8 @@
 """SGD and Adam as in-place updates of tensor lists, with no host synchronisation.
 
-torch's own optimisers would do for one client. These also update the first `rows` clients of a stack, where the
-others have already finished their epoch, and clip each client by its own gradient norm.
+For one client torch's fused kernels do the work. A stack of clients needs more than torch's optimisers offer: clients
+that have finished their epoch stand still, so each row has taken its own number of steps; and each client is clipped
+by its own gradient norm.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from profcil.config import TrainSettings
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def clip_(grads: Sequence[Tensor], limit: float, stacked: bool) -> None:
@@ -32,37 +35,62 @@ class Optimiser:
 
     def __init__(self, settings: TrainSettings, parameters: Sequence[Tensor]) -> None:
         self.s, self.parameters, self.time = settings, list(parameters), 0
-        self.times = torch.zeros(len(self.parameters[0]), device=self.parameters[0].device)  # of each row of a stack
+        self.adam = settings.optimiser == "adam"
         self.first = [torch.zeros_like(p) for p in self.parameters]
-        self.second = [torch.zeros_like(p) for p in self.parameters] if settings.optimiser == "adam" else []
+        self.second = [torch.zeros_like(p) for p in self.parameters] if self.adam else []
+        device = self.parameters[0].device
+        self.times = torch.zeros(len(self.parameters[0]), device=device)  # steps each row of a stack has taken
+        self.steps = [torch.zeros((), device=device) for _ in self.parameters]
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], rows: int | None = None) -> None:
+        """One update from these gradients, which may be overwritten; of the first `rows` clients of a stack."""
         self.time += 1
-        part = (lambda ts: [t[:rows] for t in ts]) if rows is not None else list
-        p, g, m, s = part(self.parameters), list(grads), part(self.first), self.s
-        coupled = s.optimiser == "sgd" or s.decay == "coupled"
-        if s.weight_decay and coupled:
-            torch._foreach_add_(g, p, alpha=s.weight_decay)
-        if s.optimiser == "sgd":
-            torch._foreach_mul_(m, s.momentum)
-            torch._foreach_add_(m, g)
-            torch._foreach_add_(p, m, alpha=-s.lr)
-            return
-        if s.weight_decay and not coupled:
-            torch._foreach_mul_(p, 1 - s.lr * s.weight_decay)
-        v = part(self.second)
-        torch._foreach_lerp_(m, g, 1 - 0.9)
-        torch._foreach_mul_(v, 0.999)
-        torch._foreach_addcmul_(v, g, g, 1 - 0.999)
-        root = torch._foreach_sqrt(v)
         if rows is None:
-            torch._foreach_div_(root, (1 - 0.999**self.time) ** 0.5)
-            torch._foreach_add_(root, 1e-8)
-            torch._foreach_addcdiv_(p, m, root, -s.lr / (1 - 0.9**self.time))
+            self._fused([g.contiguous() for g in grads])  # the kernels read memory in order, whatever the strides say
+        elif self.adam:
+            self._adam_rows(list(grads), rows)
+        else:
+            self._sgd_rows(list(grads), rows)
+
+    def _fused(self, grads: list[Tensor]) -> None:
+        s, p = self.s, self.parameters
+        if not self.adam:
+            torch._fused_sgd_(
+                p, grads, self.first if s.momentum else [], weight_decay=s.weight_decay, momentum=s.momentum, lr=s.lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            )  # fmt: skip
             return
-        self.times[:rows] += 1  # clients with a shorter epoch have taken fewer steps
-        for param, moment, r in zip(p, m, root, strict=True):
+        torch._foreach_add_(self.steps, 1)
+        rule = torch._fused_adam_ if s.decay == "coupled" else torch._fused_adamw_
+        rule(
+            p, grads, self.first, self.second, [], self.steps, lr=s.lr, beta1=BETA1, beta2=BETA2,
+            weight_decay=s.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def _sgd_rows(self, g: list[Tensor], rows: int) -> None:
+        s, p, m = self.s, _top(self.parameters, rows), _top(self.first, rows)
+        torch._foreach_add_(g, p, alpha=s.weight_decay)
+        torch._foreach_mul_(m, s.momentum)
+        torch._foreach_add_(m, g)
+        torch._foreach_add_(p, m, alpha=-s.lr)
+
+    def _adam_rows(self, g: list[Tensor], rows: int) -> None:
+        s, p = self.s, _top(self.parameters, rows)
+        m, v = _top(self.first, rows), _top(self.second, rows)
+        self.times[:rows] += 1
+        if s.decay == "coupled":
+            torch._foreach_add_(g, p, alpha=s.weight_decay)
+        else:
+            torch._foreach_mul_(p, 1 - s.lr * s.weight_decay)
+        torch._foreach_lerp_(m, g, 1 - BETA1)
+        torch._foreach_mul_(v, BETA2)
+        torch._foreach_addcmul_(v, g, g, 1 - BETA2)
+        for param, moment, root in zip(p, m, torch._foreach_sqrt(v), strict=True):
             t = self.times[:rows].view(-1, *[1] * (param.dim() - 1))
-            r.div_((1 - 0.999**t).sqrt()).add_(1e-8)
-            param.sub_(s.lr / (1 - 0.9**t) * moment / r)
+            root.div_((1 - BETA2**t).sqrt()).add_(EPSILON)
+            param.addcdiv_(moment * (-s.lr / (1 - BETA1**t)), root)
+
+
+def _top(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
+    return [t[:rows] for t in tensors]

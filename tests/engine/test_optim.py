@@ -1,0 +1,61 @@
+"""The update rules against torch's own optimisers, for one client and for rows of a stack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profcil.config import TrainSettings
+from profcil.engine.optim import Optimiser, clip_
+
+RULES = [
+    {"optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    {"optimiser": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+    {"optimiser": "adam", "lr": 0.01, "weight_decay": 0.1},
+    {"optimiser": "adam", "lr": 0.01, "weight_decay": 0.1, "decay": "coupled"},
+]
+
+
+def torchs(s: TrainSettings, p: torch.Tensor) -> torch.optim.Optimizer:
+    if s.optimiser == "sgd":
+        return torch.optim.SGD([p], lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+    rule = torch.optim.AdamW if s.decay == "decoupled" else torch.optim.Adam
+    return rule([p], lr=s.lr, weight_decay=s.weight_decay)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_client_moves_as_with_torchs_optimiser_whatever_the_strides_of_its_gradients(rule):
+    s, rng = TrainSettings(**rule), torch.Generator().manual_seed(0)
+    p = torch.randn(4, 3, 2, 2, generator=rng)
+    reference = p.clone().requires_grad_()
+    ours, theirs = Optimiser(s, [p]), torchs(s, reference)
+    for _ in range(5):
+        g = torch.randn(4, 3, 2, 2, generator=rng)
+        reference.grad = g.clone()
+        theirs.step()
+        ours.step([g.to(memory_format=torch.channels_last)])
+    assert torch.allclose(p, reference.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_row_that_stands_still_is_untouched_and_goes_on_as_if_it_had_been_alone(rule):
+    s, rng = TrainSettings(**rule), torch.Generator().manual_seed(0)
+    start = torch.randn(2, 3, 3, generator=rng)
+    stack, alone = start.clone(), [start[0].clone(), start[1].clone()]
+    together, single = Optimiser(s, [stack]), [Optimiser(s, [t]) for t in alone]
+    for rows in (2, 1, 1, 2, 2):
+        g, before = torch.randn(2, 3, 3, generator=rng), stack.clone()
+        for row in range(rows):
+            single[row].step([g[row].clone()])
+        together.step([g[:rows].clone()], rows)
+        assert torch.equal(stack[rows:], before[rows:])
+    assert torch.allclose(stack, torch.stack(alone), atol=1e-6)
+
+
+def test_every_client_is_clipped_by_its_own_norm():
+    g = torch.stack([torch.full((3,), 10.0), torch.full((3,), 0.1)])
+    clip_([g], 1.0, stacked=True)
+    assert g[0].norm() == pytest.approx(1.0, abs=1e-4) and torch.equal(g[1], torch.full((3,), 0.1))
+    flat = torch.full((4,), 10.0)
+    clip_([flat], 1.0, stacked=False)
+    assert flat.norm() == pytest.approx(1.0, abs=1e-4)
