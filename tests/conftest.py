@@ -28,6 +28,12 @@ from profcil.protocol.participation import participants
 from profcil.resolve import resolve
 
 TINY = {"warmup.rounds": 1, "train.rounds": 3, "train.epochs": 1, "model.width": 4, "clients": 4, "participants": 3}
+LITERAL = {
+    "fit_when_frozen": "true",
+    "refresh_at": "final",
+    "noise": 0.1,
+    "proximal": 0.01,
+}  # PRO as in the paper's text
 
 hypothesis_settings.register_profile("same every time", derandomize=True)
 hypothesis_settings.load_profile("same every time")
@@ -102,7 +108,8 @@ class Run:
 
 def begin(method: str = "pro", dataset: str = "digits", setting: str = "severe", seed: int = 0, **settings: Any) -> Run:
     """A run that has been warmed up and not yet started. Dots in names are written as double underscores."""
-    wanted = TINY | {k.replace("__", "."): v for k, v in settings.items()}
+    literal = LITERAL if method in ("pro", "promax") else {}
+    wanted = TINY | literal | {k.replace("__", "."): v for k, v in settings.items()}
     flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)

@@ -92,7 +92,7 @@ def test_the_auxiliary_loss_and_the_pull_change_the_fit(fresh, same_bits):
 
 def test_a_strong_pull_keeps_the_model_near(fresh):
     def moved(pull: float) -> float:
-        run = fresh("pro", proximal=pull)
+        run = fresh("pro", proximal=pull, train__lr=0.05)
         start = run.server.weights()["base"]
         return float(sum((t - start[k]).norm() for k, t in run.play(0, 0).weights()["base"].items()))
 

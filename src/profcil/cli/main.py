@@ -15,7 +15,18 @@ from profcil import __version__
 from profcil.cli.parser import Parser
 from profcil.errors import ProfcilError, unknown
 
-VERBS = ("run", "resume", "plan", "list", "data", "compare", "diagnose", "study", "doctor")  # modules of this folder
+VERBS = (
+    "run",
+    "resume",
+    "plan",
+    "list",
+    "data",
+    "compare",
+    "diagnose",
+    "study",
+    "bench",
+    "doctor",
+)  # modules of this folder
 DEBUG = "PROFCIL_DEBUG"
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
 

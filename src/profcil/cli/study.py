@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
     rows = summarise(todo, out)
-    print_json(rows) if args.json else print(markdown(rows))
+    print_json(rows) if args.json else print(f"{markdown(rows)}\n\nrun folders: {out}")
     return 1 if failures else 0
 
 

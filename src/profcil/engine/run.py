@@ -179,6 +179,8 @@ class Keeper:
             return
         seconds = round(self.before + time.perf_counter() - self.began, 3)
         event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}
+        if what == "position":
+            event["resident_mb"] = resident_mb()
         self.folder.append(line := json.dumps(event) + "\n")
         self.hold(self.state, self.whole[1] + line)
         if what == "position" or time.perf_counter() - self.saved > SAVE_SECONDS:
@@ -203,6 +205,14 @@ def peak_memory_mb(world: World) -> float:
         return torch.cuda.max_memory_allocated(world.device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def resident_mb() -> float | None:
+    """The process's resident memory now; unknown where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def environment(world: World) -> dict[str, Any]:

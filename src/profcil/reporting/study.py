@@ -72,16 +72,23 @@ COLUMNS = {
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for the docs."""
-    head = ["dataset", "setting", "method", "seeds", *(title for title, _ in COLUMNS.values()), "paper FAA / CTA / AF"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = [row["dataset"], row["setting"], row["method"], str(row["seeds"])]
-        cells += [_pair(row[key], digits) for key, (_, digits) in COLUMNS.items()]
-        cells.append(" / ".join(f"{v:.1f}" for v in row["paper"].values()) if row["paper"] else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    """The table for the docs; a column that nobody has a value for is left out."""
+    table: dict[str, list[str]] = {
+        key: [str(row[key]) for row in rows] for key in ("dataset", "setting", "method", "seeds")
+    }
+    for key, (title, digits) in COLUMNS.items():
+        table[title] = [_pair(row[key], digits, row["seeds"]) for row in rows]
+    table["paper: FAA / CTA / AF"] = [_slashes(row["paper"]) for row in rows]
+    columns = {title: cells for title, cells in table.items() if any(cells)}
+    lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _pair(value: tuple[float, float] | None, digits: int) -> str:
-    return "" if value is None else f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
+def _pair(value: tuple[float, float] | None, digits: int, seeds: int) -> str:
+    if value is None:
+        return ""
+    return f"{value[0]:.{digits}f}" + (f" ± {value[1]:.{digits}f}" if seeds > 1 else "")
+
+
+def _slashes(paper: dict[str, float] | None) -> str:
+    return " / ".join(f"{v:.1f}" for v in paper.values()) if paper else ""
