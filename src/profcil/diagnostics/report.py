@@ -16,6 +16,7 @@ from profcil.engine.folder import unpack
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.errors import RunFolderError
+from profcil.reporting.runs import alignments
 from profcil.resolve import resolve
 
 
@@ -44,9 +45,3 @@ def probe(world: World, weights: Weights) -> dict[str, float]:
     a, b = (embed(world.net, weights["base"], e, torch.arange(len(e), device=world.device)) for e in (train, judged))
     ridge = ridge_accuracy(a, train.y, b, judged.y, world.bundle.facts.classes)
     return {"ridge": 100 * ridge, "nearest_mean": 100 * nearest_mean_accuracy(a, train.y, b, judged.y)}
-
-
-def alignments(path: Path) -> list[dict[str, Any]]:
-    """What the run itself noted after every position."""
-    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    return [e.get("alignment", {}) for e in events if e["event"] == "position"]

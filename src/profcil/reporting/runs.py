@@ -108,3 +108,9 @@ def row(run: Run) -> dict[str, Any]:
 def known_number(value: Any) -> Any:
     """NaN is no value, and no JSON either."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def alignments(path: Path) -> list[dict[str, Any]]:
+    """What the run itself noted after every position."""
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    return [e.get("alignment", {}) for e in events if e["event"] == "position"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.reporting.runs import Run, load_run
+from profcil.reporting.runs import Run, alignments, load_run
 from profcil.reporting.tables import compare
 from profcil.study import Cell, read_json
 
@@ -35,10 +35,10 @@ def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[s
     out: dict[str, Any] = {"dataset": dataset, "setting": setting, "method": label, "seeds": len(group)}
     for name in (*METRICS, "norm_comm", "seconds", "warmup_seconds", "peak_memory_mb"):
         out[name] = spread([row[name] for _, row in group])
-    found = [read_json(run.path / "diagnostics.json") for run, _ in group]
-    out["probe_warm"] = spread([d["probe_warm"]["ridge"] for d in found if d])
-    out["probe_final"] = spread([d["probe_final"]["ridge"] for d in found if d])
-    final = [next((a["memory"] for a in reversed(d["alignment"]) if "memory" in a), None) for d in found if d]
+    probes = [read_json(run.path / "diagnostics.json") for run, _ in group]
+    out["probe_warm"] = spread([d["probe_warm"]["ridge"] for d in probes if d])
+    out["probe_final"] = spread([d["probe_final"]["ridge"] for d in probes if d])
+    final = [next((a["memory"] for a in reversed(alignments(run.path)) if "memory" in a), None) for run, _ in group]
     out["align"] = spread([a["align"] for a in final if a])
     out["centred"] = spread([a["centred"] for a in final if a])
     out["paper"] = paper(dataset, setting, label.split(" ")[0])
