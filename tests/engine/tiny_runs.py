@@ -76,7 +76,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "resident_mb")} for line in lines]
 
 
 def at_call(spot: str, number: int, do: Callable[..., None], patch: Callable[[Any, str, Any], None] = setattr) -> None:

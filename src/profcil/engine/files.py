@@ -62,5 +62,6 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         t = tensors[name]
         total.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
-        total.update(t.reshape(-1).view(torch.uint8).numpy().data)
+        flat = t.flatten().clone(memory_format=torch.contiguous_format)  # a single number may have any stride
+        total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -68,30 +68,48 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
 def play(
     world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When
 ) -> tuple[ServerState, dict]:
-    """One round: broadcast, turns, aggregation, and the refresh where one is due. Also says how it went."""
+    """One round: broadcast, turns, aggregation, and the refreshes due before and after. Also says how it went."""
     server = state.server
     base = server.get("base")
     world.forget_features(base.version if base else None)
-    replies = turns(world, method, state, door, clients, when)
+    if method.opens(when):
+        server = refresh(world, method, state, door, clients, when, server)
+    replies = turns(world, method, state, door, clients, when, server)
     with torch.set_grad_enabled(method.server_gradients):
         server = method.aggregate(server, replies, when)
-        if method.surveys(when):
-            asked = When("refresh", when.position, when.round, when.rounds)
-            names = method.survey_blocks(server, asked)
-            told = []
-            for c in clients:
-                inbox = door.down(c, server, names, asked)
-                told.append(door.up(inbox, method.survey(world.client(c, asked, state.private.get(c)), inbox), asked))
-            server = method.absorb(server, told, asked)
+    if method.surveys(when):
+        server = refresh(world, method, state, door, clients, when, server)
     loss = sum(r.notes.get("loss", 0.0) for r in replies) / len(replies) if replies else None
     skipped = sorted(set(clients) - {r.client for r in replies})
     return server, {"clients": len(clients), "skipped": skipped, "loss": loss}
 
 
-def turns(world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When) -> list[Reply]:
+def refresh(
+    world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When, server: ServerState
+) -> ServerState:
+    """The participants' statistics under the server's model, through the door, and what the server makes of them."""
+    asked, told = When("refresh", when.position, when.round, when.rounds), []
+    with torch.set_grad_enabled(method.server_gradients):
+        names = method.survey_blocks(server, asked)
+        for c in clients:
+            inbox = door.down(c, server, names, asked)
+            told.append(door.up(inbox, method.survey(world.client(c, asked, state.private.get(c)), inbox), asked))
+        return method.absorb(server, told, asked)
+
+
+def turns(
+    world: World,
+    method: Method,
+    state: RunState,
+    door: Door,
+    clients: Sequence[int],
+    when: When,
+    server: ServerState | None = None,
+) -> list[Reply]:
     """The participants' turns, through the door both ways; replies in client order, whoever was computed first."""
-    names = method.broadcast(state.server, when)
-    inboxes = {c: door.down(c, state.server, names, when) for c in clients}
+    server = server or state.server
+    names = method.broadcast(server, when)
+    inboxes = {c: door.down(c, server, names, when) for c in clients}
     at_work = {c: method.turn(world.client(c, when, state.private.get(c)), inboxes[c]) for c in clients}
     done = world.executor(at_work, guard_of(world, when))
     replies = []

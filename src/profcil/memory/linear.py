@@ -1,0 +1,171 @@
+"""Closed-form heads from sums, and a memory that follows the representation by one linear map.
+
+A `Summary` holds per class a count and a mean of features u, and one second-moment matrix G = Σ ũũᵀ of ũ = [u; 1] over
+all of them. Summaries of disjoint examples add up, so what a server solves from many clients' sums is what one machine
+would solve from all their examples. Everything is tensors in, tensors out, in float64; clients are unknown here. Rows
+follow `labels`, ascending class ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from profcil.errors import Failure
+
+FLOOR = 1e-9  # within-class variance per squared feature below which there is none to speak of
+JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal, tried in turn where rounding costs definiteness
+
+
+@dataclass(frozen=True)
+class Summary:
+    """First moments per class, second moments over all of them."""
+
+    labels: tuple[int, ...]
+    count: Tensor  # [classes]
+    mean: Tensor  # [classes, d]
+    gram: Tensor  # [d + 1, d + 1], Σ ũũᵀ
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How features moved: sums over examples of ũ before and of the change δ of u."""
+
+    old: Tensor  # [d + 1, d + 1], Σ ũ_o ũ_oᵀ
+    cross: Tensor  # [d + 1, d], Σ ũ_o δᵀ
+    square: Tensor  # [d, d], Σ δδᵀ
+
+
+def extended(u: Tensor) -> Tensor:
+    """ũ = [u; 1] in float64."""
+    return torch.cat([u.double(), u.new_ones(len(u), 1).double()], 1)
+
+
+def supported(y: Tensor, least: int) -> Tensor:
+    """A mask of the examples whose class has at least so many of them."""
+    _, row, count = torch.unique(y, return_inverse=True, return_counts=True)
+    return (count >= least)[row]
+
+
+def summarise(features: Tensor, y: Tensor) -> Summary:
+    """The sums of some examples."""
+    labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
+    one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
+    u = extended(features)
+    return Summary(tuple(labels.tolist()), count.double(), one_hot.T @ u[:, :-1] / count[:, None], u.T @ u)
+
+
+def pool(parts: Sequence[Summary]) -> Summary:
+    """The summary of all examples together, classes in any combination."""
+    labels = sorted({y for part in parts for y in part.labels})
+    place = {y: i for i, y in enumerate(labels)}
+    sums = torch.zeros(len(labels), parts[0].mean.shape[1], dtype=torch.float64, device=parts[0].mean.device)
+    count = sums.new_zeros(len(labels))
+    for part in parts:
+        rows = torch.tensor([place[y] for y in part.labels], dtype=torch.long, device=sums.device)
+        sums[rows] += part.count[:, None] * part.mean
+        count[rows] += part.count
+    gram = torch.stack([part.gram for part in parts]).sum(0)
+    return Summary(tuple(labels), count, sums / count[:, None], gram)
+
+
+def within(s: Summary) -> Tensor:
+    """The within-class covariance (Σ uuᵀ − Σ_y n_y μ_y μ_yᵀ) / n."""
+    d = s.mean.shape[1]
+    return symmetric(s.gram[:d, :d] - s.mean.T @ (s.count[:, None] * s.mean)) / s.count.sum()
+
+
+def lda(s: Summary, shrink: float) -> tuple[Tensor, Tensor]:
+    """w_y = (cov + λ·mean variance·I)⁻¹ μ_y, b_y = −½ w_yᵀμ_y. Where classes have no spread at all (one example each),
+    the covariance is taken as round: the nearest class mean."""
+    cov, d = within(s), s.mean.shape[1]
+    eye = torch.eye(d, dtype=cov.dtype, device=cov.device)
+    variance, size = cov.diagonal().mean(), s.gram.diagonal()[:d].mean() / s.count.sum()
+    if variance <= FLOOR * size:
+        cov, variance = eye * size.clamp(min=FLOOR), size
+    weight = solve(cov + shrink * variance * eye, s.mean.T).T
+    return weight, -0.5 * (weight * s.mean).sum(1)
+
+
+def ridge(s: Summary, strength: float) -> tuple[Tensor, Tensor]:
+    """Least squares on one-hot labels, (G/n + λ·mean variance·I)⁻¹ [n_y μ̃_y / n]; the bias is not shrunk."""
+    n, gram = s.count.sum(), s.gram / s.count.sum()
+    variance = (gram.diagonal() - gram[-1].square())[:-1].mean().clamp(min=FLOOR)
+    penalty = torch.full_like(gram[0], float(strength * variance))
+    penalty[-1] = 0.0
+    answer = solve(gram + penalty.diag(), (s.count[:, None] * extended(s.mean)).T / n)
+    return answer[:-1].T, answer[-1]
+
+
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """matrix⁻¹ right for a symmetric positive definite matrix, by Cholesky in float64. One that rounding has made
+    indefinite gets a small multiple of its mean diagonal added, the smallest of `JITTERS` that helps."""
+    matrix = symmetric(matrix.double())
+    if not bool(torch.isfinite(matrix).all()):
+        raise Failure(f"a {len(matrix)}×{len(matrix)} second-moment matrix is not finite; lower train.lr or train.clip")
+    unit = matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    for jitter in JITTERS:
+        factor, bad = torch.linalg.cholesky_ex(matrix + jitter * unit)
+        if not int(bad):
+            return torch.cholesky_solve(right.double(), factor)
+    raise Failure(
+        f"a {len(matrix)}×{len(matrix)} second-moment matrix is not positive definite, even with {JITTERS[-1]:g} of "
+        f"its mean diagonal added; raise the method's shrink and ridge settings"
+    )
+
+
+def drift(before: Tensor, after: Tensor) -> Drift:
+    """The sums of some examples' features under two models."""
+    old, delta = extended(before), after.double() - before.double()
+    return Drift(old.T @ old, old.T @ delta, delta.T @ delta)
+
+
+def pool_drift(parts: Sequence[Drift]) -> Drift:
+    return Drift(*(torch.stack([getattr(p, k) for p in parts]).sum(0) for k in ("old", "cross", "square")))
+
+
+def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
+    """B = (Σ ũ_oũ_oᵀ + ridge·diag)⁻¹ Σ ũ_oδᵀ, and the second moment of what it leaves unexplained, δ − Bᵀũ_o."""
+    shift = solve(d.old + ridge * d.old.diagonal().clamp(min=FLOOR).diag(), d.cross)
+    mixed = shift.T @ d.cross
+    return shift, symmetric(d.square - mixed - mixed.T + shift.T @ d.old @ shift) / d.old[-1, -1]
+
+
+def carry(s: Summary, shift: Tensor, residual: Tensor) -> Summary:
+    """The summary under the moved representation: μ ← μ + Bᵀ[μ; 1], G by congruence with I + [B 0], and the residual
+    covariance once an example, so that classes spread as real features did."""
+    d = s.mean.shape[1]
+    move = torch.eye(d + 1, dtype=shift.dtype, device=shift.device)
+    move[:, :d] += shift
+    gram = move.T @ s.gram @ move
+    gram[:d, :d] += s.count.sum() * residual
+    return replace(s, mean=s.mean + extended(s.mean) @ shift, gram=symmetric(gram))
+
+
+def displace(s: Summary, shift: Tensor) -> Summary:
+    """The summary with each mean moved by its own row and the scatter around the means left as it is."""
+    old, new = extended(s.mean), extended(s.mean + shift)
+    scatter = s.gram - old.T @ (s.count[:, None] * old)
+    return replace(s, mean=new[:, :-1], gram=symmetric(scatter + new.T @ (s.count[:, None] * new)))
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.T) / 2
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """A symmetric matrix as its upper triangle in float32: half the bytes to send."""
+    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[rows, columns].float()
+
+
+def unpack(triangle: Tensor) -> Tensor:
+    """What `pack` took apart, in float64."""
+    size = int(((8 * triangle.numel() + 1) ** 0.5 - 1) / 2)
+    rows, columns = torch.triu_indices(size, size, device=triangle.device)
+    matrix = torch.zeros(size, size, dtype=torch.float64, device=triangle.device)
+    matrix[rows, columns] = triangle.double()
+    return matrix + matrix.triu(1).T

@@ -1,0 +1,312 @@
+"""PRO-LIN, linear projected memory: the base keeps learning, and head and memory follow it in closed form.
+
+Our own method, in the spirit of PRO: aggregated statistics only, no raw data, no generator, no gradient on the server.
+It answers three weaknesses of rehearsal from diagonal Gaussians: a base that hardly moves, memories that go stale when
+it does, and a head at the level of nearest means.
+
+The server keeps, for every class, a count and a mean of base features, and one second-moment matrix G of ũ = [u; 1].
+A position opens with statistics of the classes not held yet, under the broadcast base; from these and the memory the
+server solves a linear discriminant head, which stays fixed while all rounds train the base against it (with a pull
+towards the features of the position's starting base, and a proximal term). It closes with statistics under the final
+base, and with sums that tell how current features moved: one ridge regression carries every old mean and G along.
+The deployed head is the same closed form, less shrunk.
+
+Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `closed_form`,
+`random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support` holds such
+statistics back, and a deployment would add secure summation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profcil.config import Checked, setting
+from profcil.encoders.model import Net, Weights, cross_entropy
+from profcil.engine.client import Client
+from profcil.engine.door import When
+from profcil.engine.payload import Block, Inbox, Reply, ServerState
+from profcil.engine.phases import Batch, Shuffled, Train, Turn
+from profcil.errors import ConfigError
+from profcil.memory import linear
+from profcil.memory.linear import Drift, Summary
+from profcil.memory.transport import combine, local_transport
+from profcil.methods.base import Method, reply
+from profcil.randomness import torch_generator
+
+START = "start/"  # before the names of the starting base's tensors, among a phase's constants
+
+
+@dataclass(frozen=True)
+class ProLinParams(Checked):
+    """Settings of PRO-LIN."""
+
+    base_rounds: int = setting(
+        -1,
+        "rounds of a position in which the base moves; -1 = all, 0 = never, a closed form on the warmed base",
+        low=-1,
+    )
+    closed_form: str = setting("lda", "how heads are solved from the statistics", choices=("lda", "ridge"))
+    shrink: float = setting(0.3, "λ of the head that a position trains against, in mean variances", low=0.0)
+    shrink_deployed: float = setting(0.05, "λ of the deployed head, in mean variances", low=0.0)
+    scale: float = setting(0.2, "factor on the logits of the head that a position trains against", low=0.0)
+    classifier: str = setting(
+        "fixed",
+        "the head within a position: fixed, trained along with the base, or solved anew after each round",
+        choices=("fixed", "free", "rounds"),
+    )
+    distill: float = setting(0.1, "weight of the pull towards the starting base's features", low=0.0)
+    proximal: float = setting(0.01, "λ of the pull towards the broadcast base", low=0.0)
+    transport: str = setting(
+        "linear",
+        "how old memory follows the aggregated base: a linear map, the nearest current features, or not at all",
+        choices=("linear", "neighbours", "none"),
+    )
+    ridge: float = setting(0.1, "regularisation of the linear map, as a part of its diagonal", low=0.0)
+    neighbours: int = setting(5, "K: current features that speak for an old mean", low=1)
+    bandwidth: float = setting(1.0, "their bandwidth, as a multiple of the median distance", low=1e-6)
+    random_features: int = setting(0, "random ReLU features between base and closed form; 0 = none", low=0)
+    min_support: int = setting(
+        1, "classes of which a client has fewer examples than this are left out of its statistics", low=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classifier == "free" and self.random_features:
+            raise ConfigError(
+                f"classifier = 'free' trains the model's own head, which does not fit random_features = "
+                f"{self.random_features}; set one of them back"
+            )
+
+
+class ProLin(Method):
+    """PRO-LIN."""
+
+    Params = ProLinParams
+    kinds = frozenset({"model", "memory", "statistics", "transport"})
+
+    # -- the client's turn ------------------------------------------------------------------------------------------
+
+    def turn(self, client: Client, inbox: Inbox) -> Turn:
+        """Trains the base on the examples whose classes the head knows; without any, there is nothing to do."""
+        allowed = client.allowed(inbox["linear"].labels if "linear" in inbox else ())
+        rows = torch.nonzero(allowed[client.y]).flatten()
+        if not len(rows):
+            return Reply(client.id, 0)
+        done = yield self.fit(client, inbox, rows, allowed)
+        return replace(reply(client, done.weights, self.trained, loss=done.loss), samples=len(rows))
+
+    def fit(self, client: Client, inbox: Inbox, rows: Tensor, allowed: Tensor) -> Train:
+        constants = {"allowed": allowed, **dense(inbox["linear"], client.net.classes)}
+        if self.params.random_features:
+            constants["directions"] = self.directions(client.net.features, allowed.device)
+        if self.params.distill:  # copies, since a normalisation layer may count what passes through it
+            start = (inbox.get("start") or inbox["base"]).tensors
+            constants |= {START + k: client.keep(t.clone()) for k, t in start.items()}
+        source = Shuffled(client.current[rows], client.y[rows])
+        weights = {b: dict(inbox[b].tensors) for b in self.trained}
+        phase = client.train("fit", weights, self.trained, self.fit_loss, source, proximal=self.params.proximal)
+        return replace(phase, inputs=client.examples.inputs, constants=constants)
+
+    def fit_loss(self, net: Net, batch: Batch) -> Tensor:
+        """Cross-entropy of the given head over base features, and 0.1·‖h(x) − h_g(x)‖². The starting base sees the same
+        views in the same mode: a target from plain inputs would itself drag the features of augmented ones along."""
+        views = net.weak(batch["inputs"], batch["rng"])
+        u = net.base(*views)
+        weight = net.head["weight"] if self.params.classifier == "free" else batch["weight"]
+        logits = F.linear(expand(u, batch.get("directions")), weight, batch["bias"])
+        loss = cross_entropy(logits, batch["y"], batch["allowed"])
+        if not self.params.distill:
+            return loss
+        with torch.no_grad():
+            start = {k.removeprefix(START): t for k, t in batch.items() if k.startswith(START)}
+            target = torch.func.functional_call(net.base, start, views)
+        return loss + self.params.distill * (u - target).square().sum(-1).mean(-1)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        return ("base", "head") if self.params.classifier == "free" else ("base",)
+
+    # -- statistics ---------------------------------------------------------------------------------------------------
+
+    def survey(self, client: Client, inbox: Inbox) -> Reply:
+        """Opening a position: the classes not held yet. Closing it: all current ones, and how their features moved.
+        Examples of a class with too few of them are in no sum at all, so that differences tell nothing either."""
+        features, rows = (
+            self.expanded(client.features(inbox["base"])),
+            linear.supported(client.y, self.params.min_support),
+        )
+        if "known" in inbox:
+            rows &= ~client.allowed(inbox["known"].labels)[client.y]
+        sent: dict[str, Block] = {}
+        if bool(rows.any()):
+            sent["statistics"] = block_of_summary(linear.summarise(features[rows], client.y[rows]))
+            if "start" in inbox:
+                sent |= self.movement(inbox, self.expanded(client.features(inbox["start"]))[rows], features[rows])
+        return Reply(client.id, len(client.current), sent)
+
+    def movement(self, inbox: Inbox, before: Tensor, after: Tensor) -> dict[str, Block]:
+        """The drift of current features under the aggregated model, as sums or as one shift a remembered class."""
+        p = self.params
+        if p.transport == "linear":
+            return {"transport": block_of_drift(linear.drift(before, after))}
+        bank = inbox["bank"]
+        if not bank.labels:
+            return {}
+        moves = local_transport(bank.tensors["mean"], before, after, neighbours=p.neighbours, factor=p.bandwidth)
+        return {"transport": Block("transport", dict(zip(("shift", "confidence"), moves, strict=True)), bank.labels)}
+
+    def directions(self, d: int, device: torch.device) -> Tensor:
+        """The random directions; everyone can draw them, so they never travel."""
+        rng = torch_generator(0, "random features", d)
+        return (torch.randn(self.params.random_features, d, generator=rng) / d**0.5).to(device)
+
+    def expanded(self, u: Tensor) -> Tensor:
+        return expand(u, self.directions(u.shape[1], u.device) if self.params.random_features else None)
+
+    # -- the server ---------------------------------------------------------------------------------------------------
+
+    def begin(self, weights: Weights) -> ServerState:
+        like = weights["adapter"]["scale"]
+        empty = linear.summarise(like.new_zeros(0, self.params.random_features or len(like)), like.new_zeros(0).long())
+        return remember(super().begin(weights), empty)
+
+    def plastic(self, when: When) -> bool:
+        """Whether the base moves in this round."""
+        return self.params.base_rounds < 0 or when.round < self.params.base_rounds
+
+    def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
+        """In the first round the base is the starting base; later the latter is sent to whoever has not got it yet."""
+        if not self.plastic(when):
+            return ()
+        return (*self.trained, "linear", *(("start",) if self.params.distill and when.round else ()))
+
+    def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        return super().aggregate(state, [r for r in replies if r.blocks], when)
+
+    def opens(self, when: When) -> bool:
+        return when.round == 0 and self.plastic(when)
+
+    def surveys(self, when: When) -> bool:
+        return when.final or (self.params.classifier == "rounds" and self.plastic(when))
+
+    def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
+        if self.opening(state, when):
+            return ("base", "known")
+        return ("base", *{"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport])
+
+    def opening(self, state: ServerState, when: When) -> bool:
+        return self.opens(when) and "start" not in state.blocks
+
+    def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        if not replies:
+            return state
+        if self.opening(state, when):
+            return self.open(state, replies)
+        memory = self.closed(state, replies)
+        if not when.final:
+            return self.fix_head(state, memory)
+        passing = [n for n in state.blocks if n in ("start", "linear") or n.startswith("opened/")]
+        return remember(state.drop(*passing), memory)
+
+    def open(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """Fixes the starting base and the head; the statistics behind it stay apart until the position closes."""
+        told = {f"opened/{r.client}": r.blocks["statistics"] for r in replies if "statistics" in r.blocks}
+        state = state.put(start=Block("model", state.blocks["base"].tensors), **told)
+        return self.fix_head(state, linear.pool([memory_of(state), *map(summary_of, told.values())]))
+
+    def fix_head(self, state: ServerState, memory: Summary) -> ServerState:
+        if not memory.labels:
+            return state
+        weight, bias = (self.params.scale * t.float() for t in self.solve(memory, self.params.shrink))
+        head = Block("model", {"weight": weight, "bias": bias}, memory.labels)
+        if self.params.classifier != "free":
+            return state.put(linear=head)
+        like = state.blocks["head"].tensors["weight"]
+        return state.put(linear=head, head=Block("model", {"weight": dense(head, len(like))["weight"]}))
+
+    def closed(self, state: ServerState, replies: Sequence[Reply]) -> Summary:
+        """The memory under the base as it is now. No example counts twice: a client that measures now replaces what it
+        said when the position opened; what the others said then is carried along with the old memory."""
+        now = {f"opened/{r.client}" for r in replies if "statistics" in r.blocks}
+        gone = [summary_of(b) for n, b in state.blocks.items() if n.startswith("opened/") and n not in now]
+        moves = [r.blocks["transport"] for r in replies if "transport" in r.blocks]
+        fresh = [summary_of(r.blocks["statistics"]) for r in replies if "statistics" in r.blocks]
+        return linear.pool([*self.moved([memory_of(state), *gone], moves), *fresh])
+
+    def moved(self, old: Sequence[Summary], moves: Sequence[Block]) -> Sequence[Summary]:
+        """Old memory carried to the present base. Neighbours speak only for the memory proper, which comes first."""
+        if not moves:
+            return old
+        if self.params.transport == "linear":
+            shift, residual = linear.fit_drift(linear.pool_drift([drift_of(b) for b in moves]), self.params.ridge)
+            return [linear.carry(s, shift, residual) for s in old]
+        shift = combine([b.tensors["shift"] for b in moves], [b.tensors["confidence"] for b in moves])
+        return [linear.displace(old[0], shift.double()), *old[1:]]
+
+    def solve(self, memory: Summary, shrink: float) -> tuple[Tensor, Tensor]:
+        return {"lda": linear.lda, "ridge": linear.ridge}[self.params.closed_form](memory, shrink)
+
+    def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
+        return {"memory": (state.blocks["bank"], self.expanded)}
+
+    def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
+        """The deployed head; a class without statistics is never chosen over one that has them."""
+        memory = memory_of(state)
+        scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
+        if memory.labels:
+            weight, bias = self.solve(memory, self.params.shrink_deployed)
+            scores[:, list(memory.labels)] = F.linear(self.expanded(features).double(), weight, bias)
+        return scores
+
+
+def expand(u: Tensor, directions: Tensor | None) -> Tensor:
+    """Features as the closed form sees them: as they are, or as random ReLU features of them."""
+    return u if directions is None else F.linear(u, directions).relu()
+
+
+def dense(head: Block, classes: int) -> dict[str, Tensor]:
+    """A head over all class ids; rows without statistics are zero and masked."""
+    ids = torch.tensor(head.labels, dtype=torch.long, device=head.tensors["bias"].device)
+    return {k: t.new_zeros(classes, *t.shape[1:]).index_copy(0, ids, t) for k, t in head.tensors.items()}
+
+
+def remember(state: ServerState, memory: Summary) -> ServerState:
+    """Writes the memory: class rows and matrix apart, and the labels by themselves for who needs no more."""
+    rows = {"mean": memory.mean.float(), "count": memory.count.to(torch.int32)}
+    return state.put(
+        bank=Block("memory", rows, memory.labels),
+        gram=Block("memory", {"gram": linear.pack(memory.gram)}),
+        known=Block("memory", {}, memory.labels),
+    )
+
+
+def memory_of(state: ServerState) -> Summary:
+    bank, gram = state.blocks["bank"], state.blocks["gram"]
+    return summary_of(Block("memory", {**bank.tensors, **gram.tensors}, bank.labels))
+
+
+def summary_of(block: Block) -> Summary:
+    t = block.tensors
+    return Summary(block.labels, t["count"].double(), t["mean"].double(), linear.unpack(t["gram"]))
+
+
+def block_of_summary(s: Summary) -> Block:
+    tensors = {"mean": s.mean.float(), "count": s.count.to(torch.int32), "gram": linear.pack(s.gram)}
+    return Block("statistics", tensors, s.labels)
+
+
+def drift_of(block: Block) -> Drift:
+    t = block.tensors
+    return Drift(linear.unpack(t["old"]), t["cross"].double(), linear.unpack(t["square"]))
+
+
+def block_of_drift(d: Drift) -> Block:
+    return Block("transport", {"old": linear.pack(d.old), "cross": d.cross.float(), "square": linear.pack(d.square)})
+
+
+METHOD = ProLin

@@ -1,0 +1,327 @@
+"""PRO-LIN: the base learns against a closed-form head, and the memory follows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from profcil.engine.payload import Block
+from profcil.errors import ConfigError
+from profcil.memory import linear
+from profcil.methods.prolin import ProLin, memory_of
+from profcil.metrics.client_first import summary
+
+ALL = {"participants": 4}  # every client with data takes part in every round
+
+
+def current(run, client: int, position: int, base) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and labels of what a client holds at a position, under some base."""
+    made = run.client(client, position, 0)
+    return made.features(dict(base.tensors)), made.y
+
+
+def summary_of_all(run, clients, position: int, base) -> linear.Summary:
+    return linear.pool([linear.summarise(*current(run, c, position, base)) for c in clients])
+
+
+def busy(run) -> list[int]:
+    return [p for p in range(run.world.plan.positions) if len(run.world.plan.active(p))]
+
+
+def at(run, position: int):
+    """A run that has been played up to a position."""
+    for p in range(position):
+        for r in range(run.world.config.train.rounds):
+            run.play(p, r)
+        run.world.forget_features()
+    return run
+
+
+def faa(run) -> float:
+    return summary(run.state.scores.correct, run.state.scores.total, run.world.plan.orders)["faa"]
+
+
+def same(one: Block, two: Block) -> bool:
+    return all(torch.equal(one.tensors[k], two.tensors[k]) for k in one.tensors)
+
+
+# -- the closed form ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["lda", "ridge"])
+def test_on_a_frozen_base_the_federation_solves_what_one_machine_would(tiny, form):
+    run = tiny("prolin", base_rounds=0, closed_form=form, **ALL)
+    base, plan = run.trail[0][2].blocks["base"], run.world.plan
+    assert same(base, run.server.blocks["base"])
+    rows = [current(run, int(c), p, base) for p in busy(run) for c in plan.active(p)]
+    u, y = (torch.cat(column) for column in zip(*rows, strict=True))
+    weight, bias = getattr(linear, form)(linear.summarise(u, y), 0.05)
+    scores = run.method.scores(run.world.net, run.server, u)[:, torch.unique(y)]
+    torch.testing.assert_close(scores, u.double() @ weight.T + bias, rtol=1e-3, atol=1e-3)
+
+
+def test_a_position_opens_with_a_head_for_old_and_new_classes(fresh):
+    run = at(fresh("prolin", **ALL), 1)
+    before, clients = run.server, run.clients(1, 0)
+    held = before.blocks["bank"].labels
+    after = run.play(1, 0)
+    fresh_ones = [current(run, c, 1, before.blocks["base"]) for c in clients]
+    new = [(u[keep], y[keep]) for u, y in fresh_ones for keep in [~torch.isin(y, torch.tensor(held))]]
+    memory = linear.pool([memory_of(before), *(linear.summarise(u, y) for u, y in new if len(y))])
+    assert set(held) < set(memory.labels) == set(after.blocks["linear"].labels)
+    weight, bias = linear.lda(memory, 0.3)
+    torch.testing.assert_close(after.blocks["linear"].tensors["weight"].double(), 0.2 * weight, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(after.blocks["linear"].tensors["bias"].double(), 0.2 * bias, rtol=1e-3, atol=1e-4)
+
+
+def test_rounds_move_the_base_only_and_leave_the_head(fresh):
+    run = fresh("prolin", **ALL)
+    start, first, second = run.server, run.play(0, 0), run.play(0, 1)
+    assert not same(start.blocks["base"], first.blocks["base"])
+    assert not same(first.blocks["base"], second.blocks["base"])
+    assert first.blocks["linear"] is second.blocks["linear"]
+    assert same(first.blocks["start"], start.blocks["base"])
+    assert all(start.blocks[b] is second.blocks[b] for b in ("adapter", "head", "bank", "gram"))
+
+
+def test_what_lives_for_a_position_ends_with_it(fresh):
+    run = at(fresh("prolin"), 1)
+    assert set(run.server.blocks) == {"base", "adapter", "head", "bank", "gram", "known"}
+    assert run.server.blocks["known"].labels == run.server.blocks["bank"].labels
+
+
+def test_the_base_is_drawn_towards_its_starting_features(fresh):
+    run = fresh("prolin", **ALL)
+    run.play(0, 0)
+    client = run.client(run.clients(0, 1)[0], 0, 1)
+    phase = next(run.method.turn(client, dict(run.server.blocks)))
+    assert phase.blocks == ("base",)
+    assert phase.proximal == pytest.approx(0.01)
+    held = {k.removeprefix("start/"): t for k, t in phase.constants.items() if k.startswith("start/")}
+    assert same(run.server.blocks["start"], Block("model", held))
+    strong, weak = (moved(fresh, distill=w, proximal=0.0) for w in (1.0, 0.0))
+    assert strong < weak
+
+
+def moved(fresh, **settings) -> float:
+    """How far current features have come from where the position started."""
+    run = fresh("prolin", setting="homogeneous", model__norm="group", train__lr=0.01, **ALL, **settings)
+    start = run.server.blocks["base"]
+    for r in range(2):
+        run.play(0, r)
+    pairs = [
+        (current(run, c, 0, start)[0], current(run, c, 0, run.server.blocks["base"])[0]) for c in run.clients(0, 0)
+    ]
+    return sum(float((a - b).square().sum()) for a, b in pairs)
+
+
+def test_examples_of_classes_without_statistics_wait(fresh):
+    run = fresh("prolin", setting="homogeneous", **ALL)
+    run.play(0, 0)
+    clients = [run.client(c, 0, 1) for c in run.clients(0, 1)]
+    client = next(c for c in clients if len(c.labels) > 1)
+    part = client.labels[:1]
+    head = run.server.blocks["linear"]
+    row = head.labels.index(part[0])
+    cut = Block("model", {k: t[row : row + 1] for k, t in head.tensors.items()}, part)
+    phase = next(run.method.turn(client, {**run.server.blocks, "linear": cut}))
+    assert set(phase.source.y.tolist()) == set(part)
+    foreign = Block("model", cut.tensors, (next(y for y in range(10) if y not in client.labels),))
+    with pytest.raises(StopIteration) as end:
+        next(run.method.turn(client, {**run.server.blocks, "linear": foreign}))
+    assert not end.value.value.blocks
+    assert (
+        run.method.aggregate(run.server, [end.value.value], run.when(0, 1)).blocks["base"] is run.server.blocks["base"]
+    )
+
+
+# -- the memory follows -------------------------------------------------------------------------------------------
+
+
+def test_a_position_closes_with_the_old_memory_carried_and_fresh_statistics_added(fresh):
+    run = at(fresh("prolin", **ALL), 1)
+    old, start = memory_of(run.server), run.server.blocks["base"]
+    after = [run.play(1, r) for r in range(3)][-1]
+    clients, final = run.clients(1, 2), after.blocks["base"]
+    drift = [linear.drift(current(run, c, 1, start)[0], current(run, c, 1, final)[0]) for c in clients]
+    carried = linear.carry(old, *linear.fit_drift(linear.pool_drift(drift), 0.1))
+    expected, found = linear.pool([carried, summary_of_all(run, clients, 1, final)]), memory_of(after)
+    assert not torch.allclose(carried.mean, old.mean, atol=1e-3)
+    assert found.labels == expected.labels
+    assert torch.equal(found.count, expected.count)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.gram, expected.gram, rtol=1e-3, atol=1e-1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"classifier": "rounds"}, {"train__rounds": 1}], ids=str)
+def test_nobodys_examples_count_twice_when_few_take_part(fresh, settings):
+    run = fresh("prolin", setting="homogeneous", participants=2, **settings)
+    last = run.world.config.train.rounds - 1
+    opened, closed = set(run.clients(0, 0)), set(run.clients(0, last))
+    assert settings.get("train__rounds") or opened != closed
+    for r in range(last + 1):
+        run.play(0, r)
+    examples = sum(len(run.client(c, 0, 0).current) for c in opened | closed)
+    memory = memory_of(run.server)
+    assert float(memory.count.sum()) == float(memory.gram[-1, -1]) == examples
+
+
+def test_a_memory_on_a_real_stream_stays_consistent(tiny):
+    for server in tiny("prolin").after_positions():
+        memory = memory_of(server)
+        if not memory.labels:
+            continue
+        assert float(memory.gram[-1, -1]) == float(memory.count.sum())
+        total = (memory.count[:, None] * memory.mean).sum(0)
+        torch.testing.assert_close(memory.gram[-1, :-1], total, rtol=1e-3, atol=1e-2)
+        assert float(torch.linalg.eigvalsh(linear.within(memory))[0]) > -1e-5
+
+
+@pytest.mark.parametrize("transport", ["linear", "neighbours", "none"])
+def test_old_means_move_only_where_there_is_transport(fresh, transport):
+    run = at(fresh("prolin", transport=transport, **ALL), 1)
+    before = run.server.blocks["bank"]
+    for r in range(3):
+        run.play(1, r)
+    after = run.server.blocks["bank"]
+    here = {int(y) for c in run.clients(1, 0) for y in run.client(c, 1, 0).labels}
+    old = [y for y in before.labels if y not in here]
+    assert old
+    one, two = (b.tensors["mean"][[b.labels.index(y) for y in old]] for b in (before, after))
+    assert torch.allclose(one, two, atol=1e-5) == (transport == "none")
+    assert bool(run.ledger.total(kind="transport")) == (transport != "none")
+
+
+# -- the other ablations ------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_base_needs_no_rounds_and_no_transport(tiny):
+    run = tiny("prolin", base_rounds=0)
+    assert {e.kind for e in run.ledger.entries if e.stage == "round"} <= {"header"}
+    assert run.ledger.total(kind="transport") == 0
+
+
+def test_the_base_stops_after_its_rounds(fresh):
+    run = fresh("prolin", base_rounds=1)
+    first, second = run.play(0, 0), run.play(0, 1)
+    assert not same(first.blocks["base"], first.blocks["start"])
+    assert first.blocks["base"] is second.blocks["base"]
+
+
+def test_the_head_can_be_solved_anew_after_each_round(fresh):
+    run = fresh("prolin", classifier="rounds", **ALL)
+    first, second = run.play(0, 0), run.play(0, 1)
+    assert not same(first.blocks["linear"], second.blocks["linear"])
+    memory = summary_of_all(run, run.clients(0, 1), 0, second.blocks["base"])
+    expected = 0.2 * linear.lda(memory, 0.3)[0]
+    torch.testing.assert_close(second.blocks["linear"].tensors["weight"].double(), expected, rtol=1e-2, atol=1e-3)
+    assert not second.blocks["bank"].labels  # nothing is committed before the position closes
+
+
+def test_a_free_head_starts_at_the_closed_form_and_is_trained(fresh):
+    run = fresh("prolin", classifier="free", lr=0.0)
+    still, labels = run.play(0, 0), list(run.server.blocks["linear"].labels)
+    assert torch.equal(still.blocks["head"].tensors["weight"][labels], still.blocks["linear"].tensors["weight"])
+    run = fresh("prolin", classifier="free")
+    moving = run.play(0, 0)
+    assert not torch.allclose(
+        moving.blocks["head"].tensors["weight"][labels], moving.blocks["linear"].tensors["weight"]
+    )
+
+
+def test_random_features_come_before_the_closed_form(tiny, fresh):
+    run = tiny("prolin", random_features=50)
+    assert run.server.blocks["bank"].tensors["mean"].shape[1] == 50
+    assert run.server.blocks["gram"].tensors["gram"].numel() == 51 * 52 // 2
+    assert run.ledger.total(kind="model") < 1.2 * tiny("prolin").ledger.total(kind="model")  # the directions stay home
+    u = torch.randn(3, run.world.net.features, generator=torch.Generator().manual_seed(0))
+    assert bool((run.method.expanded(u) >= 0).all())
+    with pytest.raises(ConfigError, match="random_features"):
+        fresh("prolin", random_features=50, classifier="free")
+
+
+def test_statistics_of_few_examples_stay_with_the_client(fresh):
+    run = fresh("prolin", **ALL)
+    clients = {c: run.client(c, 0, 0) for c in run.clients(0, 0)}
+    counts = [int((c.y == y).sum()) for c in clients.values() for y in c.labels]
+    least = max(counts)
+    shy = fresh("prolin", min_support=least, **ALL)
+    inbox = {n: shy.server.blocks[n] for n in ("base", "known")}
+    for c in clients:
+        told = shy.method.survey(shy.client(c, 0, 0), inbox).blocks
+        enough = {y for y in clients[c].labels if int((clients[c].y == y).sum()) >= least}
+        assert ("statistics" in told) == bool(enough)
+        assert not enough or set(told["statistics"].labels) == enough
+        told = shy.method.survey(shy.client(c, 0, 0), {"base": inbox["base"], "start": inbox["base"]}).blocks
+        assert ("transport" in told) == bool(enough)
+        held = told["transport"].tensors["old"][-1] if enough else 0.0  # the count, at the matrix's last corner
+        assert float(held) == sum(int((clients[c].y == y).sum()) for y in enough)
+    silent = fresh("prolin", min_support=10_000, **ALL).stream()  # nobody ever has as many
+    assert silent.ledger.total(kind="statistics") == silent.ledger.total(kind="transport") == 0
+    assert not silent.server.blocks["bank"].labels
+    assert same(silent.server.blocks["base"], silent.trail[0][2].blocks["base"])
+
+
+# -- what it costs, and what it brings ----------------------------------------------------------------------------
+
+
+def test_the_ledger_counts_the_matrices(fresh):
+    run = at(fresh("prolin", **ALL), 1)
+    d, k, book = run.world.net.features, {}, run.ledger
+    for c in run.clients(0, 0):
+        k[c] = len(run.client(c, 0, 0).labels)
+    for c in k:
+        where = {"stage": "refresh", "position": 0, "client": c, "direction": "up"}
+        told = 4 * (k[c] * (d + 1) + (d + 1) * (d + 2) // 2)
+        assert book.total(kind="statistics", round=0, **where) == told  # all classes are new at the first position
+        assert book.total(kind="statistics", round=2, **where) == told
+        moves = 4 * ((d + 1) * (d + 2) // 2 + (d + 1) * d + d * (d + 1) // 2)
+        assert book.total(kind="transport", round=2, **where) == moves
+    assert book.total(kind="memory") == 0  # neither bank nor matrix ever goes down
+
+
+def test_the_starting_base_is_sent_once_a_position(fresh):
+    run = at(fresh("prolin", **ALL), 1)
+    base, c = run.server.blocks["base"].bytes, run.clients(0, 0)[0]
+    book = {(e.stage, e.round): e.bytes for e in run.ledger.entries if e.client == c and e.kind == "model" and down(e)}
+    head = 4 * len(run.server.blocks["bank"].labels) * (run.world.net.features + 1)
+    assert book["refresh", 0] == base  # opening: the base itself
+    assert book["round", 0] == head
+    assert book["round", 1] == 2 * base  # the moved one, and where it started
+    assert book["round", 2] == book["refresh", 2] == base
+
+
+def down(entry) -> bool:
+    return entry.direction == "down" and entry.stage != "warmup" and entry.position == 0
+
+
+def test_the_server_takes_no_gradient(fresh, monkeypatch):
+    modes = set()
+    for name in ("absorb", "aggregate", "end_position", "scores"):
+        original = getattr(ProLin, name)
+
+        def watching(self, *args, original=original):
+            modes.add(torch.is_grad_enabled())
+            return original(self, *args)
+
+        monkeypatch.setattr(ProLin, name, watching)
+    run = fresh("prolin").stream()
+    assert modes == {False}
+    assert not any(t.requires_grad for b in run.server.blocks.values() for t in b.tensors.values())
+
+
+def test_only_who_asks_for_it_opens_a_position(tiny):
+    assert not any(e.stage == "refresh" for e in tiny("fedavg").ledger.entries)
+    assert not any(e.stage == "refresh" and e.round == 0 for e in tiny("pro").ledger.entries)
+
+
+def test_it_remembers_what_fedavg_forgets(tiny):
+    same_for_both = {"train__rounds": 4, "train__lr": 0.01}
+    assert faa(tiny("prolin", **same_for_both)) > faa(tiny("fedavg", **same_for_both)) + 20
+
+
+def test_its_means_are_examined(tiny):
+    run = tiny("prolin")
+    memory, project = run.method.memories(run.world.net, run.server)["memory"]
+    assert memory.tensors["mean"].shape == (len(memory.labels), run.world.net.features)
+    assert project(torch.ones(2, 3)).shape == (2, 3)
