@@ -83,6 +83,11 @@ class ModelSettings(Checked):
     width: int = setting(0, "encoder width; 0 = its own default", low=0)
     bottleneck: int = setting(4, "the adapter is this many times narrower than the features", low=1)
     head: str = setting("linear", "classifier head", choices=("linear", "cosine"))
+    precision: str = setting(
+        "auto",
+        "products while the encoder trains; auto = bf16 for image convolutions on a GPU, else float32",
+        choices=("auto", "float32", "bf16"),
+    )
 
 
 def build(cls: type, values: Mapping[str, Any], where: str) -> Any:

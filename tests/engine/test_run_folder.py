@@ -167,7 +167,7 @@ def test_a_state_of_another_shape_is_refused(half: Path) -> None:
 # -- another run than the one that began ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("was", "now"), [("disorder = 0.6", "disorder = 0.2"), ("lr = 0.05", "lr = 0.1")])
+@pytest.mark.parametrize(("was", "now"), [("disorder = 0.6", "disorder = 0.2"), ("lr = 0.01", "lr = 0.1")])
 def test_an_edited_config_is_refused(was: str, now: str, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_training(monkeypatch)
     text = (half / "config.toml").read_text()

@@ -101,7 +101,7 @@ INGREDIENTS = {
     "warmup__batch": 32,
     "warmup__temperature": 0.4,
     "train__optimiser": "adam",
-    "train__lr": 0.01,
+    "train__lr": 0.02,
     "train__momentum": 0.5,
     "train__weight_decay": 0.1,
     "train__decay": "coupled",

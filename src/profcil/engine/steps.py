@@ -1,7 +1,7 @@
 """How training phases run: the base on its module, client by client; adapters and heads stacked over clients.
 
 Every step is the same: loss, gradient, proximal pull, clip, update. Shapes are static and nothing is read back from
-the device before a phase ends.
+the device before a phase ends. This is the reference; `graphs` replays the same steps on a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from profcil.config import TrainSettings
 from profcil.encoders.model import MODEL, TAIL, Net, Tail
 from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.phases import Batch, Train, Trained, cut
@@ -39,15 +41,9 @@ def generator_of(net: Net, phase: Train) -> torch.Generator:
 def run_on_net(net: Net, phase: Train) -> Trained:
     """A phase that moves the base: weights are loaded into the module and trained in place."""
     net.load(phase.weights)
-    net.train()
-    for p in net.parameters():
-        p.requires_grad_(False)
-    parameters = net.trainable(phase.blocks)
-    for p in parameters:
-        p.requires_grad_(True)
-    pulled = net.trainable([b for b in phase.blocks if b in MODEL])  # they come first; a throw-away projector is free
+    parameters, pulled = unfreeze(net, phase.blocks)
     anchor = [p.detach().clone() for p in pulled] if phase.proximal else None
-    optimiser, rng = Optimiser(phase.settings, parameters), generator_of(net, phase)
+    optimiser, rng = optimiser_of(phase.settings, parameters), generator_of(net, phase)
     losses: list[Tensor] = []
     for _ in range(phase.epochs):
         rows, losses = phase.source.epoch(rng), []
@@ -55,9 +51,20 @@ def run_on_net(net: Net, phase: Train) -> Trained:
             batch: Batch = {k: v[index] for k, v in rows.items()} | phase.constants | {"rng": rng}
             if phase.inputs is not None:
                 batch["inputs"] = phase.inputs(batch["index"])
-            losses.append(_step(net, parameters, phase, batch, optimiser, anchor))
+            losses.append(step(net, parameters, phase, batch, optimiser, anchor))
     weights = {**phase.weights, **net.weights(phase.blocks)}
     return Trained(weights, float(torch.stack(losses).mean()), optimiser.time)
+
+
+def unfreeze(net: Net, blocks: Sequence[str]) -> tuple[list[Parameter], list[Parameter]]:
+    """Readies the module for training these blocks: the parameters that move, and those among them that a proximal
+    term pulls. The pulled ones come first; a throw-away projector is free."""
+    net.train()
+    net.requires_grad_(False)
+    parameters = net.trainable(blocks)
+    for p in parameters:
+        p.requires_grad_(True)
+    return parameters, net.trainable([b for b in blocks if b in MODEL])
 
 
 def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
@@ -73,7 +80,7 @@ def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
     constants = _stack([p.constants for p in stack], many)
     losses = torch.zeros(0)
     for _ in range(first.epochs):
-        rows, steps = _epoch(stack, rngs)
+        rows, steps = epoch_of(stack, rngs)
         losses = torch.zeros(len(stack), max(steps), device=parameters[0].device)
         for number in range(max(steps)):
             n = sum(number < s for s in steps)
@@ -81,7 +88,7 @@ def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
             batch = {k: v[who, number] for k, v in rows.items()} | _first(constants, n, len(stack))
             adapter, head = (_first(tensors[b], n, len(stack)) for b in TAIL)
             tail = Tail(adapter, head, net.cosine)
-            losses[who, number] = _step(tail, parameters, first, batch, optimiser, anchor, n if many else None)
+            losses[who, number] = step(tail, parameters, first, batch, optimiser, anchor, n if many else None)
     means = losses.sum(1) / torch.tensor(steps, device=losses.device)
     done: dict[int, Trained] = {}
     for row, (i, mean) in enumerate(zip(order, means.tolist(), strict=True)):
@@ -90,7 +97,7 @@ def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
     return [done[i] for i in range(len(phases))]
 
 
-def _step(
+def step(
     model: Net | Tail,
     parameters: Sequence[Tensor],
     phase: Train,
@@ -99,18 +106,40 @@ def _step(
     anchor: list[Tensor] | None,
     rows: int | None = None,
 ) -> Tensor:
-    loss = phase.loss(model, batch)
+    """One step in place; its loss."""
+    loss = loss_of(model, phase, batch)
     part = (lambda ts: [t[:rows] for t in ts]) if rows is not None else list
     grads = part(torch.autograd.grad(loss.sum(), parameters, materialize_grads=True))
     if anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         pull = torch._foreach_sub([p.detach() for p in part(parameters)[: len(anchor)]], part(anchor))
         torch._foreach_add_(list(grads[: len(anchor)]), pull, alpha=2 * phase.proximal)
     clip_(grads, phase.settings.clip, stacked=rows is not None)
-    optimiser.step(grads, rows)
+    optimiser.step([in_order(g, p) for g, p in zip(grads, parameters, strict=True)], rows)
     return loss.detach()
 
 
-def _epoch(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[dict[str, Tensor], list[int]]:
+def loss_of(model: Net | Tail, phase: Train, batch: Batch) -> Tensor:
+    """The phase's loss. Of a module set to bf16, the products are computed in bfloat16; parameters, their gradients
+    and moments, and everything on features stay in float32."""
+    if not getattr(model, "bf16", False):
+        return phase.loss(model, batch)
+    device = next(model.parameters()).device.type  # type: ignore[union-attr]
+    with torch.autocast(device, torch.bfloat16):  # inside the step, so that no cast weight outlives an update
+        return phase.loss(model, batch)
+
+
+def optimiser_of(settings: TrainSettings, parameters: Sequence[Tensor]) -> Optimiser:
+    return Optimiser(settings, [in_order(p.detach(), p) for p in parameters])
+
+
+def in_order(t: Tensor, like: Tensor) -> Tensor:
+    """The same numbers with their axes in the order in which `like` lies in memory: the update rules are made for
+    tensors without gaps, and channels-last weights are such only from that side."""
+    last = like.dim() == 4 and not like.is_contiguous() and like.is_contiguous(memory_format=torch.channels_last)
+    return t.permute(0, 2, 3, 1) if last else t
+
+
+def epoch_of(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[dict[str, Tensor], list[int]]:
     """One epoch of all clients, shuffled and cut: tensors [clients, steps, batch, …], and each client's steps."""
     table: dict[str, Tensor] = {}
     steps = []

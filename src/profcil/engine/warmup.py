@@ -77,7 +77,7 @@ def cache_key(world: World) -> str:
         "seed": c.seed,
         "device": world.device.type,
         "encoder": c.model.encoder or world.bundle.facts.encoder,
-        "model": [c.model.norm, c.model.width],
+        "model": [c.model.norm, c.model.width, bool(world.net.bf16)],
         "warmup": plain(c.warmup),
         "train": {k: v for k, v in plain(c.train).items() if k not in ("rounds", "epochs", "batch", "augment")},
         "transfer": c.transfer,

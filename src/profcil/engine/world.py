@@ -91,7 +91,8 @@ def make_world(config: RunConfig, data_dir: Path) -> World:
     bundle = bundle.to(device_of(config.device))
     plan = make_plan(bundle.train.y.cpu().numpy(), bundle.facts.classes, config.stream, config.seed)
     net = make_net(config, bundle)
-    return World(config, bundle, plan, net, Executor(net, config.executor, workers))
+    executor = Executor(net, config.executor, workers, graphs=config.graphs, precision=config.model.precision)
+    return World(config, bundle, plan, net, executor)
 
 
 def make_net(config: RunConfig, bundle: Bundle) -> Net:

@@ -2,7 +2,8 @@
 
 Phases that can share a stack are computed together where that pays; on a CPU the remaining ones are spread over
 worker threads, each with a model of its own and one core. What a phase computes depends on none of this: the number
-of workers never changes a bit, stacking only the rounding. `serial` is the plain reference, client by client.
+of workers never changes a bit, stacking only the rounding. On a GPU, steps are recorded once and replayed where that
+is possible. `serial` is the plain reference, client by client and step by step.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 
 import torch
+from torch import nn
 
 from profcil.encoders.model import Net
 from profcil.engine import steps
+from profcil.engine.graphs import Capture, Graphs
 from profcil.engine.payload import Reply
 from profcil.engine.phases import Train, Trained, Turn
 
@@ -27,9 +30,14 @@ SMALL = 40_000  # parameters per client up to which a stack beats one client aft
 class Executor:
     """Runs a round's turns; reused over a whole run, so that workers keep their models."""
 
-    def __init__(self, net: Net, mode: str = "auto", workers: int = 1) -> None:
-        self.net, self.mode = net, mode
-        self.on_cpu = next(net.parameters()).device.type == "cpu"
+    def __init__(
+        self, net: Net, mode: str = "auto", workers: int = 1, *, graphs: bool = True, precision: str = "auto"
+    ) -> None:
+        self.net, self.mode, device = net, mode, next(net.parameters()).device
+        self.on_cpu = device.type == "cpu"
+        set_precision(net, precision)
+        captures = graphs and device.type == "cuda" and mode != "serial"
+        self.graphs = Graphs(net, Capture(device)) if captures else None
         self.workers = workers if self.on_cpu and mode != "serial" else 1
         self.nets: SimpleQueue[Net] = SimpleQueue()
         for number in range(self.workers):
@@ -58,7 +66,7 @@ class Executor:
             groups.setdefault(steps.together(phase) + alone, []).append(phase)
         work = list(groups.values())
         if self.workers == 1 or len(work) == 1:
-            done = [steps.run(self.net, group) for group in work]
+            done = [self.compute(group) for group in work]
         else:
             with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 done = list(pool.map(self.on_a_worker, work))
@@ -72,6 +80,11 @@ class Executor:
             return self.mode == "stacked"
         return not self.on_cpu or sum(t.numel() for b in phase.blocks for t in phase.weights[b].values()) <= SMALL
 
+    def compute(self, group: Sequence[Train]) -> list[Trained]:
+        if self.graphs is not None and self.graphs.takes(group[0]):
+            return self.graphs.run(group)
+        return steps.run(self.net, group)
+
     def on_a_worker(self, group: Sequence[Train]) -> list[Trained]:
         with self.borrowed() as net:
             return steps.run(net, group)
@@ -83,6 +96,16 @@ class Executor:
             yield net
         finally:
             self.nets.put(net)
+
+
+def set_precision(net: Net, precision: str) -> None:
+    """`auto` is bf16 for convolutions of images on a GPU, else float32. Such convolutions want their channels last in
+    memory; that is settled before anything is recorded, because it moves the weights."""
+    convolves = any(isinstance(m, nn.Conv2d) for m in net.base.modules())
+    auto = precision == "auto" and convolves and next(net.parameters()).is_cuda
+    net.bf16 = auto or precision == "bf16"  # type: ignore[assignment]
+    if net.bf16:
+        net.base.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def advance(turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict) -> dict[int, Train]:

@@ -1,0 +1,313 @@
+"""Recorded steps against eager ones, with a recorder that calls the step again instead of capturing it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profcil.config import TrainSettings
+from profcil.encoders.model import cross_entropy
+from profcil.engine import graphs as recorded
+from profcil.engine import steps
+from profcil.engine.executors.local import Executor
+from profcil.engine.graphs import Graphs, MaskedRule, OnFeatures, Repeat, Static
+from profcil.engine.phases import Train, Trained
+
+BATCH, CHUNK = 16, 3
+UNEVEN = {
+    "setting": "homogeneous",
+    "dirichlet": 0.5,
+    "label_space": "seen",
+    "warmup__rounds": 0,
+    "train__batch": BATCH,
+    "train__epochs": 2,
+    "lr": 0.01,
+}
+RULES = [
+    {"optimiser": "sgd"},
+    {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0},
+    {"optimiser": "adam"},
+    {"optimiser": "adam", "decay": "coupled", "weight_decay": 0.1, "clip": 0.1},
+]
+
+
+@pytest.fixture(autouse=True)
+def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that even a tiny epoch is filled in several times."""
+    monkeypatch.setattr(recorded, "CHUNK", CHUNK)
+
+
+def lengths(phases: list[Train]) -> list[int]:
+    """Steps in each one's epoch."""
+    return [-(-p.source.size // BATCH) for p in phases]
+
+
+@pytest.fixture(scope="module")
+def ready(fresh) -> Any:
+    """Runs that stand at their beginning, each made once; their phases may be computed, their nets are as before."""
+    return cache(lambda method, **more: fresh(method, **(UNEVEN | more)))
+
+
+def asked(run: Any, round: int, rule: dict[str, Any] | None = None, **changes: Any) -> list[Train]:
+    """The first phases of a round's participants, from the run's present state."""
+    names = run.method.broadcast(run.server, run.when(0, round))
+    inbox = {n: run.server.blocks[n] for n in names}
+    phases = [next(run.method.turn(run.client(c, 0, round), inbox)) for c in run.clients(0, round)]
+    return [replace(p, settings=replace(p.settings, **rule or {}), **changes) for p in phases]
+
+
+def apart(one: list[Trained], two: list[Trained]) -> float:
+    """The largest difference between results, losses and unmoved blocks included."""
+    assert [r.steps for r in one] == [r.steps for r in two]
+    gaps = [abs(a.loss - b.loss) for a, b in zip(one, two, strict=True)]
+    for a, b in zip(one, two, strict=True):
+        assert {k: v.keys() for k, v in a.weights.items()} == {k: v.keys() for k, v in b.weights.items()}
+        gaps += [float((v - b.weights[k][n]).abs().max()) for k, ts in a.weights.items() for n, v in ts.items()]
+    return max(gaps)
+
+
+def moved(done: list[Trained], phases: list[Train]) -> bool:
+    pairs = zip(done, phases, strict=True)
+    return all(not torch.equal(d.weights["head"]["weight"], p.weights["head"]["weight"]) for d, p in pairs)
+
+
+class NoReadingBack(TorchDispatchMode):
+    """Refuses what a stream that is being captured refuses: reading back, shapes from values, tensors from the host."""
+
+    BANNED = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "lift_fresh", "is_nonzero", "equal.default")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not any(word in name for word in self.BANNED), f"{name} inside a recorded step"
+        if "aten.index." in name:
+            kinds = {t.dtype for t in args[1] if t is not None}
+            assert not kinds & {torch.bool, torch.uint8}, "a mask as an index has a shape that depends on values"
+        return func(*args, **(kwargs or {}))
+
+
+class Strict(Repeat):
+    """A stand-in that holds a step to the rules of a capture, in the one run that a capture would take."""
+
+    def record(self, step: Any) -> Any:
+        super().record(step)
+        with NoReadingBack(), host_forbidden():
+            step()
+        return step
+
+
+@contextmanager
+def host_forbidden() -> Iterator[None]:
+    def refuse(self: Tensor, *a: Any, **k: Any) -> Any:
+        raise AssertionError("a tensor was read by the host inside a recorded step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+            patch.setattr(Tensor, name, refuse)
+        yield
+
+
+def addresses(step: Static) -> list[int]:
+    tensors = [*step.table.values(), *step.constants.values(), step.number, step.total]
+    if isinstance(step, OnFeatures):
+        rule = step.rule
+        more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
+        return [t.data_ptr() for t in [*tensors, *more]]
+    optimiser = step.optimiser  # type: ignore[attr-defined]
+    more = [*step.parameters, *optimiser.parameters, *optimiser.first, *optimiser.second, *optimiser.steps]  # type: ignore[attr-defined]
+    return [t.data_ptr() for t in [*tensors, *more, *step.net.state_dict().values()]]  # type: ignore[attr-defined]
+
+
+# -- equal to the eager path ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro"])
+def test_a_recorded_step_of_the_base_gives_the_eager_bits(ready, method, rule):
+    """fedprox pulls, pro pulls and adds the auxiliary loss of a throw-away projector; both draw views."""
+    run = ready(method)
+    phases, net = asked(run, 0, rule), run.world.net
+    assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
+    eager = [steps.run(net, [p])[0] for p in phases]
+    graphs = Graphs(net, Strict())
+    for _ in range(2):
+        replayed = graphs.run(phases)
+        assert moved(replayed, phases) and apart(eager, replayed) < 1e-6
+        bits = zip(eager, replayed, strict=True)
+        assert all(
+            torch.equal(v, b.weights[k][n]) for a, b in bits for k, ts in a.weights.items() for n, v in ts.items()
+        )
+    assert len(graphs.known) == graphs.made == 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("round", [2, 0], ids=["fit with a pull", "rehearse"])
+def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
+    """Round 2 is frozen and fits the tail under a pull; `base_rounds = 0` makes round 0 rehearse at once."""
+    more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
+    run = ready("pro", **more)
+    phases, net = asked(run, round, rule), run.world.net
+    assert phases[0].on_features and bool(phases[0].proximal) == (round == 2)
+    graphs = Graphs(net, Strict())
+    for group in (phases, phases[::-1], phases[1:], phases[:1]):
+        replayed, alone = graphs.run(group), len(group) == 1  # then the eager path uses torch's own update rules
+        assert moved(replayed, group) and apart(steps.run(net, group), replayed) < (1e-5 if alone else 1e-6)
+    assert len(graphs.known) == 1
+
+
+def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
+    run = ready("pro")
+    phases = asked(run, 2)
+    assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
+    graphs = Graphs(run.world.net, Repeat())
+    done = graphs.run(phases)
+    assert [d.steps for d in done] == [2 * n for n in lengths(phases)]
+
+
+def test_a_stack_that_moves_only_the_head_leaves_the_adapter(ready):
+    run = ready("pro", base_rounds=0)
+    phases = [replace(p, blocks=("head",)) for p in asked(run, 0)]
+    done = Graphs(run.world.net, Repeat()).run(phases)
+    assert apart(steps.run(run.world.net, phases), done) < 1e-6
+    assert all(d.weights["adapter"] is p.weights["adapter"] for d, p in zip(done, phases, strict=True))
+
+
+def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none():
+    for rule in RULES:
+        rng = torch.Generator().manual_seed(0)
+        matrix = torch.randn(3, 5, generator=rng)
+        masked = MaskedRule(TrainSettings(**rule), matrix)
+        masked.step(torch.randn(3, 5, generator=rng), torch.tensor([True, True, False]))
+        before = [t.clone() for t in (matrix, masked.first, masked.second, masked.times)]
+        g = torch.randn(3, 5, generator=rng)
+        g[1:] = float("nan")
+        masked.step(g, torch.tensor([True, False, False]))
+        for now, then in zip((matrix, masked.first, masked.second, masked.times), before, strict=True):
+            assert torch.equal(now[1:], then[1:])
+        assert matrix.isfinite().all() and not torch.equal(matrix[0], before[0][0])
+
+
+# -- nothing moves, little is recorded --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
+def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh, apart_servers, method):
+    eager, replayed = (fresh(method, **UNEVEN) for _ in range(2))
+    graphs = replayed.world.executor.graphs = Graphs(replayed.world.net, Repeat())
+    replayed.world.executor.workers, replayed.world.executor.mode = 1, "stacked"
+    at: dict[tuple, list[int]] = {}
+    for position, round in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2)):
+        for run in (eager, replayed):
+            run.play(position, round)
+        for key, step in graphs.known.items():
+            assert at.setdefault(key, addresses(step)) == addresses(step)
+    assert apart_servers(eager.server, replayed.server) < 1e-4
+    assert 1 <= graphs.made == len(graphs.known) <= 3
+
+
+@pytest.fixture(name="apart_servers")
+def _apart_servers(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("apart")
+
+
+def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
+    run = ready("pro")
+    graphs = Graphs(run.world.net, Repeat())
+    for round in (0, 2):
+        graphs.run(asked(run, round))
+    for step in graphs.known.values():
+        assert not step.like.weights and not step.like.constants and not step.like.source.size
+
+
+def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
+    monkeypatch.setattr(recorded, "LIVE", 2)
+    monkeypatch.setattr(recorded, "MOST", 4)
+    run = ready("pro")
+    graphs, phase = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=1)[0]
+    for pull in (0.1, 0.2, 0.3):
+        graphs.run([replace(phase, proximal=pull)])
+    assert [key[4] for key in graphs.known] == [0.2, 0.3]
+    graphs.run([replace(phase, proximal=0.2)])
+    graphs.run([replace(phase, proximal=0.4)])
+    assert [key[4] for key in graphs.known] == [0.2, 0.4]
+    last = replace(phase, proximal=0.5)
+    with pytest.warns(UserWarning, match="eagerly"):
+        assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0
+    assert graphs.made == 4
+
+
+# -- what stays eager -------------------------------------------------------------------------------------------------
+
+
+def test_full_batches_and_losses_made_for_one_phase_are_not_recorded(ready):
+    run = ready("pro")
+    phase, graphs = asked(run, 0)[0], Graphs(run.world.net, Repeat())
+    factor = torch.tensor(2.0)
+    assert graphs.takes(phase)
+    assert not graphs.takes(replace(phase, settings=replace(phase.settings, batch=0)))
+    assert not graphs.takes(replace(phase, loss=lambda net, batch: factor * run.method.fit_loss(net, batch)))
+
+
+def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
+    """As on a graph, where a client's own nodes and edges come along with every batch."""
+    run = ready("fedavg")
+    (phase, *_), net = asked(run, 0, epochs=1), run.world.net
+    examples = phase.inputs.__self__
+    around = replace(phase, inputs=lambda index: (examples.x, index), loss=loss_with_surroundings)
+    graphs = Graphs(net, Repeat())
+    assert apart(graphs.run([around]), steps.run(net, [around])) == 0
+    assert graphs.made == 0
+
+
+def loss_with_surroundings(net: Any, batch: Any) -> Tensor:
+    x, index = batch["inputs"]
+    return cross_entropy(net(x[index]), batch["y"], batch["allowed"])
+
+
+def test_on_a_cpu_nothing_is_recorded_unless_asked_for(ready):
+    assert ready("fedavg").world.executor.graphs is None
+
+
+def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
+    class Broken(Repeat):
+        def record(self, step: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    run = ready("fedavg")
+    with pytest.raises(Exception, match="graphs=false"):
+        Graphs(run.world.net, Broken()).run(asked(run, 0))
+
+
+# -- precision and layout ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_channels_last_weights_are_updated_like_any_others(ready, rule):
+    run = ready("fedprox")
+    phases, net = asked(run, 0, rule), copy.deepcopy(run.world.net)
+    usual = [steps.run(net, [p])[0] for p in phases]
+    net.base.to(memory_format=torch.channels_last)
+    assert any(not p.is_contiguous() for p in net.base.parameters())
+    assert apart(usual, [steps.run(net, [p])[0] for p in phases]) < 1e-4
+    assert apart(usual, Graphs(net, Strict()).run(phases)) < 1e-4
+
+
+def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
+    run = ready("pro")
+    net, base, tail = copy.deepcopy(run.world.net), asked(run, 0), asked(run, 2)
+    exact = [steps.run(net, [p])[0] for p in base], steps.run(net, tail)
+    Executor(net, precision="bf16")
+    rough = [steps.run(net, [p])[0] for p in base], steps.run(net, tail)
+    assert 1e-4 < apart(exact[0], rough[0]) < 0.2
+    assert apart(exact[1], rough[1]) == 0
+    assert all(t.dtype == torch.float32 for r in rough[0] for ts in r.weights.values() for t in ts.values())
+    assert apart(rough[0], Graphs(net, Strict()).run(base)) < 1e-6
+    assert not run.world.net.bf16  # on a CPU only when asked for

@@ -1,0 +1,137 @@
+"""Captured steps against eager ones on a real GPU, for every kind of step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from profcil.engine import steps
+from profcil.engine.executors.local import Executor
+from profcil.engine.graphs import Capture, Graphs, Static
+from profcil.engine.phases import Train, Trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+SETTINGS = {
+    "device": "cuda",
+    "setting": "homogeneous",
+    "dirichlet": 0.5,
+    "label_space": "seen",
+    "warmup__rounds": 0,
+    "train__batch": 16,
+    "train__epochs": 2,
+    "model__width": 16,
+    "lr": 0.01,
+}
+RULES = [
+    {"optimiser": "sgd"},
+    {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0},
+    {"optimiser": "adam"},
+    {"optimiser": "adam", "decay": "coupled", "weight_decay": 0.1},
+]
+FLOAT32, BF16 = 1e-4, 2e-2  # tolerances; the kernels are the same, their sums may come in another order
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    """Full float32 products and the same algorithms every time, so that a difference is ours."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
+@pytest.fixture(params=["float32", "bf16"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def asked(run: Any, round: int, rule: dict[str, Any]) -> list[Train]:
+    """The first phases of a round's participants, from the run's present state."""
+    names = run.method.broadcast(run.server, run.when(0, round))
+    inbox = {n: run.server.blocks[n] for n in names}
+    phases = [next(run.method.turn(run.client(c, 0, round), inbox)) for c in run.clients(0, round)]
+    return [replace(p, settings=replace(p.settings, **rule)) for p in phases]
+
+
+def apart(one: list[Trained], two: list[Trained]) -> float:
+    gaps = [abs(a.loss - b.loss) for a, b in zip(one, two, strict=True)]
+    for a, b in zip(one, two, strict=True):
+        gaps += [float((v - b.weights[k][n]).abs().max()) for k, ts in a.weights.items() for n, v in ts.items()]
+    return max(gaps)
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of replays that reads anything back from the device is an error."""
+    original = Static.epoch
+
+    def epoch(self: Static, *args: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            original(self, *args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Static, "epoch", epoch)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro"])
+def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, method, rule, precision):
+    run = fresh(method, **SETTINGS)
+    net, phases = run.world.net, asked(run, 0, rule)
+    Executor(net, graphs=False, precision=precision)
+    eager, graphs = [steps.run(net, [p])[0] for p in phases], Graphs(net, Capture(run.world.device))
+    for _ in range(2):
+        assert apart(eager, graphs.run(phases)) < (FLOAT32 if precision == "float32" else BF16)
+    assert graphs.made == 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("base_rounds", [0, 2], ids=["rehearse", "fit with a pull"])
+def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, rule):
+    fit = "true" if base_rounds else "false"
+    run = fresh("pro", **SETTINGS, base_rounds=base_rounds, fit_when_frozen=fit, quota=30)
+    net, phases = run.world.net, asked(run, base_rounds, rule)
+    graphs = Graphs(net, Capture(run.world.device))
+    for group in (phases, phases[1:], phases[:1], phases):
+        assert apart(steps.run(net, group), graphs.run(group)) < FLOAT32
+    assert graphs.made == 1
+
+
+def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():
+    device = torch.device("cuda")
+    recorder, eager = Capture(device), torch.Generator(device)
+    found = torch.zeros(2, 1000, device=device)
+
+    def draw() -> None:
+        found[0].copy_(torch.rand(1000, generator=recorder.generator, device=device))
+        found[1].copy_(torch.randn(1000, generator=recorder.generator, device=device))
+
+    replay = recorder.record(draw)
+    for seed in (3, 2**62 + 11):
+        recorder.generator.manual_seed(seed), eager.manual_seed(seed)
+        for _ in range(3):
+            shuffles = [torch.randperm(77, generator=g, device=device) for g in (recorder.generator, eager)]
+            assert torch.equal(*shuffles)
+            replay()
+            assert torch.equal(found[0], torch.rand(1000, generator=eager, device=device))
+            assert torch.equal(found[1], torch.randn(1000, generator=eager, device=device))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "promax"])
+def test_a_run_on_graphs_needs_no_more_memory_with_every_round(fresh, method):
+    run = fresh(method, **SETTINGS)
+    executor = run.world.executor = Executor(run.world.net, graphs=True)
+    seen = []
+    for position in range(2):
+        for round in range(3):
+            run.play(position, round)
+            run.world.forget_features()
+        torch.cuda.synchronize()
+        seen.append((executor.graphs.made, torch.cuda.memory_allocated()))
+    assert seen[0][0] == seen[1][0] <= 3
+    assert seen[1][1] < 1.2 * seen[0][1]
