@@ -101,8 +101,8 @@ def test_one_sample_has_the_floor_for_a_spread_and_never_a_nan(radius):
 
 def test_an_empty_bank_takes_what_comes():
     fresh = measure(torch.ones(2, 3), torch.tensor([4, 4]))
-    assert update(empty_bank(3, 3), fresh).labels == (4,)
-    assert len(empty_bank(3, 1)) == 0
+    assert update(empty_bank(torch.zeros(3), 3), fresh).labels == (4,)
+    assert len(empty_bank(torch.zeros(3), 1)) == 0
 
 
 def test_transport_moves_means_and_nothing_else():

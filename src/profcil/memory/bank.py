@@ -53,8 +53,10 @@ def fold(square: Tensor, width: int) -> Tensor:
     return square if width == square.shape[1] else square.mean(1, keepdim=True)
 
 
-def empty_bank(d: int, width: int) -> Bank:
-    return Bank((), torch.zeros(0, d), torch.zeros(0, width), torch.zeros(0, dtype=torch.int32))
+def empty_bank(like: Tensor, width: int) -> Bank:
+    """No classes yet, of features like this one; on its device."""
+    none = like.new_zeros(0, dtype=torch.int32)
+    return Bank((), like.new_zeros(0, len(like)), like.new_zeros(0, width), none)
 
 
 def measure(features: Tensor, y: Tensor, *, radius: bool = False) -> Moments:

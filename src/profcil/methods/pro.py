@@ -146,8 +146,8 @@ class Pro(Method):
         return ("memory", "adapted") if p.adapted_bank or p.old_memory == "adapted" else ("memory",)
 
     def begin(self, weights: Weights) -> ServerState:
-        d = len(weights["adapter"]["scale"])
-        empty = {"memory": empty_bank(d, d), "adapted": empty_bank(d, 1)}
+        like = weights["adapter"]["scale"]
+        empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
         return super().begin(weights).put(**{name: block_of(empty[name]) for name in self.banks})
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
