@@ -204,7 +204,7 @@ def peak_memory_mb(world: World) -> float:
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated(world.device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6  # macOS tells bytes, Linux KiB
 
 
 def resident_mb() -> float | None:
