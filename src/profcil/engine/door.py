@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from profcil.cost.ledger import HEADER, Ledger
+from profcil.encoders.model import MODEL
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.errors import Failure
 
@@ -67,7 +68,7 @@ class Door:
         """The reply as the server gets it; the client's private state stays behind."""
         for pass_through in self.filters:
             reply = pass_through(reply)
-        unchanged = [b for n, b in inbox.items() if b.kind == "model" and n not in reply.blocks]
+        unchanged = [b for n, b in inbox.items() if n in MODEL and n not in reply.blocks]
         whole_model = self.transfer == "full" and when.stage != "refresh"
         self._book(when, reply.client, "up", [*reply.blocks.values(), *(unchanged if whole_model else [])], COUNT_BYTES)
         return replace(reply, private=None)

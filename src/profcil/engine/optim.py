@@ -21,13 +21,14 @@ def clip_(grads: Sequence[Tensor], limit: float, stacked: bool) -> None:
     """Scales gradients to a norm of at most `limit`, for each client of a stack by itself."""
     if not limit:
         return
-    if stacked:
-        norm = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
-    else:
+    if not stacked:
         norm = torch.stack(torch._foreach_norm(list(grads))).norm()
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(list(grads), (limit / (norm + 1e-6)).clamp(max=1.0))
+        return
+    norms = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
+    factors = (limit / (norms + 1e-6)).clamp(max=1.0)
     for g in grads:
-        g.mul_(factor.view(-1, *[1] * (g.dim() - 1)) if stacked else factor)
+        g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
 
 
 class Optimiser:
