@@ -81,7 +81,9 @@ def play(
         server = refresh(world, method, state, door, clients, when, server)
     loss = sum(r.notes.get("loss", 0.0) for r in replies) / len(replies) if replies else None
     skipped = sorted(set(clients) - {r.client for r in replies})
-    return server, {"clients": len(clients), "skipped": skipped, "loss": loss}
+    counted = {k for r in replies for k in r.notes} - {"loss", "extra_bytes"}  # e.g. replay asked for and served
+    sums = {k: sum(r.notes.get(k, 0.0) for r in replies) for k in sorted(counted)}
+    return server, {"clients": len(clients), "skipped": skipped, "loss": loss, **sums}
 
 
 def refresh(
@@ -108,8 +110,7 @@ def turns(
 ) -> list[Reply]:
     """The participants' turns, through the door both ways; replies in client order, whoever was computed first."""
     server = server or state.server
-    names = method.broadcast(server, when)
-    inboxes = {c: door.down(c, server, names, when) for c in clients}
+    inboxes = {c: door.down(c, server, method.broadcast_to(c, server, when), when) for c in clients}
     at_work = {c: method.turn(world.client(c, when, state.private.get(c)), inboxes[c]) for c in clients}
     done = world.executor(at_work, guard_of(world, when))
     replies = []

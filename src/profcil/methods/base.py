@@ -48,6 +48,10 @@ class Method:
         """Names of the blocks a participant needs this round."""
         return MODEL
 
+    def broadcast_to(self, client: int, state: ServerState, when: When) -> Sequence[str]:
+        """The same for one participant, where some of it is meant for that client alone."""
+        return self.broadcast(state, when)
+
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         """The client's part of a round."""
         allowed = client.allowed(self.label_space(client, inbox))

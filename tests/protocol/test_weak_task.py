@@ -1,0 +1,167 @@
+"""The weak task gets weaker by the stated fractions, nothing else moves, and every class keeps an example."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profcil.errors import ConfigError, DataError
+from profcil.protocol.participation import participants
+from profcil.protocol.plan import Plan, StreamSettings, assemble, make_plan
+from profcil.protocol.weak_task import STRENGTHS, weaken
+
+LABELS = np.arange(2000) % 10
+SEVERE = StreamSettings(clients=20, participants=5, task_size=2, support=0.4, coverage=0.5, disorder=0.6)
+ORDER = ("mild", "medium", "severe")
+fractions = st.integers(0, 10).map(lambda n: n / 10)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Plan, np.ndarray, int, str]:
+    clients, classes = draw(st.integers(1, 10)), draw(st.integers(1, 8))
+    shape = (clients, draw(st.integers(1, clients)), draw(st.integers(1, classes)))
+    controls = draw(st.tuples(fractions, fractions, fractions))
+    chosen = StreamSettings(*shape, *controls, dirichlet=draw(st.sampled_from([0.0, 0.3])))
+    counts = draw(st.lists(st.integers(1, 20), min_size=classes, max_size=classes))
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(classes), counts))
+    plan = make_plan(labels, classes, chosen, draw(st.integers(0, 99)))
+    return plan, labels, draw(st.integers(0, plan.positions - 1)), draw(st.sampled_from(ORDER))
+
+
+def held(plan: Plan, client: int, task: int) -> list[int]:
+    """The samples of a cell, found the slow way."""
+    return plan.samples(client, plan.orders[client].tolist().index(task)).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_rest_of_the_plan_is_untouched(case) -> None:
+    plan, labels, task, strength = case
+    weak = weaken(plan, labels, task, strength).plan
+    assert (weak.settings, weak.seed, weak.tasks) == (plan.settings, plan.seed, plan.tasks)
+    assert np.array_equal(weak.orders, plan.orders)
+    for c in range(plan.clients):
+        for t in range(plan.positions):
+            if t != task:
+                assert held(weak, c, t) == held(plan, c, t)
+            assert set(held(weak, c, t)) <= set(held(plan, c, t))
+    for p in range(plan.positions):
+        assert weak.seen(p) == plan.seen(p)
+        if np.array_equal(weak.active(p), plan.active(p)):
+            assert all(participants(weak, p, r) == participants(plan, p, r) for r in range(3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_a_kept_client_keeps_its_labels_and_the_stated_share_of_each(case) -> None:
+    plan, labels, task, strength = case
+    weak = weaken(plan, labels, task, strength).plan
+    for c in weak.supporters(task):
+        before, after = (labels[held(a, c, task)] for a in (plan, weak))
+        for y in set(before.tolist()):
+            expected = int(STRENGTHS[strength].examples * (before == y).sum() + 0.5)
+            assert (after == y).sum() == max(1, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_support_assumption_holds_with_as_few_more_clients_as_classes(case) -> None:
+    plan, labels, task, strength = case
+    weak = weaken(plan, labels, task, strength).plan
+    assert weak.audit()["support_assumption"]
+    assert set(labels[weak.ids]) == set(labels)
+    wanted = max(1, int(STRENGTHS[strength].supporters * len(plan.supporters(task)) + 0.5))
+    assert wanted <= len(weak.supporters(task)) <= max(wanted, len(plan.tasks[task]))
+
+
+def test_the_numbers_where_every_client_observes_everything() -> None:
+    plan = make_plan(LABELS, 10, StreamSettings(clients=8, participants=4, task_size=5), 0)
+    weak = {s: weaken(plan, LABELS, 1, s) for s in ORDER}
+    assert [len(weak[s].plan.supporters(1)) for s in ORDER] == [6, 4, 2]
+    # 25 samples of each of 5 classes per client: 19, 13 and 6 of them are kept
+    assert [int(weak[s].plan.counts[:, 1].sum()) for s in ORDER] == [6 * 5 * 19, 4 * 5 * 13, 2 * 5 * 6]
+    assert [weak[s].epochs_factor for s in ORDER] == [0.75, 0.5, 0.25]
+
+
+def test_stronger_interventions_keep_subsets() -> None:
+    plan = make_plan(LABELS, 10, SEVERE, 3)
+    kept = [set(weaken(plan, LABELS, 2, s).plan.ids.tolist()) for s in ORDER]
+    assert set(plan.ids.tolist()) > kept[0] > kept[1] > kept[2]
+
+
+def test_participants_stay_at_positions_without_a_dropped_client_and_change_nowhere_else() -> None:
+    plan = make_plan(LABELS, 10, SEVERE, 3)
+    weak = weaken(plan, LABELS, 2, "severe").plan
+    dropped = np.setdiff1d(plan.supporters(2), weak.supporters(2))
+    hit = {plan.orders[c].tolist().index(2) for c in dropped}
+    same = [p for p in range(5) if all(participants(plan, p, r) == participants(weak, p, r) for r in range(9))]
+    assert 0 < len(hit) < 5 and same == [p for p in range(5) if p not in hit]
+
+
+def test_a_client_that_alone_holds_a_class_is_kept() -> None:
+    """Client 4 alone has class 1: any strength, any seed, it stays."""
+    labels, owner = np.array([0] * 8 + [1] * 4), np.array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 4])
+    for seed in range(20):
+        plan = assemble(labels, owner, ((0, 1),), np.zeros((5, 1), int), StreamSettings(5, 5, 2), seed)
+        weak = weaken(plan, labels, 0, "severe").plan
+        assert 4 in weak.supporters(0) and len(weak.supporters(0)) == 2
+        assert weak.audit()["support_assumption"]
+
+
+def test_the_same_arguments_give_the_same_plan_and_the_draw_follows_seed_and_task() -> None:
+    plan = make_plan(LABELS, 10, SEVERE, 3)
+    first, again = (weaken(plan, LABELS, 2, "medium") for _ in range(2))
+    assert first == again and first.plan != plan
+    assert np.array_equal(plan.ids, make_plan(LABELS, 10, SEVERE, 3).ids)
+    kept = set()
+    for seed in range(6):
+        other = assemble(LABELS, LABELS * 0, plan.tasks, plan.orders, plan.settings, seed)
+        kept.add(tuple(weaken(other, LABELS, 2, "medium").plan.ids.tolist()))
+    assert len(kept) == 6
+
+
+def test_examples_and_clients_are_dropped_without_favour() -> None:
+    """Over many seeds, each of four equal clients and each of its samples is kept about equally often."""
+    labels, owner = np.zeros(16, int), np.repeat(np.arange(4), 4)
+    times = np.zeros(16)
+    for seed in range(400):
+        plan = assemble(labels, owner, ((0,),), np.zeros((4, 1), int), StreamSettings(4, 4, 1), seed)
+        times[weaken(plan, labels, 0, "medium").plan.ids] += 1
+    assert abs(times - 100).max() < 5 * (400 * 0.25 * 0.75) ** 0.5
+
+
+def test_samples_outside_the_stream_stay_outside() -> None:
+    labels, owner = np.zeros(8, int), np.array([0, -1, 0, -1, 0, -1, 0, -1])
+    plan = assemble(labels, owner, ((0,),), np.zeros((1, 1), int), StreamSettings(1, 1, 1), 0)
+    assert len(weaken(plan, labels, 0, "medium").plan.ids) == 2
+
+
+@pytest.mark.parametrize("task", [-1, 5, 1.0, True, "1"])
+def test_a_task_outside_the_plan_is_refused(task) -> None:
+    with pytest.raises(ConfigError, match=r"task is .* from 0 to 4"):
+        weaken(make_plan(LABELS, 10, SEVERE, 3), LABELS, task, "mild")
+
+
+def test_an_unknown_strength_names_the_nearest_and_an_empty_task_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean severe"):
+        weaken(make_plan(LABELS, 10, SEVERE, 3), LABELS, 1, "sever")
+    one = assemble(np.zeros(3, int), np.zeros(3, int), ((0,), (1,)), np.array([[0, 1]]), StreamSettings(1, 1, 1), 0)
+    with pytest.raises(ConfigError, match="task 1 has no samples"):
+        weaken(one, np.zeros(3, int), 1, "mild")
+
+
+@pytest.mark.parametrize("wrong", [LABELS[:-1], LABELS + 1, LABELS[::-1], LABELS.astype(float), LABELS[None]])
+def test_labels_of_another_dataset_are_refused(wrong) -> None:
+    with pytest.raises(DataError, match="do not belong to plan"):
+        weaken(make_plan(LABELS, 10, SEVERE, 3), wrong, 1, "mild")
+
+
+def test_the_table_is_frozen() -> None:
+    with pytest.raises(TypeError):
+        STRENGTHS["mild"] = STRENGTHS["severe"]  # type: ignore[index]
+    with pytest.raises(FrozenInstanceError):
+        STRENGTHS["mild"].epochs = 1.0  # type: ignore[misc]
