@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from profcil.memory.transport import combine
+from profcil.methods.pro import bank_of
+from profcil.methods.promax import calibration_subset
 
 
 def moves(run) -> list[tuple[bool, bool, bool]]:
@@ -84,3 +86,36 @@ def test_adapted_memory_is_moved_too_and_keeps_its_length(fresh):
     assert not torch.equal(old["mean"], new["mean"])
     torch.testing.assert_close(old["mean"].norm(dim=1), new["mean"].norm(dim=1))
     assert torch.equal(old["spread"], new["spread"])
+
+
+# -- transport under the aggregated model -----------------------------------------------------------------------------
+
+
+def test_global_transport_is_the_drift_of_the_aggregated_model(fresh):
+    """Measured by hand: from the broadcast base to the new one, on the participants' calibration examples."""
+    run = fresh("promax", transport="global", setting="homogeneous")
+    for round in range(3):
+        run.play(0, round)
+    before, after = run.server, run.play(1, 0)
+    bank, moves = bank_of(before.blocks["memory"]), []
+    for c in run.clients(1, 0):
+        client = run.client(c, 1, 0)
+        index = calibration_subset(client, run.method.params.calibration)
+        old, new = (client.features(s.blocks["base"].tensors, index) for s in (before, after))
+        moves.append(run.method.move(bank.mean, old, new))
+    shift = combine([m[0] for m in moves], [m[1] for m in moves])
+    assert len(bank) and shift.abs().max() > 0
+    assert torch.allclose(after.blocks["memory"].tensors["mean"], bank.mean + shift, atol=1e-6)
+
+
+@pytest.mark.parametrize("adapted", ["true", "false"])
+def test_global_transport_moves_only_while_the_base_moves_and_costs_no_second_base(tiny, adapted):
+    run = tiny("promax", train__rounds=4, transport="global", adapted_bank=adapted)
+    assert all(moved == plastic and rest for plastic, moved, rest in moves(run))
+    local = tiny("promax", train__rounds=4, adapted_bank=adapted)
+    assert run.ledger.total(kind="transport", stage="round") == 0
+    assert run.ledger.total(kind="transport", stage="refresh") == local.ledger.total(kind="transport")
+
+
+def test_global_transport_with_a_frozen_base_is_pro_to_the_bit(tiny, same_bits):
+    assert same_bits(tiny("promax", base_rounds=0, transport="global").server, tiny("pro", base_rounds=0).server)
