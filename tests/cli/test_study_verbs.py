@@ -111,3 +111,9 @@ def test_the_bench_measures_a_plan(capsys):
 def test_the_bench_says_what_it_could_not_measure(capsys):
     assert main(["bench", "promax on cora"]) == 0
     assert "cora" in capsys.readouterr().out.lower()
+
+
+def test_every_built_in_study_is_listed_and_resolves(capsys):
+    assert main(["list", "studies", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["demo"]["runs"] == 2 and all(row["runs"] > 0 and row["title"] for row in rows.values())

@@ -1,4 +1,4 @@
-"""List the methods, datasets, recipes or encoders there are."""
+"""List the methods, datasets, recipes, studies or encoders there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes or encoders")
+    parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes, studies or encoders")
     json_flag(parser)
 
 
@@ -53,6 +53,13 @@ def encoders() -> list[dict[str, Any]]:
     return [{"name": name, "title": title(rooms.find("encoders", name))} for name in rooms.names("encoders")]
 
 
+def studies() -> list[dict[str, Any]]:
+    from profcil.study import STUDIES, cells, load_study
+
+    found = {path.stem: load_study(path.stem) for path in sorted(STUDIES.glob("*.toml"))}
+    return [{"name": name, "title": study.title, "runs": len(cells(study))} for name, study in found.items()]
+
+
 def recipes() -> list[dict[str, Any]]:
     """Every recipe under its plain name, the heterogeneity it can be asked for with, and what it sets."""
     from profcil import resolve
@@ -68,7 +75,7 @@ def recipes() -> list[dict[str, Any]]:
     return rows
 
 
-KINDS = {"methods": methods, "datasets": datasets, "recipes": recipes, "encoders": encoders}
+KINDS = {"methods": methods, "datasets": datasets, "recipes": recipes, "studies": studies, "encoders": encoders}
 
 
 def title(module: Any) -> str:
