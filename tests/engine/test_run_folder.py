@@ -16,7 +16,8 @@ from tiny_runs import at_call, holding, in_child, outcome, tiny
 
 from profcil.engine import files, run, steps
 from profcil.engine.folder import RunFolder
-from profcil.errors import RunFolderError
+from profcil.errors import DataError, RunFolderError
+from profcil.resolve import resolve
 
 
 @pytest.fixture
@@ -209,3 +210,9 @@ def test_the_lock_is_given_back(half: Path, monkeypatch: pytest.MonkeyPatch) -> 
         run.resume(half)
     with RunFolder(half):
         pass
+
+
+def test_a_mistake_leaves_no_folder_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        run.start(resolve(None, {"dataset": "cifar100"}), tmp_path / "run", tmp_path / "nowhere")
+    assert not (tmp_path / "run").exists()

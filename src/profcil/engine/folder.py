@@ -52,6 +52,10 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Lets go of the folder; one in which nothing was begun, because of a mistake, does not stay behind."""
+        if [f.name for f in self.path.iterdir()] == ["lock"]:
+            (self.path / "lock").unlink()
+            self.path.rmdir()
         self.lock.close()
 
     def sweep(self) -> None:
