@@ -24,6 +24,7 @@ SETTINGS = {
     "homogeneous": {"support": 1.0, "coverage": 1.0, "disorder": 0.0},
     "severe": {"support": 0.4, "coverage": 0.5, "disorder": 0.6},
 }
+REGIMES = ("matched", "expanded")
 SECTIONS = {"stream": StreamSettings, "train": TrainSettings, "warmup": WarmupSettings, "model": ModelSettings}
 
 
@@ -46,6 +47,7 @@ class RunConfig(Checked):
     executor: str = knob("auto", "how a round's turns are computed", choices=("auto", "stacked", "serial"))
     graphs: bool = knob(True, "on a GPU, record training steps once and replay them")
     transfer: str = knob("changed", "what travels: what the receiver lacks, or everything", choices=("changed", "full"))
+    regime: str = knob("matched", "what methods may replay and summarise of old classes", choices=REGIMES)
     evaluate: str = knob("test", "which part is scored", choices=("test", "validation"))
 
 
@@ -74,6 +76,7 @@ def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
     values["params"] = merge(tables.get(method, {}), values.get("params", {}))
     values["method"] = method
     apply_sets(values, sets, cls.Params)
+    values["params"] = merge(cls.regimes.get(str(values.get("regime", "matched")), {}), values["params"])
     name = values.setdefault("setting", "severe")
     if name not in SETTINGS:
         raise unknown("setting", str(name), SETTINGS)

@@ -152,7 +152,7 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         "held": [[c, h] for c, h in state.held.items()],
         "scores": state.scores.to_json(),
         "ledger": state.ledger.to_csv(),
-        **{k: getattr(state, k) for k in ("position", "round", "client_bytes", "server_bytes")},
+        **{k: getattr(state, k) for k in ("position", "round", "client_bytes", "server_bytes", "tally")},
     }
 
 
@@ -172,5 +172,5 @@ def unpack(tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], devic
         ledger=Ledger.from_csv(record["ledger"]),
         held={c: dict(h) for c, h in record["held"]},
         private={c: under(f"client/{c}", names) for c, names in record["private"]},
-        **{k: record[k] for k in ("position", "round", "client_bytes", "server_bytes")},
+        **{k: record[k] for k in ("position", "round", "client_bytes", "server_bytes", "tally")},
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ class RunState:
     round: int = 0  # the next one to play
     client_bytes: int = 0  # largest extra memory a client needed
     server_bytes: int = 0  # largest memory the server kept beyond the model
+    tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
 
 
 Watch = Callable[[str, When, dict], None]  # told of every round and position: progress, log, saving
@@ -52,9 +54,11 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
                 server, facts = play(world, method, state, door, clients, when)
             state.server, state.round = server, state.round + 1
             state.server_bytes = max(state.server_bytes, stored_bytes(server.blocks))
+            for name in facts.keys() - {"clients", "skipped", "loss"}:
+                state.tally[name] = state.tally.get(name, 0.0) + facts[name]
             watch("round", when, facts)
         when = When("round", state.position, rounds - 1, rounds)
-        with torch.set_grad_enabled(method.server_gradients):
+        with torch.no_grad():
             state.server = method.end_position(state.server, when)
         features = judged_features(world, state.server)
         state.scores.correct[state.position] = evaluate(world, method, state.server, state.position, features)
@@ -72,18 +76,35 @@ def play(
     server = state.server
     base = server.get("base")
     world.forget_features(base.version if base else None)
+    spent = 0.0
     if method.opens(when):
         server = refresh(world, method, state, door, clients, when, server)
+        server, spent = train_server(world, method, server, replace(when, stage="refresh"))
     replies = turns(world, method, state, door, clients, when, server)
-    with torch.set_grad_enabled(method.server_gradients):
+    with torch.no_grad():
         server = method.aggregate(server, replies, when)
     if method.surveys(when):
         server = refresh(world, method, state, door, clients, when, server)
+    server, more = train_server(world, method, server, when)
     loss = sum(r.notes.get("loss", 0.0) for r in replies) / len(replies) if replies else None
     skipped = sorted(set(clients) - {r.client for r in replies})
     counted = {k for r in replies for k in r.notes} - {"loss", "extra_bytes"}  # e.g. replay asked for and served
     sums = {k: sum(r.notes.get(k, 0.0) for r in replies) for k in sorted(counted)}
+    if method.server_gradients:
+        sums["server_seconds"] = spent + more
     return server, {"clients": len(clients), "skipped": skipped, "loss": loss, **sums}
+
+
+def train_server(world: World, method: Method, server: ServerState, when: When) -> tuple[ServerState, float]:
+    """The server's own training, where a method has it, and its seconds."""
+    if not (method.server_gradients and method.trains(when)):
+        return server, 0.0
+    began = time.perf_counter()
+    with torch.enable_grad():
+        server = method.train_server(world.server(when), server)
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return server, time.perf_counter() - began
 
 
 def refresh(
@@ -91,7 +112,7 @@ def refresh(
 ) -> ServerState:
     """The participants' statistics under the server's model, through the door, and what the server makes of them."""
     asked, told = When("refresh", when.position, when.round, when.rounds), []
-    with torch.set_grad_enabled(method.server_gradients):
+    with torch.no_grad():
         names = method.survey_blocks(server, asked)
         for c in clients:
             inbox = door.down(c, server, names, asked)

@@ -64,7 +64,7 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         method = rooms.find("methods", config.method).METHOD(config.params)
         scores = Scores.empty(world.plan.positions, task_totals(world))
         keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
-        with torch.set_grad_enabled(method.server_gradients):
+        with torch.no_grad():
             server = method.begin(warmed.weights)
         keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries))))
         keeper.save()
@@ -159,6 +159,7 @@ class Keeper:
             ledger=Ledger(list(state.ledger.entries)),
             held={c: dict(h) for c, h in state.held.items()},
             private=dict(state.private),
+            tally=dict(state.tally),
         )
         self.whole = copy, events
 
@@ -191,6 +192,7 @@ class Keeper:
         self.facts["seconds"] = self.before + time.perf_counter() - self.began
         self.facts["peak_memory_mb"] = max(self.facts.get("peak_memory_mb", 0.0), peak_memory_mb(world))
         self.facts |= {"server_memory_bytes": state.server_bytes, "client_extra_bytes": state.client_bytes}
+        self.facts |= {"tally": state.tally}
         self.facts["done"] = state.position == world.plan.positions
         self.facts["bytes"] = stream_bytes(state.ledger.entries)
         if self.facts["done"]:

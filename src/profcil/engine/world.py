@@ -18,6 +18,7 @@ from profcil.encoders.model import Net
 from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.executors.local import Executor
+from profcil.engine.server import Server
 from profcil.errors import ConfigError, NotApplicable
 from profcil.protocol.plan import Plan, make_plan
 from profcil.randomness import generator, torch_generator
@@ -66,6 +67,11 @@ class World:
             cache=self.features,
         )
 
+    def server(self, when: When) -> Server:
+        """The server at one moment."""
+        seen = tuple(sorted(self.plan.seen(when.position)))
+        return Server(when, self.config.seed, seen, self.net, self.bundle.train.inputs(self.bundle.train.y[:0]))
+
     def share(self, id: int) -> tuple[Tensor, Examples]:
         """What a client owns over the whole stream, and the examples it computes on."""
         if id not in self.shares:
@@ -84,13 +90,12 @@ def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
     method = rooms.find("methods", config.method).METHOD
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
-    if bundle.facts.modality not in method.modalities:
-        fits = ", ".join(sorted(method.modalities))
-        raise NotApplicable(f"{config.method} is not applicable to {bundle.facts.modality} data; it is made for {fits}")
     workers = set_threads(config, bundle)
     bundle = bundle.to(device_of(config.device))
     plan = make_plan(bundle.train.y.cpu().numpy(), bundle.facts.classes, config.stream, config.seed)
     net = make_net(config, bundle)
+    if reason := method.misfit(net):
+        raise NotApplicable(f"not applicable: {reason}")
     executor = Executor(net, config.executor, workers, graphs=config.graphs, precision=config.model.precision)
     return World(config, bundle, plan, net, executor)
 

@@ -6,10 +6,11 @@ client's private tensors. The defaults here are FedAvg, so a method overrides wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from profcil.config import Checked, setting
@@ -18,6 +19,7 @@ from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
+from profcil.engine.server import Server
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,31 @@ class Params(Checked):
     )
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What a method replays of a class."""
+
+    space: str  # inputs, base (features before the adapter) or adapted (after it)
+    tensors: tuple[Tensor, ...]
+
+
 class Method:
     """FedAvg: broadcast the model, train it on current data, average by example counts."""
 
     Params: ClassVar[type] = Params
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph"})
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # what may cross the door; the engine enforces it
-    server_gradients: ClassVar[bool] = False
+    server_gradients: ClassVar[bool] = False  # whether `train_server` does anything; gradients are off elsewhere
+    regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → the settings it stands for
 
     def __init__(self, params: Any) -> None:
         self.params = params
+
+    @classmethod
+    def misfit(cls, net: Net) -> str:
+        """Why the method cannot run with this model on this data; empty where it can."""
+        given, fits = net.facts.modality, ", ".join(sorted(cls.modalities))
+        return "" if given in cls.modalities else f"{cls.__name__} is made for {fits}, not for {given}"
 
     def begin(self, weights: Weights) -> ServerState:
         """The server's state before the stream, from the shared warmed model."""
@@ -90,9 +107,24 @@ class Method:
     def end_position(self, state: ServerState, when: When) -> ServerState:
         return state
 
+    def trains(self, when: When) -> bool:
+        """Whether the server trains now: after an opening survey (stage `refresh`), or at the end of a round."""
+        return False
+
+    def train_server(self, server: Server, state: ServerState) -> ServerState:
+        """The one place where a server takes gradients; its time is recorded as the server's."""
+        raise NotImplementedError
+
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         """Class-mean memories for the diagnostics: each block, and the map from base features to its space."""
         return {}
+
+    def replay(
+        self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
+    ) -> Samples | None:
+        """Up to `count` samples of what is replayed of a class now, for the diagnostics; None where nothing is.
+        `clients` come with their private memory."""
+        return None
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         """Class scores from base features under the loaded global model; prediction is their masked arg-max."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +27,8 @@ from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
 from profcil.memory.bank import Bank, Moments, empty_bank, measure, pool, rewind, update
-from profcil.memory.rehearsal import Rehearsal
-from profcil.methods.base import Method, reply
+from profcil.memory.rehearsal import Rehearsal, pseudo
+from profcil.methods.base import Method, Samples, reply
 from profcil.randomness import torch_generator
 
 
@@ -73,6 +74,7 @@ class Pro(Method):
 
     Params = ProParams
     kinds = frozenset({"model", "memory", "statistics"})
+    regimes: ClassVar = {"expanded": {"quota": 100}}
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -194,6 +196,17 @@ class Pro(Method):
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         spaces = {"memory": lambda u: u, "adapted": net.tail.adapt}
         return {name: (state.blocks[name], spaces[name]) for name in self.banks}
+
+    def replay(
+        self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
+    ) -> Samples | None:
+        space = "adapted" if self.params.old_memory == "adapted" else "base"
+        bank = state.get("adapted" if space == "adapted" else "memory")
+        if bank is None or label not in bank.labels:
+            return None
+        row = [bank.labels.index(label)]
+        mean, spread = bank.tensors["mean"][row], bank.tensors["spread"][row]
+        return Samples(space, (pseudo(mean, spread, count, self.params.noise, rng),))
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         state = super().aggregate(state, replies, when)

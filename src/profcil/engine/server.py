@@ -1,0 +1,26 @@
+"""What a method's server half can see when it trains: a model skeleton, a seed and shapes; no one's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profcil.data.bundle import Inputs
+from profcil.encoders.model import Net
+from profcil.engine.door import When
+from profcil.randomness import number
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server at one moment."""
+
+    when: When
+    seed: int
+    seen: tuple[int, ...]  # Y^(p)
+    net: Net  # a skeleton to compute with; holds no one's weights between calls
+    like: Inputs  # the encoder's inputs for no example at all: shapes and types
+
+    def number(self, *purpose: object) -> int:
+        """The seed of a draw, addressed by moment."""
+        w = self.when
+        return number(self.seed, "server", w.stage, w.position, w.round, *purpose)
