@@ -67,6 +67,7 @@ class Net(nn.Module):
     ) -> None:
         super().__init__()
         self.facts, self.augment, classes = facts, augment, facts.classes
+        self.attached: tuple[str, ...] = ()
         d, narrow = int(base.features), max(1, int(base.features) // bottleneck)  # type: ignore[arg-type]
         self.base, self.cosine, self.classes, self.features = base, head == "cosine", classes, d
         # The projector is drawn first: the shared warm-up must not depend on how adapter and head are set up.
@@ -88,6 +89,11 @@ class Net(nn.Module):
             }
         )
         self.head = nn.ParameterDict({"weight": _uniform((classes, d), generator)})
+
+    def attach(self, block: str, module: nn.Module) -> None:
+        """One more block, of a method's own: trained, sent and averaged like the others, where the method names it."""
+        self.add_module(block, module.to(next(self.base.parameters()).device))
+        self.attached = (*self.attached, block)
 
     @property
     def tail(self) -> Tail:

@@ -73,7 +73,7 @@ def cache_key(world: World) -> str:
         "version": __version__,
         "torch": torch.__version__,
         "data": world.bundle.fingerprint,
-        "plan": world.plan.digest,
+        "plan": world.plan.clean.digest,
         "seed": c.seed,
         "device": world.device.type,
         "encoder": c.model.encoder or world.bundle.facts.encoder,
@@ -93,13 +93,14 @@ def cache_folder() -> Path:
 
 def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
     """The warmed model, from the cache where it is there and readable, else computed and cached."""
+    own = (*MODEL, *world.net.attached)
     if not world.config.warmup.rounds:
-        return Warmed(world.net.weights(MODEL), 0.0, False, Ledger())
+        return Warmed(world.net.weights(own), 0.0, False, Ledger())
     path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
     found = read_tensors(path) if path.exists() else None
     if found is not None:
         base, facts = found
-        weights = {**world.net.weights(MODEL), "base": {k: v.to(world.device) for k, v in base.items()}}
+        weights = {**world.net.weights(own), "base": {k: v.to(world.device) for k, v in base.items()}}
         return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
     warmed = compute(world, watch)
     facts = {"seconds": warmed.seconds, "ledger": warmed.ledger.to_csv()}
@@ -115,7 +116,8 @@ def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
     from profcil.protocol.participation import warmup_participants
 
     c, began = world.config.warmup, time.perf_counter()
-    start = world.net.weights((*MODEL, "projector"))
+    own = (*MODEL, *world.net.attached)
+    start = world.net.weights((*own, "projector"))
     method = Warmup(WarmupParams(c.temperature, c.epochs))
     state = RunState(method.begin({b: start[b] for b in BLOCKS}), Scores.empty(0, torch.zeros(0).numpy()), Ledger())
     door = Door(state.ledger, world.config.transfer)
@@ -125,5 +127,5 @@ def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
         clients = warmup_participants(world.plan, r)
         state.server, facts = play(inner, method, state, door, clients, when)
         watch("warmup", when, facts)
-    weights = {b: start[b] for b in MODEL} | {"base": state.server.weights()["base"]}
+    weights = {b: start[b] for b in own} | {"base": state.server.weights()["base"]}
     return Warmed(weights, time.perf_counter() - began, False, state.ledger)

@@ -21,6 +21,7 @@ from profcil.engine.executors.local import Executor
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, NotApplicable
 from profcil.protocol.plan import Plan, make_plan
+from profcil.protocol.weak_task import weakened
 from profcil.randomness import generator, torch_generator
 from profcil.resolve import RunConfig
 
@@ -35,6 +36,7 @@ class World:
     plan: Plan
     net: Net
     executor: Executor
+    weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, where there is one
     features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; one position long
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
 
@@ -63,6 +65,7 @@ class World:
             seen=() if warm else tuple(sorted(self.plan.seen(when.position))),
             net=self.net,
             settings=self.config.train,
+            budget=1.0 if warm else self.budget(id, when.position),
             private=private,
             cache=self.features,
         )
@@ -72,10 +75,14 @@ class World:
         seen = tuple(sorted(self.plan.seen(when.position)))
         return Server(when, self.config.seed, seen, self.net, self.bundle.train.inputs(self.bundle.train.y[:0]))
 
+    def budget(self, id: int, position: int) -> float:
+        """The share of the local epochs that a client has at a position."""
+        return self.weak_epochs if self.plan.orders[id, position] == self.config.stream.weak_task else 1.0
+
     def share(self, id: int) -> tuple[Tensor, Examples]:
         """What a client owns over the whole stream, and the examples it computes on."""
         if id not in self.shares:
-            owned = torch.from_numpy(self.plan.owned(id).copy()).to(self.device)
+            owned = torch.from_numpy(self.plan.clean.owned(id).copy()).to(self.device)
             self.shares[id] = (owned, self.bundle.train.local(owned))
             if len(self.shares) > SHARES:
                 self.shares.popitem(last=False)
@@ -88,16 +95,19 @@ class World:
 
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
-    method = rooms.find("methods", config.method).METHOD
+    method = rooms.find("methods", config.method).METHOD(config.params)
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
     workers = set_threads(config, bundle)
     bundle = bundle.to(device_of(config.device))
-    plan = make_plan(bundle.train.y.cpu().numpy(), bundle.facts.classes, config.stream, config.seed)
+    labels = bundle.train.y.cpu().numpy()
+    clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
+    weak = weakened(clean, labels, config.stream)
     net = make_net(config, bundle)
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
+    method.attach(net, bundle.train.inputs(bundle.train.y[:0]), torch_generator(config.seed, "model", config.method))
     executor = Executor(net, config.executor, workers, graphs=config.graphs, precision=config.model.precision)
-    return World(config, bundle, plan, net, executor)
+    return World(config, bundle, weak.plan, net, executor, weak.epochs_factor)
 
 
 def make_net(config: RunConfig, bundle: Bundle) -> Net:

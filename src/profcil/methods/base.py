@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import Checked, setting
+from profcil.data.bundle import Inputs
 from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -56,6 +57,10 @@ class Method:
         """Why the method cannot run with this model on this data; empty where it can."""
         given, fits = net.facts.modality, ", ".join(sorted(cls.modalities))
         return "" if given in cls.modalities else f"{cls.__name__} is made for {fits}, not for {given}"
+
+    def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
+        """Adds the method's own trainable blocks to the model skeleton (`net.attach`), drawn from this generator.
+        `like` are the encoder's inputs for no example at all: shapes and types. `begin` finds them in its weights."""
 
     def begin(self, weights: Weights) -> ServerState:
         """The server's state before the stream, from the shared warmed model."""
