@@ -18,7 +18,7 @@ ROOMS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
 FURNITURE = {
     "methods": {"base"},
     "data": {"bundle", "files", "fetch", "unpickle", "shelf"},
-    "encoders": {"model", "views", "norms"},
+    "encoders": {"model", "views", "norms", "fused"},
 }
 
 

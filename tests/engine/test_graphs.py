@@ -17,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profcil.config import TrainSettings
 from profcil.encoders.model import cross_entropy
 from profcil.engine import graphs as recorded
-from profcil.engine import steps
+from profcil.engine import static, steps
 from profcil.engine.executors.local import Executor
-from profcil.engine.graphs import Graphs, MaskedRule, OnFeatures, Repeat, Static
+from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
+from profcil.engine.recorders import Repeat
+from profcil.engine.static import MaskedRule, OnFeatures, OnNets, Static
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {
@@ -43,7 +45,7 @@ RULES = [
 @pytest.fixture(autouse=True)
 def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that even a tiny epoch is filled in several times."""
-    monkeypatch.setattr(recorded, "CHUNK", CHUNK)
+    monkeypatch.setattr(static, "CHUNK", CHUNK)
 
 
 def lengths(phases: list[Train]) -> list[int]:
@@ -55,6 +57,9 @@ def lengths(phases: list[Train]) -> list[int]:
 def ready(fresh) -> Any:
     """Runs that stand at their beginning, each made once; their phases may be computed, their nets are as before."""
     return cache(lambda method, **more: fresh(method, **(UNEVEN | more)))
+
+
+TOLERANCE = 2e-5  # of two epochs, where the same sums are taken in another order
 
 
 def asked(run: Any, round: int, rule: dict[str, Any] | None = None, **changes: Any) -> list[Train]:
@@ -97,8 +102,8 @@ class NoReadingBack(TorchDispatchMode):
 class Strict(Repeat):
     """A stand-in that holds a step to the rules of a capture, in the one run that a capture would take."""
 
-    def record(self, step: Any) -> Any:
-        super().record(step)
+    def record(self, step: Any, rows: int) -> Any:
+        super().record(step, rows)
         with NoReadingBack(), host_forbidden():
             step()
         return step
@@ -121,9 +126,10 @@ def addresses(step: Static) -> list[int]:
         rule = step.rule
         more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
         return [t.data_ptr() for t in [*tensors, *more]]
-    optimiser = step.optimiser  # type: ignore[attr-defined]
-    more = [*step.parameters, *optimiser.parameters, *optimiser.first, *optimiser.second, *optimiser.steps]  # type: ignore[attr-defined]
-    return [t.data_ptr() for t in [*tensors, *more, *step.net.state_dict().values()]]  # type: ignore[attr-defined]
+    assert isinstance(step, OnNets)
+    rules = [t for r in step.rules for t in (*r.parameters, *r.first, *r.second, *r.steps)]
+    modules = [t for net in step.nets for t in net.state_dict().values()]
+    return [t.data_ptr() for t in [*tensors, step.matrix, step.grad, step.buffers, step.lengths, *rules, *modules]]
 
 
 # -- equal to the eager path ------------------------------------------------------------------------------------------
@@ -131,21 +137,18 @@ def addresses(step: Static) -> list[int]:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro"])
-def test_a_recorded_step_of_the_base_gives_the_eager_bits(ready, method, rule):
-    """fedprox pulls, pro pulls and adds the auxiliary loss of a throw-away projector; both draw views."""
+def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, rule):
+    """fedprox pulls, pro pulls and adds the auxiliary loss of a throw-away projector; both draw views. Sums over all
+    parameters of a client come in another order than eagerly, hence not the same bits; draws must be the same."""
     run = ready(method)
     phases, net = asked(run, 0, rule), run.world.net
     assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
     eager = [steps.run(net, [p])[0] for p in phases]
     graphs = Graphs(net, Strict())
-    for _ in range(2):
-        replayed = graphs.run(phases)
-        assert moved(replayed, phases) and apart(eager, replayed) < 1e-6
-        bits = zip(eager, replayed, strict=True)
-        assert all(
-            torch.equal(v, b.weights[k][n]) for a, b in bits for k, ts in a.weights.items() for n, v in ts.items()
-        )
-    assert len(graphs.known) == graphs.made == 1
+    for group in (slice(None), slice(None), slice(1, None), slice(1)):
+        replayed = graphs.run(phases[group])
+        assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
+    assert len(graphs.known) == 1 and graphs.made == 3  # a recording for each number of clients
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -234,10 +237,10 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     graphs, phase = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=1)[0]
     for pull in (0.1, 0.2, 0.3):
         graphs.run([replace(phase, proximal=pull)])
-    assert [key[4] for key in graphs.known] == [0.2, 0.3]
+    assert [key[0][3] for key in graphs.known] == [0.2, 0.3]
     graphs.run([replace(phase, proximal=0.2)])
     graphs.run([replace(phase, proximal=0.4)])
-    assert [key[4] for key in graphs.known] == [0.2, 0.4]
+    assert [key[0][3] for key in graphs.known] == [0.2, 0.4]
     last = replace(phase, proximal=0.5)
     with pytest.warns(UserWarning, match="eagerly"):
         assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0
@@ -278,7 +281,7 @@ def test_on_a_cpu_nothing_is_recorded_unless_asked_for(ready):
 
 def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
     class Broken(Repeat):
-        def record(self, step: Any) -> Any:
+        def record(self, step: Any, rows: int) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     run = ready("fedavg")
@@ -309,5 +312,5 @@ def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
     assert 1e-4 < apart(exact[0], rough[0]) < 0.2
     assert apart(exact[1], rough[1]) == 0
     assert all(t.dtype == torch.float32 for r in rough[0] for ts in r.weights.values() for t in ts.values())
-    assert apart(rough[0], Graphs(net, Strict()).run(base)) < 1e-6
+    assert apart(rough[0], Graphs(net, Strict()).run(base)) < TOLERANCE
     assert not run.world.net.bf16  # on a CPU only when asked for

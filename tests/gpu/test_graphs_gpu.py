@@ -11,8 +11,10 @@ import torch
 
 from profcil.engine import steps
 from profcil.engine.executors.local import Executor
-from profcil.engine.graphs import Capture, Graphs, Static
+from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
+from profcil.engine.recorders import Capture
+from profcil.engine.static import Static
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -108,14 +110,14 @@ def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():
     found = torch.zeros(2, 1000, device=device)
 
     def draw() -> None:
-        found[0].copy_(torch.rand(1000, generator=recorder.generator, device=device))
-        found[1].copy_(torch.randn(1000, generator=recorder.generator, device=device))
+        found[0].copy_(torch.rand(1000, generator=recorder.generator(0), device=device))
+        found[1].copy_(torch.randn(1000, generator=recorder.generator(0), device=device))
 
     replay = recorder.record(draw)
     for seed in (3, 2**62 + 11):
-        recorder.generator.manual_seed(seed), eager.manual_seed(seed)
+        recorder.generator(0).manual_seed(seed), eager.manual_seed(seed)
         for _ in range(3):
-            shuffles = [torch.randperm(77, generator=g, device=device) for g in (recorder.generator, eager)]
+            shuffles = [torch.randperm(77, generator=g, device=device) for g in (recorder.generator(0), eager)]
             assert torch.equal(*shuffles)
             replay()
             assert torch.equal(found[0], torch.rand(1000, generator=eager, device=device))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Facts, Inputs
-from profcil.encoders import views
+from profcil.encoders import fused, views
 
 Tensors = dict[str, Tensor]
 Weights = dict[str, Tensors]  # block name → tensor name → tensor
@@ -113,6 +113,14 @@ class Net(nn.Module):
     def classify(self, u: Tensor) -> Tensor:
         return self.tail.classify(u)
 
+    def encode(self, *batches: Inputs) -> tuple[Tensor, ...]:
+        """u of several batches as if one after another, each normalised by its own statistics; at once where that is
+        faster."""
+        if len(batches) == 1 or not fused.joins(self.base, batches):
+            return tuple(self.base(*inputs) for inputs in batches)
+        with fused.groups(self.base, len(batches)):
+            return self.base(torch.cat([x for (x,) in batches])).chunk(len(batches))
+
     def project(self, u: Tensor) -> Tensor:
         """v = r(u) / |r(u)|, the vector that the contrastive loss compares."""
         r = self.projector
@@ -139,8 +147,8 @@ class Net(nn.Module):
 
 def consistency(net: Net, inputs: Inputs, rng: torch.Generator, temperature: float) -> Tensor:
     """The contrastive loss between two views of a batch, through base and projector."""
-    a, b = (net.project(net.base(*net.strong(inputs, rng))) for _ in range(2))
-    return contrast(a, b, temperature)
+    a, b = net.encode(net.strong(inputs, rng), net.strong(inputs, rng))
+    return contrast(net.project(a), net.project(b), temperature)
 
 
 def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:

@@ -22,6 +22,8 @@ Module = TypeVar("Module", bound=nn.Module)
 class BatchNorm(nn.BatchNorm2d):
     """BatchNorm whose state can be averaged: no integer counter, and it can be trained on a single value."""
 
+    groups = 1  # equal parts of a batch with statistics of their own; only the fused kernels know more than one
+
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.num_batches_tracked = None

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
+from profcil.encoders.fused import normalised
 from profcil.encoders.norms import Pixels, drawn, image_shape, layers
 
 Norm = Callable[[int], nn.Module]
+
+
+class Projection(nn.Sequential):
+    """A shortcut where the shape changes: a 1x1 convolution, normalised."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        convolution, norm = self
+        return normalised(norm, convolution(x), rectify=False)
 
 
 class Block(nn.Module):
@@ -29,11 +37,11 @@ class Block(nn.Module):
         self.norm2 = norm(after)
         same = stride == 1 and before == after
         project = nn.Conv2d(before, after, 1, stride, bias=False)
-        self.shortcut = nn.Identity() if same else nn.Sequential(project, norm(after))
+        self.shortcut = nn.Identity() if same else Projection(project, norm(after))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = normalised(self.norm1, self.conv1(x))
+        return normalised(self.norm2, self.conv2(y), self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -50,7 +58,7 @@ class ResNet18(nn.Module):
         self.features = 8 * width
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(self.pixels(x))))
+        x = normalised(self.norm, self.stem(self.pixels(x)))
         return self.blocks(x).mean((2, 3))
 
 

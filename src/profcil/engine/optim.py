@@ -44,29 +44,37 @@ class Optimiser:
         self.steps = [torch.zeros((), device=device) for _ in self.parameters]
 
     @torch.no_grad()
-    def step(self, grads: Sequence[Tensor], rows: int | None = None) -> None:
-        """One update from these gradients, which may be overwritten; of the first `rows` clients of a stack."""
+    def step(self, grads: Sequence[Tensor], rows: int | None = None, still: Tensor | None = None) -> None:
+        """One update from these gradients, which may be overwritten; of the first `rows` clients of a stack. Where
+        `still` (a number on the device) is 1, nothing changes."""
         self.time += 1
         if rows is None:
-            self._fused([g.contiguous() for g in grads])  # the kernels read memory in order, whatever the strides say
+            self._fused([g.contiguous() for g in grads], still)  # kernels read memory in order, whatever strides say
         elif self.adam:
             self._adam_rows(list(grads), rows)
         else:
             self._sgd_rows(list(grads), rows)
 
-    def _fused(self, grads: list[Tensor]) -> None:
+    def reset(self) -> None:
+        """As at the start of a phase, on the same tensors."""
+        torch._foreach_zero_([*self.first, *self.second, *self.steps, self.times])
+        self.time = 0
+
+    def _fused(self, grads: list[Tensor], still: Tensor | None) -> None:
         s, p = self.s, self.parameters
         if not self.adam:
             torch._fused_sgd_(
                 p, grads, self.first if s.momentum else [], weight_decay=s.weight_decay, momentum=s.momentum, lr=s.lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False, found_inf=still,
             )  # fmt: skip
             return
         torch._foreach_add_(self.steps, 1)
+        if still is not None:
+            torch._foreach_sub_(self.steps, [still] * len(self.steps))
         rule = torch._fused_adam_ if s.decay == "coupled" else torch._fused_adamw_
         rule(
             p, grads, self.first, self.second, [], self.steps, lr=s.lr, beta1=BETA1, beta2=BETA2,
-            weight_decay=s.weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
+            weight_decay=s.weight_decay, eps=EPSILON, amsgrad=False, maximize=False, found_inf=still,
         )  # fmt: skip
 
     def _sgd_rows(self, g: list[Tensor], rows: int) -> None:

@@ -26,11 +26,11 @@ def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
 
 
 def together(phase: Train) -> tuple:
-    """Phases with equal keys can share a stack; a phase that moves the base is always alone."""
-    if not phase.on_features:
-        return (phase.client, phase.name)
-    size = phase.source.size if not phase.settings.batch else 0  # full batches must have one shape
-    return (phase.name, phase.blocks, phase.loss, phase.epochs, phase.proximal, phase.settings, size)
+    """Phases with equal keys can be computed together; full batches must have one shape."""
+    size = phase.source.size if not phase.settings.batch else 0
+    constants = tuple((k, v.shape) for k, v in phase.constants.items())
+    alike = (phase.name, phase.blocks, phase.loss, phase.epochs, phase.proximal, phase.settings)
+    return (*alike, tuple(phase.weights), constants, size)
 
 
 def generator_of(net: Net, phase: Train) -> torch.Generator:

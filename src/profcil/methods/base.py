@@ -149,8 +149,9 @@ def average(replies: Sequence[Reply]) -> Weights:
     mean: Weights = {}
     for r in replies:
         for block, tensors in r.weights().items():
-            sums = mean.setdefault(block, {})
-            for name, tensor in tensors.items():
-                share = tensor * (r.samples / total)
-                sums[name] = sums[name].add_(share) if name in sums else share
+            shares = torch._foreach_mul(list(tensors.values()), r.samples / total)
+            if block in mean:
+                torch._foreach_add_([mean[block][name] for name in tensors], shares)
+            else:
+                mean[block] = dict(zip(tensors, shares, strict=True))
     return mean

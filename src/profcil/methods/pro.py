@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import Checked, setting
-from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights, consistency, cross_entropy
+from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights, contrast, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
@@ -109,8 +109,10 @@ class Pro(Method):
         return client.train("fit", weights, blocks, self.plastic_loss, proximal=pull, allowed=allowed)
 
     def plastic_loss(self, net: Net, batch: Batch) -> Tensor:
-        auxiliary = consistency(net, batch["inputs"], batch["rng"], self.params.temperature)
-        return self.fit_loss(net, batch) + self.params.auxiliary * auxiliary
+        x, rng = batch["inputs"], batch["rng"]
+        a, b, u = net.encode(net.strong(x, rng), net.strong(x, rng), net.weak(x, rng))
+        auxiliary = contrast(net.project(a), net.project(b), self.params.temperature)
+        return cross_entropy(net.classify(u), batch["y"], batch["allowed"]) + self.params.auxiliary * auxiliary
 
     def tail_loss(self, tail: Tail, batch: Batch) -> Tensor:
         return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])

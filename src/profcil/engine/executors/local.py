@@ -19,9 +19,10 @@ from torch import nn
 
 from profcil.encoders.model import Net
 from profcil.engine import steps
-from profcil.engine.graphs import Capture, Graphs
+from profcil.engine.graphs import Graphs
 from profcil.engine.payload import Reply
 from profcil.engine.phases import Train, Trained, Turn
+from profcil.engine.recorders import Capture
 
 Guard = Callable[[Train, Trained], bool]  # whether a phase came to usable numbers; may end the run instead
 SMALL = 40_000  # parameters per client up to which a stack beats one client after another on a CPU
@@ -76,6 +77,8 @@ class Executor:
 
     def stacks(self, phase: Train) -> bool:
         """Whether this phase may be computed together with those of other clients."""
+        if not phase.on_features:
+            return self.graphs is not None and self.graphs.takes(phase)
         if self.mode != "auto":
             return self.mode == "stacked"
         return not self.on_cpu or sum(t.numel() for b in phase.blocks for t in phase.weights[b].values()) <= SMALL

@@ -1,0 +1,210 @@
+"""The kernels behind `fused`: channels-last images seen as a matrix, a row for every pixel and a column a channel.
+
+Sums over pixels are taken in two steps, first by pieces and then over the pieces in a fixed order, never by adding
+into one place from many sides: the same numbers give the same bits. They are sums of differences from a group's first
+pixel, which loses nothing where the mean is large. Everything between reading and writing is in float32.
+"""
+# Triton reads these functions' source and adds its own types; the names and short bodies are for it as much as for us.
+# mypy: ignore-errors
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PIXELS, CHANNELS = 64, 64  # of a tile
+PIECES = 64  # most pieces that a sum is taken in
+
+
+def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify):
+    """See `fused.forward`."""
+    y, (rows, channels, pieces, tiles) = torch.empty_like(x), _layout(x, groups)
+    partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
+    mean = x.new_empty(groups, channels, dtype=torch.float32)
+    scale = torch.empty_like(mean)
+    wide = triton.cdiv(channels, CHANNELS)
+    _moments[(pieces, wide, groups)](x, partial, rows, channels, pieces, PIXELS, CHANNELS)
+    _settle[(wide,)](
+        x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, PIECES,
+        CHANNELS,
+    )  # fmt: skip
+    _ahead[(tiles, wide, groups)](
+        x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
+        PIXELS, CHANNELS,
+    )  # fmt: skip
+    return y, mean, scale
+
+
+def backward(grad, x, y, weight, mean, scale, groups, rectify, adds):
+    """See `fused.backward`."""
+    rows, channels, pieces, tiles = _layout(x, groups)
+    dx, dadded = torch.empty_like(x), torch.empty_like(x) if adds else None
+    partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
+    sums = x.new_empty(groups, 2, channels, dtype=torch.float32)
+    dw, db = torch.empty_like(weight), torch.empty_like(weight)
+    wide = triton.cdiv(channels, CHANNELS)
+    _products[(pieces, wide, groups)](
+        grad, x, y, mean, scale, partial, rows, channels, pieces, rectify, PIXELS, CHANNELS
+    )
+    _collect[(wide,)](partial, sums, dw, db, groups, channels, pieces, PIECES, CHANNELS)
+    _back[(tiles, wide, groups)](
+        grad, x, y, dx, dx if dadded is None else dadded, mean, scale, weight, sums, rows, channels, adds, rectify,
+        PIXELS, CHANNELS,
+    )  # fmt: skip
+    return dx, dw, db, dadded
+
+
+def _layout(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+    rows = x.numel() // x.shape[1] // groups
+    return rows, x.shape[1], min(PIECES, triton.cdiv(rows, 4 * PIXELS)), triton.cdiv(rows, PIXELS)
+
+
+@triton.jit
+def _tile(block, channels, B: tl.constexpr):
+    c = block * B + tl.arange(0, B)
+    return c, c < channels
+
+
+@triton.jit
+def _moments(x, partial, rows, channels, pieces, BM: tl.constexpr, BC: tl.constexpr):
+    """Σ (x − x₀) and Σ (x − x₀)² over a piece of a group's pixels."""
+    piece, g = tl.program_id(0), tl.program_id(2)
+    c, real = _tile(tl.program_id(1), channels, BC)
+    start = x + g * rows * channels
+    first = tl.load(start + c, mask=real, other=0.0).to(tl.float32)
+    per = tl.cdiv(tl.cdiv(rows, pieces), BM) * BM
+    one, two = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for r in range(piece * per, tl.minimum((piece + 1) * per, rows), BM):
+        m = r + tl.arange(0, BM)
+        there = (m < rows)[:, None] & real[None, :]
+        v = tl.load(start + m[:, None] * channels + c[None, :], mask=there, other=0.0).to(tl.float32)
+        v = tl.where(there, v - first[None, :], 0.0)
+        one += v
+        two += v * v
+    at = partial + (g * pieces + piece) * 2 * channels + c
+    tl.store(at, tl.sum(one, 0), mask=real)
+    tl.store(at + channels, tl.sum(two, 0), mask=real)
+
+
+@triton.jit
+def _settle(
+    x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The pieces' sums to each group's mean and inverse deviation, and the running statistics."""
+    c, real = _tile(tl.program_id(0), channels, BC)
+    rm, rv = tl.load(running_mean + c, mask=real, other=0.0), tl.load(running_var + c, mask=real, other=0.0)
+    for g in range(groups):
+        one, two = _pieces(partial, g, c, real, channels, pieces, BP)
+        shift = one / rows
+        var = tl.maximum(two / rows - shift * shift, 0.0)
+        mu = shift + tl.load(x + g * rows * channels + c, mask=real, other=0.0).to(tl.float32)
+        tl.store(mean + g * channels + c, mu, mask=real)
+        tl.store(scale + g * channels + c, 1.0 / tl.sqrt(var + eps), mask=real)
+        rm += momentum * (mu - rm)
+        rv += momentum * (var * (rows / (rows - 1.0)) - rv)
+    tl.store(running_mean + c, rm, mask=real)
+    tl.store(running_var + c, rv, mask=real)
+
+
+@triton.jit
+def _pieces(partial, g, c, real, channels, pieces, BP: tl.constexpr):
+    p = tl.arange(0, BP)
+    at = partial + (g * pieces + p)[:, None] * 2 * channels + c[None, :]
+    there = (p < pieces)[:, None] & real[None, :]
+    return (
+        tl.sum(tl.load(at, mask=there, other=0.0), 0),
+        tl.sum(tl.load(at + channels, mask=there, other=0.0), 0),
+    )
+
+
+@triton.jit
+def _ahead(
+    x, added, y, mean, scale, weight, bias, rows, channels, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y = relu(w (x − mean) scale + b + added)."""
+    g = tl.program_id(2)
+    c, real = _tile(tl.program_id(1), channels, BC)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    there = (m < rows)[:, None] & real[None, :]
+    at = g * rows * channels + m[:, None] * channels + c[None, :]
+    factor = tl.load(weight + c, mask=real, other=0.0) * tl.load(scale + g * channels + c, mask=real, other=0.0)
+    mu, shift = tl.load(mean + g * channels + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
+    v = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]) * factor[None, :] + shift[None, :]
+    if ADDS:
+        v += tl.load(added + at, mask=there, other=0.0).to(tl.float32)
+    if RECTIFY:
+        v = tl.maximum(v, 0.0)
+    tl.store(y + at, v.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _slope(grad, y, at, there, RECTIFY: tl.constexpr):
+    d = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    if RECTIFY:
+        d = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0, d, 0.0)
+    return d
+
+
+@triton.jit
+def _products(
+    grad, x, y, mean, scale, partial, rows, channels, pieces, RECTIFY: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
+):
+    """Σ d and Σ d x̂ over a piece of a group's pixels."""
+    piece, g = tl.program_id(0), tl.program_id(2)
+    c, real = _tile(tl.program_id(1), channels, BC)
+    mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
+    s = tl.load(scale + g * channels + c, mask=real, other=0.0)
+    per = tl.cdiv(tl.cdiv(rows, pieces), BM) * BM
+    one, two = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for r in range(piece * per, tl.minimum((piece + 1) * per, rows), BM):
+        m = r + tl.arange(0, BM)
+        there = (m < rows)[:, None] & real[None, :]
+        at = g * rows * channels + m[:, None] * channels + c[None, :]
+        d = _slope(grad, y, at, there, RECTIFY)
+        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        one += d
+        two += d * ((v - mu[None, :]) * s[None, :])
+    at = partial + (g * pieces + piece) * 2 * channels + c
+    tl.store(at, tl.sum(one, 0), mask=real)
+    tl.store(at + channels, tl.sum(two, 0), mask=real)
+
+
+@triton.jit
+def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, BC: tl.constexpr):
+    """The pieces' sums to each group's, and over groups to the gradients of weight and bias."""
+    c, real = _tile(tl.program_id(0), channels, BC)
+    w, b = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    for g in range(groups):
+        one, two = _pieces(partial, g, c, real, channels, pieces, BP)
+        tl.store(sums + g * 2 * channels + c, one, mask=real)
+        tl.store(sums + (g * 2 + 1) * channels + c, two, mask=real)
+        b += one
+        w += two
+    tl.store(dw + c, w, mask=real)
+    tl.store(db + c, b, mask=real)
+
+
+@triton.jit
+def _back(
+    grad, x, y, dx, dadded, mean, scale, weight, sums, rows, channels, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dx = w scale (d − mean d − x̂ mean(d x̂)), and d itself for what was added."""
+    g = tl.program_id(2)
+    c, real = _tile(tl.program_id(1), channels, BC)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    there = (m < rows)[:, None] & real[None, :]
+    at = g * rows * channels + m[:, None] * channels + c[None, :]
+    mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
+    s = tl.load(scale + g * channels + c, mask=real, other=0.0)
+    w = tl.load(weight + c, mask=real, other=0.0)
+    one = tl.load(sums + g * 2 * channels + c, mask=real, other=0.0) / rows
+    two = tl.load(sums + (g * 2 + 1) * channels + c, mask=real, other=0.0) / rows
+    d = _slope(grad, y, at, there, RECTIFY)
+    hat = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]) * s[None, :]
+    out = (d - one[None, :] - hat * two[None, :]) * (w * s)[None, :]
+    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
+    if ADDS:
+        tl.store(dadded + at, d.to(dadded.dtype.element_ty), mask=there)

@@ -1,0 +1,131 @@
+"""Normalise, add, rectify: what stands between two convolutions, in as few passes over memory as it needs.
+
+In a small convolutional network on a large GPU, half of a step's time is spent here, not in the products: the library
+takes a pass for the statistics, one for the normalisation, one for the sum, one for the rectifier, and as many back.
+Here a batch is read twice and written once, in both directions. A batch may consist of equal groups that are
+normalised each by its own statistics, as if they came one after another, while the convolutions see one large batch.
+
+The kernels are written in Triton, which comes with torch's CUDA builds; without it, and on a CPU, nothing here is used.
+`forward` and `backward` in plain torch say what the kernels compute, and are what they are tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from profcil.encoders.norms import BatchNorm
+
+
+def normalised(norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True) -> Tensor:
+    """relu(norm(x) + added), by kernels where they fit."""
+    if isinstance(norm, BatchNorm) and norm.training and fits(x):
+        mean, var = norm.running_mean, norm.running_var
+        spread = (mean, var, float(norm.momentum or 0), norm.eps, norm.groups, rectify)
+        return Normalise.apply(x, norm.weight, norm.bias, added, *spread)  # type: ignore[no-untyped-call]
+    y = norm(x) if added is None else norm(x) + added
+    return y.relu() if rectify else y
+
+
+def fits(x: Tensor) -> bool:
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    return x.is_cuda and x.dtype == torch.bfloat16 and last and x.shape[1] % 16 == 0 and kernels() is not None
+
+
+@cache
+def kernels() -> Any:
+    """The module with the kernels, where Triton can be imported."""
+    try:
+        from profcil.encoders import _kernels
+    except ImportError:
+        return None
+    return _kernels
+
+
+@contextmanager
+def groups(base: nn.Module, number: int) -> Iterator[None]:
+    """Within: a batch is so many batches, each normalised by itself."""
+    norms = [m for m in base.modules() if isinstance(m, BatchNorm)]
+    for m in norms:
+        m.groups = number
+    try:
+        yield
+    finally:
+        for m in norms:
+            m.groups = 1
+
+
+def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
+    """Whether several batches of images can go through this encoder at once."""
+    first = batches[0][0]
+    same = all(len(b) == 1 and b[0].shape == first.shape for b in batches)
+    on = first.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
+    return same and on and first.dim() == 4 and base.training and any(isinstance(m, BatchNorm) for m in base.modules())
+
+
+class Normalise(torch.autograd.Function):
+    """Training-mode batch normalisation of channels-last images, with what follows it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, mean: Tensor, var: Tensor,
+        momentum: float, eps: float, groups: int, rectify: bool,
+    ) -> Tensor:  # fmt: skip
+        ahead = kernels().forward if x.is_cuda else forward
+        y, centre, scale = ahead(x, weight, bias, added, mean, var, momentum, eps, groups, rectify)
+        ctx.save_for_backward(x, y, weight, centre, scale)
+        ctx.groups, ctx.rectify, ctx.adds = groups, rectify, added is not None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, weight, centre, scale = ctx.saved_tensors
+        back = kernels().backward if x.is_cuda else backward
+        grad = grads[0].contiguous(memory_format=torch.channels_last)
+        dx, dw, db, dadded = back(grad, x, y, weight, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
+        return dx, dw, db, dadded, None, None, None, None, None, None
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, running_mean: Tensor, running_var: Tensor,
+    momentum: float, eps: float, groups: int, rectify: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The output, and each group's mean and inverse deviation; running statistics see the groups in order."""
+    parts = x.float().unflatten(0, (groups, -1))
+    mean, var = parts.mean((1, 3, 4)), parts.var((1, 3, 4), correction=0)
+    count = parts[0].numel() // parts.shape[2]
+    for m, v in zip(mean, var, strict=True):
+        running_mean.lerp_(m, momentum)
+        running_var.lerp_(v * count / (count - 1), momentum)
+    scale = (var + eps).rsqrt()
+    y = _by_group(parts, mean, scale) * weight[:, None, None] + bias[:, None, None]
+    y = y.flatten(0, 1) if added is None else y.flatten(0, 1) + added.float()
+    return (y.relu() if rectify else y).to(x.dtype), mean, scale
+
+
+def backward(
+    grad: Tensor, x: Tensor, y: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, groups: int, rectify: bool,
+    adds: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of input, weight, bias and what was added."""
+    g = grad.float() * (y > 0) if rectify else grad.float()
+    dz, parts = g.unflatten(0, (groups, -1)), x.float().unflatten(0, (groups, -1))
+    hat = _by_group(parts, mean, scale)
+    db, dw = dz.sum((1, 3, 4)), (dz * hat).sum((1, 3, 4))
+    count = parts[0].numel() // parts.shape[2]
+    rest = dz - _wide(db / count) - hat * _wide(dw / count)
+    dx = (rest * _wide(scale) * weight[:, None, None]).flatten(0, 1)
+    return dx.to(x.dtype), dw.sum(0), db.sum(0), g.to(x.dtype) if adds else None
+
+
+def _wide(per_group: Tensor) -> Tensor:
+    return per_group[:, None, :, None, None]
+
+
+def _by_group(parts: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return (parts - _wide(mean)) * _wide(scale)

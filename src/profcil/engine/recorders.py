@@ -1,0 +1,87 @@
+"""How a step is recorded: as a CUDA graph, or, where there is no GPU, by calling it again.
+
+Draws: views inside a recorded step use the recorder's generators, one for each client in a step, seeded anew for every
+phase. A replay begins at a generator's present offset and moves it on by what the recording used, which is what the
+kernels would have done one by one. So a phase draws the same numbers eagerly and replayed, shuffles included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+WARM = 3  # steps before a recording, in which libraries choose kernels and allocate what they keep
+WIDTH = 5  # clients whose bases move in one recorded step
+
+Do = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Makes a function that repeats what another does to the tensors it touches."""
+
+    def generator(self, row: int) -> torch.Generator:
+        """The one that a recorded step draws from for the client in this row."""
+        ...
+
+    def record(self, step: Do, rows: int) -> Do: ...
+
+    def side_by_side(self, parts: Sequence[Do]) -> None:
+        """Within a step: parts that do not depend on each other."""
+        ...
+
+
+class Capture:
+    """CUDA graphs. They share one pool of memory, which is safe because none leaves a result in it and no two run at
+    the same time; warming up and capturing share one stream, so that libraries keep their workspaces. Independent
+    parts of a step are captured on streams of their own, so that small kernels of different clients run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.generators = device, [torch.Generator(device) for _ in range(WIDTH)]
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.sides = [torch.cuda.Stream(device) for _ in range(WIDTH)]
+
+    def generator(self, row: int) -> torch.Generator:
+        return self.generators[row]
+
+    def record(self, step: Do, rows: int) -> Do:
+        with torch.cuda.device(self.device):
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                for _ in range(WARM):
+                    step()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            graph = torch.cuda.CUDAGraph()
+            for row in range(rows):
+                graph.register_generator_state(self.generators[row])
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                step()
+        return graph.replay
+
+    def side_by_side(self, parts: Sequence[Do]) -> None:
+        for side, part in zip(self.sides, parts, strict=False):
+            side.wait_stream(self.stream)
+            with torch.cuda.stream(side):
+                part()
+        for side, _ in zip(self.sides, parts, strict=False):
+            self.stream.wait_stream(side)
+
+
+class Repeat:
+    """A stand-in without a GPU: replaying is calling again. Like a capture it leaves everything it touches changed."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.generators = [torch.Generator(device) for _ in range(WIDTH)]
+
+    def generator(self, row: int) -> torch.Generator:
+        return self.generators[row]
+
+    def record(self, step: Do, rows: int) -> Do:
+        for _ in range(WARM):
+            step()
+        return step
+
+    def side_by_side(self, parts: Sequence[Do]) -> None:
+        for part in parts:
+            part()

@@ -1,0 +1,331 @@
+"""Training steps on buffers that never move, so that they can be recorded once and replayed for every client.
+
+What is recorded refers to memory by its address: the parameters, moments and anchor; the phase's constants; a table
+with the next CHUNK batches; and a counter on the device that says which of them is due. A client's phase is copied in,
+replayed, and copied out. Nothing recorded depends on a client's number of examples, and nothing is read back before a
+phase ends.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from profcil.config import TrainSettings
+from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
+from profcil.engine import steps
+from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
+from profcil.engine.phases import Batch, Shuffled, Train, Trained
+from profcil.engine.recorders import WIDTH, Do, Recorder
+
+CHUNK = 32  # steps whose batches lie ready on the device
+
+Table = dict[str, Tensor]
+At = tuple[str, str]  # block and tensor
+
+
+class Static:
+    """A step on buffers that never move, for up to `width` clients; subclasses say what it does."""
+
+    replay: Do  # the recording in use
+
+    def __init__(self, phase: Train, table: Table, width: int) -> None:
+        nothing = Shuffled(torch.empty(0), torch.empty(0))
+        self.replays: dict[int, Do] = {}  # recordings by number of clients
+        self.like = replace(phase, weights={}, source=nothing, constants={})  # what its phases have in common
+        self.table = {k: v.new_zeros(CHUNK, width, *v.shape[2:]) for k, v in table.items()}
+        self.constants = {k: v.new_zeros(width, *v.shape) for k, v in phase.constants.items()}
+        device = next(iter(table.values())).device
+        self.number = torch.zeros(1, dtype=torch.long, device=device)  # of the step in its epoch
+        self.total = torch.zeros(width, device=device)  # of the epoch's losses
+        self.lengths = torch.zeros(width, dtype=torch.long, device=device)  # steps in each one's epoch
+
+    def begin(self, phases: Sequence[Train]) -> None:
+        """Copies the phases in."""
+        for row, phase in enumerate(phases):
+            for k, v in phase.constants.items():
+                self.constants[k][row].copy_(v)
+
+    def epoch(self, table: Table, lengths: Sequence[int]) -> None:
+        """Replays an epoch of batches, [clients, steps, batch, …], of which each client has its own number."""
+        self.number.zero_()
+        self.total.zero_()
+        self.lengths.zero_()
+        for row, length in enumerate(lengths):
+            self.lengths[row].fill_(length)  # a copy from the host would wait for the device
+        for number in range(max(lengths)):
+            if number % CHUNK == 0:
+                for k, v in table.items():
+                    part = v[:, number : number + CHUNK].transpose(0, 1)
+                    self.table[k][: len(part), : part.shape[1]].copy_(part)
+            self.replay()
+            self.finished(number + 1, lengths)
+
+    def finished(self, number: int, lengths: Sequence[int]) -> None:
+        """After so many steps of an epoch; for what a client that is done must not have changed."""
+
+    def rows(self) -> Table:
+        """The batch that is due. The counter is a tensor of one element: as a number it would have to be read back."""
+        place = self.number.remainder(CHUNK)
+        return {k: v.index_select(0, place)[0] for k, v in self.table.items()}
+
+    def step(self) -> None:
+        """What is recorded."""
+        raise NotImplementedError
+
+    def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
+        """Copies the results out."""
+        means = (self.total / self.lengths).tolist()
+        return [
+            Trained({**phase.weights, **self.own(row)}, means[row], lengths[row] * phase.epochs)
+            for row, phase in enumerate(phases)
+        ]
+
+    def own(self, row: int) -> Weights:
+        """A copy of the blocks that moved for one client."""
+        raise NotImplementedError
+
+
+class OnNets(Static):
+    """The step of phases that move the base, of several clients side by side, each on a module of its own.
+
+    A client's parameters are views of one row of a matrix; so are its gradients, moments and running statistics. That
+    makes copying in, pull, clip and update a few kernels each. Convolutions in bfloat16 work on a copy of the matrix
+    that is rounded once a step. A client that has finished its epoch computes along, but its row, its running
+    statistics and its draws stand still.
+    """
+
+    def __init__(self, net: Net, phase: Train, table: Table, recorder: Recorder) -> None:
+        super().__init__(phase, table, WIDTH)
+        self.recorder, self.rows_used = recorder, 0
+        self.drawn: dict[int, Tensor] = {}  # states of generators whose clients are done with their epoch
+        pulled = [b for b in phase.blocks if b in MODEL]
+        moving = [*pulled, *(b for b in phase.blocks if b not in MODEL)]
+        fixed = [b for b in phase.weights if b not in moving]
+        self.moving, self.fixed = (Layout(parameters_of(net, blocks)) for blocks in (moving, fixed))
+        self.noted, self.pulled = Layout(buffers_of(net, phase.weights)), Layout(parameters_of(net, pulled)).size
+        like = self.total
+        self.matrix, self.still, self.buffers = (m.matrix(like) for m in (self.moving, self.fixed, self.noted))
+        self.low = self.moving.matrix(like.bfloat16()) if net.bf16 else None
+        self.grad, self.before = torch.zeros_like(self.matrix), torch.zeros_like(self.buffers)
+        self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
+        self.rules = [Optimiser(phase.settings, [row]) for row in self.matrix]
+        self.slopes = [list(self.moving.views(row).values()) for row in self.grad]
+        self.nets = [self.module(net, row) for row in range(WIDTH)]
+        self.parameters = [[own.get_parameter(f"{b}.{k}") for b, k in self.moving.places] for own in self.nets]
+
+    def module(self, net: Net, row: int) -> Net:
+        """A copy of the module with its tensors in this row."""
+        own = copy.deepcopy(net).train()
+        values = self.moving.views(self.matrix[row])
+        if self.low is not None:
+            values |= {at: v for at, v in self.moving.views(self.low[row]).items() if v.dim() == 4}
+        for at, value in values.items():
+            replace_in(own, at, Parameter(value))
+        for at, value in self.fixed.views(self.still[row]).items():
+            replace_in(own, at, Parameter(value, requires_grad=False))
+        for at, value in self.noted.views(self.buffers[row]).items():
+            replace_in(own, at, value)
+        return own
+
+    def begin(self, phases: Sequence[Train]) -> None:
+        super().begin(phases)
+        self.rows_used = len(phases)
+        for row, phase in enumerate(phases):
+            self.moving.load(self.matrix[row], phase.weights)
+            self.fixed.load(self.still[row], phase.weights)
+            self.noted.load(self.buffers[row], phase.weights)
+            self.rules[row].reset()
+        if self.anchor is not None:
+            self.anchor.copy_(self.matrix[:, : self.pulled])
+
+    def finished(self, number: int, lengths: Sequence[int]) -> None:
+        """A client draws no more once its epoch is over: its generator is put back when the others are done, too."""
+        for row, length in enumerate(lengths):
+            if length == number:
+                self.drawn[row] = self.recorder.generator(row).get_state()
+            if number == max(lengths):
+                self.recorder.generator(row).set_state(self.drawn[row])
+
+    def step(self) -> None:
+        rows, active = self.rows() | self.constants, self.number < self.lengths
+        self.before.copy_(self.buffers)
+        if self.low is not None:
+            self.low.copy_(self.matrix)
+        self.recorder.side_by_side([partial(self.one, row, rows, active[row]) for row in range(self.rows_used)])
+        self.buffers.copy_(torch.where(active.unsqueeze(1), self.buffers, self.before))
+        self.number.add_(1)
+
+    def one(self, row: int, rows: Table, active: Tensor) -> None:
+        """One client's step: `steps.step` on its row."""
+        p, grad = self.like, self.grad[row]
+        batch: Batch = {k: v[row] for k, v in rows.items()} | {"rng": self.recorder.generator(row)}
+        if p.inputs is not None:
+            batch["inputs"] = p.inputs(batch["index"])
+        loss = steps.loss_of(self.nets[row], p, batch)
+        copy_by_type(self.slopes[row], torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True))
+        if self.anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+            grad[: self.pulled].add_(self.matrix[row, : self.pulled] - self.anchor[row], alpha=2 * p.proximal)
+        clip_([grad], p.settings.clip, stacked=False)
+        self.rules[row].step([grad], still=(~active).float())
+        self.total[row].add_(loss.detach().masked_fill(~active, 0.0))
+
+    def own(self, row: int) -> Weights:
+        """A copy of the blocks that moved for one client."""
+        blocks: Weights = {b: {} for b in self.like.blocks}
+        for layout, matrix in ((self.moving, self.matrix), (self.noted, self.buffers)):
+            for (b, k), value in layout.views(matrix[row].clone()).items():
+                if b in blocks:
+                    blocks[b][k] = value
+        return blocks
+
+
+class OnFeatures(Static):
+    """The step of a stack of adapters and heads. All tensors of a client lie in one row of a matrix, so that pull, clip
+    and update are a few kernels; a client that has finished its epoch, or an empty row, stands still by a mask."""
+
+    def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
+        super().__init__(phase, table, width)
+        blocks = [*phase.blocks, *(b for b in TAIL if b not in phase.blocks)]  # those that move come first
+        self.shapes = {(b, k): v.shape for b in blocks for k, v in phase.weights[b].items()}
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        moving = sum(n for (b, _), n in zip(self.shapes, sizes, strict=True) if b in phase.blocks)
+        self.flat = self.total.new_zeros(width, sum(sizes))
+        self.moved = self.flat[:, :moving]
+        tensors: dict[str, Table] = {b: {} for b in blocks}
+        for ((b, k), shape), piece in zip(self.shapes.items(), self.flat.split(sizes, 1), strict=True):
+            tensors[b][k] = piece.view(width, *shape).detach().requires_grad_(b in phase.blocks)
+        self.parameters = [v for b in phase.blocks for v in tensors[b].values()]
+        self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
+        self.anchor = torch.zeros_like(self.moved) if phase.proximal else None
+        self.rule = MaskedRule(phase.settings, self.moved)
+
+    def begin(self, phases: Sequence[Train]) -> None:
+        super().begin(phases)
+        for row, phase in enumerate(phases):
+            torch.cat([phase.weights[b][k].reshape(-1) for b, k in self.shapes], out=self.flat[row])
+        if self.anchor is not None:
+            self.anchor.copy_(self.moved)
+        self.rule.reset()
+
+    def step(self) -> None:
+        active = self.number < self.lengths
+        loss = steps.loss_of(self.tail, self.like, self.rows() | self.constants)
+        grads = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
+        grad = torch.cat([g.flatten(1) for g in grads], 1)
+        if self.anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+            grad.add_(self.moved - self.anchor, alpha=2 * self.like.proximal)
+        clip_([grad], self.like.settings.clip, stacked=True)
+        self.rule.step(grad, active)
+        self.total.add_(loss.detach().masked_fill(~active, 0.0))
+        self.number.add_(1)
+
+    def own(self, row: int) -> Weights:
+        """A copy of the blocks that moved for one client."""
+        shapes = {at: shape for at, shape in self.shapes.items() if at[0] in self.like.blocks}
+        pieces = self.moved[row].clone().split([shape.numel() for shape in shapes.values()])
+        blocks: Weights = {b: {} for b in self.like.blocks}
+        for ((b, k), shape), piece in zip(shapes.items(), pieces, strict=True):
+            blocks[b][k] = piece.view(shape)
+        return blocks
+
+
+class MaskedRule:
+    """`optim.Optimiser` for a matrix with a client in each row, of which some stand still. Which, a mask on the device
+    says: a number of rows would change shapes. What stands still may hold anything, so nothing is multiplied away."""
+
+    def __init__(self, settings: TrainSettings, matrix: Tensor) -> None:
+        self.s, self.p = settings, matrix
+        self.first, self.second = torch.zeros_like(matrix), torch.zeros_like(matrix)
+        self.times = matrix.new_zeros(len(matrix), 1)
+        self.beta1, self.beta2 = matrix.new_tensor(BETA1), matrix.new_tensor(BETA2)
+
+    def reset(self) -> None:
+        torch._foreach_zero_([self.first, self.second, self.times])
+
+    @torch.no_grad()
+    def step(self, g: Tensor, active: Tensor) -> None:
+        """One update of the active rows from this gradient, which is overwritten."""
+        (self.adam if self.s.optimiser == "adam" else self.sgd)(g, ~active.unsqueeze(1))
+
+    def sgd(self, g: Tensor, still: Tensor) -> None:
+        s, p, m = self.s, self.p, self.first
+        g.add_(p, alpha=s.weight_decay)
+        m.copy_(torch.where(still, m, (m * s.momentum).add_(g)))
+        p.add_(m.masked_fill(still, 0.0), alpha=-s.lr)
+
+    def adam(self, g: Tensor, still: Tensor) -> None:
+        s, p, m, v = self.s, self.p, self.first, self.second
+        t = self.times.add_(~still).clamp(min=1)
+        if s.decay == "coupled":
+            g.add_(p, alpha=s.weight_decay)
+        else:
+            p.copy_(torch.where(still, p, p * (1 - s.lr * s.weight_decay)))
+        m.copy_(torch.where(still, m, m.lerp(g, 1 - BETA1)))
+        v.copy_(torch.where(still, v, (v * BETA2).addcmul_(g, g, value=1 - BETA2)))
+        root = v.sqrt().div_((1 - self.beta2**t).sqrt()).add_(EPSILON)
+        p.addcdiv_((m * (-s.lr / (1 - self.beta1**t))).masked_fill(still, 0.0), root)
+
+
+class Layout:
+    """Named tensors side by side in one row of a matrix, each in the order in which it lies in memory."""
+
+    def __init__(self, tensors: Mapping[At, Tensor]) -> None:
+        self.places = {at: (t.shape, t.numel(), steps.in_order(t, t) is not t) for at, t in tensors.items()}
+        self.size = sum(size for _, size, _ in self.places.values())
+
+    def matrix(self, like: Tensor) -> Tensor:
+        return like.new_zeros(len(like), self.size)
+
+    def views(self, row: Tensor) -> dict[At, Tensor]:
+        """The tensors in a row."""
+        pieces = row.split([size for _, size, _ in self.places.values()])
+        return {
+            at: _shaped(v, shape, last) for (at, (shape, _, last)), v in zip(self.places.items(), pieces, strict=True)
+        }
+
+    def load(self, row: Tensor, weights: Weights) -> None:
+        """Copies tensors into a row."""
+        if self.places:
+            flat = [_in_order(weights[b][k], last).reshape(-1) for (b, k), (_, _, last) in self.places.items()]
+            torch.cat(flat, out=row)
+
+
+def _shaped(piece: Tensor, shape: torch.Size, last: bool) -> Tensor:
+    if not last:
+        return piece.view(shape)
+    n, c, h, w = shape
+    return piece.view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def _in_order(tensor: Tensor, last: bool) -> Tensor:
+    return tensor.permute(0, 2, 3, 1) if last else tensor
+
+
+def parameters_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
+    return {(b, k): p for b in blocks for k, p in getattr(net, b).named_parameters()}
+
+
+def buffers_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
+    """What a block's state holds beside parameters, such as running statistics."""
+    known = parameters_of(net, blocks)
+    state = {(b, k): v for b in blocks for k, v in getattr(net, b).state_dict().items()}
+    return {at: v for at, v in state.items() if at not in known}
+
+
+def replace_in(net: Net, at: At, value: Tensor) -> None:
+    path, _, name = f"{at[0]}.{at[1]}".rpartition(".")
+    setattr(net.get_submodule(path), name, value)
+
+
+def copy_by_type(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copies lists of tensors of mixed types, with few kernels."""
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        chosen = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        torch._foreach_copy_([into[i] for i in chosen], [tensors[i] for i in chosen])

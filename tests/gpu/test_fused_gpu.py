@@ -1,0 +1,71 @@
+"""The Triton kernels against the formulas in plain torch, and a batch of groups against separate batches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from profcil.encoders import fused
+from profcil.encoders.norms import BatchNorm
+from profcil.encoders.resnet18 import ResNet18
+
+cuda = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda or fused.kernels() is None, reason="needs CUDA and Triton")]
+
+ROUNDING = 2e-2  # of bfloat16, relative to the largest value
+
+
+def images(*shape: int, seed: int = 0) -> torch.Tensor:
+    rng = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(*shape, generator=rng, device="cuda") * 2 + 1
+    return x.to(torch.bfloat16).to(memory_format=torch.channels_last)
+
+
+def near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a.float() - b.float()).abs().max() <= ROUNDING * b.float().abs().max())
+
+
+@pytest.mark.parametrize("shape", [(6, 64, 32, 32), (6, 128, 7, 5), (3, 512, 4, 4), (6, 16, 3, 3)], ids=str)
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("rectify", [False, True])
+def test_kernels_compute_what_the_formulas_say(shape, groups, adds, rectify):
+    c = shape[1]
+    x, grad, added = images(*shape), images(*shape, seed=1), images(*shape, seed=2) if adds else None
+    w, b = torch.rand(c, device="cuda") + 0.5, torch.rand(c, device="cuda")
+    told = []
+    for how in (fused.kernels(), fused):
+        mean, var = torch.zeros(c, device="cuda"), torch.ones(c, device="cuda")
+        y, centre, scale = how.forward(x, w, b, added, mean, var, 0.1, 1e-5, groups, rectify)
+        back = how.backward(grad, x, told[0][0] if told else y, w, centre, scale, groups, rectify, adds)
+        told.append([y, centre, scale, mean, var, *(t for t in back if t is not None)])
+    assert all(near(a, b) for a, b in zip(*told, strict=True))
+
+
+class Plain(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_groups_at_once_equal_batches_one_after_another():
+    net = ResNet18(Plain(), (3, 32, 32), 16, BatchNorm).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[arg-type]
+    other, parts = copy.deepcopy(net), [torch.rand(8, 3, 32, 32, device="cuda") for _ in range(3)]
+    with torch.autocast("cuda", torch.bfloat16):
+        assert fused.joins(net, [(p,) for p in parts])
+        with fused.groups(net, 3):
+            one = net(torch.cat(parts))
+        two = torch.cat([other(p) for p in parts])
+    assert near(one, two)
+    assert all(near(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
+    grads = [torch.autograd.grad(u.float().square().sum(), list(n.parameters())) for u, n in ((one, net), (two, other))]
+    gaps = [float((a - b).norm() / b.norm()) for a, b in zip(*grads, strict=True)]
+    assert max(gaps) < 0.1  # rounding of twenty layers
+
+
+def test_the_same_numbers_give_the_same_bits():
+    x, w = images(64, 64, 16, 16), torch.ones(64, device="cuda")
+    run = lambda: fused.kernels().forward(x, w, w, None, w.clone(), w.clone(), 0.1, 1e-5, 1, True)  # noqa: E731
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
