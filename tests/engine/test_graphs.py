@@ -46,6 +46,7 @@ RULES = [
 def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that even a tiny epoch is filled in several times."""
     monkeypatch.setattr(static, "CHUNK", CHUNK)
+    monkeypatch.setattr(Static, "strides", (1, 2))
 
 
 def lengths(phases: list[Train]) -> list[int]:

@@ -26,7 +26,7 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.bench import cases
+    from profcil.bench.streams import cases
     from profcil.reporting.tables import text_table
 
     found = {

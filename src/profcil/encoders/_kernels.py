@@ -12,21 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIXELS, CHANNELS = 64, 64  # of a tile
-PIECES = 64  # most pieces that a sum is taken in
+PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were measured on an H200
+MANY = 128  # pixels of a tile where sums go back
+LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer pieces than this
+PIECES = 256  # most pieces that a sum is taken in
+FEW = 16  # channels whose pieces are added up by one program
 
 
 def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify):
     """See `fused.forward`."""
-    y, (rows, channels, pieces, tiles) = torch.empty_like(x), _layout(x, groups)
+    y, (rows, channels, pieces, tiles) = torch.empty_like(x), _layout(x, groups, PIXELS)
     partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
     wide = triton.cdiv(channels, CHANNELS)
     _moments[(pieces, wide, groups)](x, partial, rows, channels, pieces, PIXELS, CHANNELS)
-    _settle[(wide,)](
-        x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, PIECES,
-        CHANNELS,
+    _settle[(triton.cdiv(channels, FEW),)](
+        x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, PIECES, FEW,
     )  # fmt: skip
     _ahead[(tiles, wide, groups)](
         x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
@@ -35,28 +37,31 @@ def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, gr
     return y, mean, scale
 
 
-def backward(grad, x, y, weight, mean, scale, groups, rectify, adds):
+def backward(grad, x, y, weight, bias, mean, scale, groups, rectify, adds):
     """See `fused.backward`."""
-    rows, channels, pieces, tiles = _layout(x, groups)
+    y = x if y is None else y  # not read then
+    rows, channels, pieces, tiles = _layout(x, groups, MANY)
     dx, dadded = torch.empty_like(x), torch.empty_like(x) if adds else None
     partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
     sums = x.new_empty(groups, 2, channels, dtype=torch.float32)
     dw, db = torch.empty_like(weight), torch.empty_like(weight)
     wide = triton.cdiv(channels, CHANNELS)
     _products[(pieces, wide, groups)](
-        grad, x, y, mean, scale, partial, rows, channels, pieces, rectify, PIXELS, CHANNELS
+        grad, x, y, mean, scale, weight, bias, partial, rows, channels, pieces, adds, rectify, MANY, CHANNELS
     )
-    _collect[(wide,)](partial, sums, dw, db, groups, channels, pieces, PIECES, CHANNELS)
+    _collect[(triton.cdiv(channels, FEW),)](partial, sums, dw, db, groups, channels, pieces, PIECES, FEW)
     _back[(tiles, wide, groups)](
-        grad, x, y, dx, dx if dadded is None else dadded, mean, scale, weight, sums, rows, channels, adds, rectify,
-        PIXELS, CHANNELS,
+        grad, x, y, dx, dx if dadded is None else dadded, mean, scale, weight, bias, sums, rows, channels,
+        adds, rectify, PIXELS, CHANNELS,
     )  # fmt: skip
     return dx, dw, db, dadded
 
 
-def _layout(x: Tensor, groups: int) -> tuple[int, int, int, int]:
+def _layout(x: Tensor, groups: int, pixels: int) -> tuple[int, int, int, int]:
+    """Pixels in a group, channels, pieces of a sum, and tiles."""
     rows = x.numel() // x.shape[1] // groups
-    return rows, x.shape[1], min(PIECES, triton.cdiv(rows, 4 * PIXELS)), triton.cdiv(rows, PIXELS)
+    pieces = max(triton.cdiv(rows, LONG * pixels), min(LEAST, triton.cdiv(rows, pixels)))
+    return rows, x.shape[1], min(PIECES, pieces), triton.cdiv(rows, PIXELS)
 
 
 @triton.jit
@@ -140,32 +145,37 @@ def _ahead(
 
 
 @triton.jit
-def _slope(grad, y, at, there, RECTIFY: tl.constexpr):
+def _slope(grad, y, at, there, before, ADDS: tl.constexpr, RECTIFY: tl.constexpr):
+    """The gradient behind the rectifier. Where nothing was added, x tells its sign, and y is not read."""
     d = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
-    if RECTIFY:
+    if RECTIFY and ADDS:
         d = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0, d, 0.0)
+    elif RECTIFY:
+        d = tl.where(before > 0, d, 0.0)
     return d
 
 
 @triton.jit
 def _products(
-    grad, x, y, mean, scale, partial, rows, channels, pieces, RECTIFY: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
-):
+    grad, x, y, mean, scale, weight, bias, partial, rows, channels, pieces, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Σ d and Σ d x̂ over a piece of a group's pixels."""
     piece, g = tl.program_id(0), tl.program_id(2)
     c, real = _tile(tl.program_id(1), channels, BC)
     mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
     s = tl.load(scale + g * channels + c, mask=real, other=0.0)
+    w, b = tl.load(weight + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
     per = tl.cdiv(tl.cdiv(rows, pieces), BM) * BM
     one, two = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for r in range(piece * per, tl.minimum((piece + 1) * per, rows), BM):
         m = r + tl.arange(0, BM)
         there = (m < rows)[:, None] & real[None, :]
         at = g * rows * channels + m[:, None] * channels + c[None, :]
-        d = _slope(grad, y, at, there, RECTIFY)
-        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
+        d = _slope(grad, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, RECTIFY)
         one += d
-        two += d * ((v - mu[None, :]) * s[None, :])
+        two += d * (v * s[None, :])
     at = partial + (g * pieces + piece) * 2 * channels + c
     tl.store(at, tl.sum(one, 0), mask=real)
     tl.store(at + channels, tl.sum(two, 0), mask=real)
@@ -188,7 +198,7 @@ def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, 
 
 @triton.jit
 def _back(
-    grad, x, y, dx, dadded, mean, scale, weight, sums, rows, channels, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
+    grad, x, y, dx, dadded, mean, scale, weight, bias, sums, rows, channels, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx = w scale (d − mean d − x̂ mean(d x̂)), and d itself for what was added."""
@@ -199,12 +209,12 @@ def _back(
     at = g * rows * channels + m[:, None] * channels + c[None, :]
     mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
     s = tl.load(scale + g * channels + c, mask=real, other=0.0)
-    w = tl.load(weight + c, mask=real, other=0.0)
+    w, b = tl.load(weight + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
     one = tl.load(sums + g * 2 * channels + c, mask=real, other=0.0) / rows
     two = tl.load(sums + (g * 2 + 1) * channels + c, mask=real, other=0.0) / rows
-    d = _slope(grad, y, at, there, RECTIFY)
-    hat = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]) * s[None, :]
-    out = (d - one[None, :] - hat * two[None, :]) * (w * s)[None, :]
+    v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
+    d = _slope(grad, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, RECTIFY)
+    out = (d - one[None, :] - v * s[None, :] * two[None, :]) * (w * s)[None, :]
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
     if ADDS:
         tl.store(dadded + at, d.to(dadded.dtype.element_ty), mask=there)

@@ -78,16 +78,16 @@ class Normalise(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ahead = kernels().forward if x.is_cuda else forward
         y, centre, scale = ahead(x, weight, bias, added, mean, var, momentum, eps, groups, rectify)
-        ctx.save_for_backward(x, y, weight, centre, scale)
+        ctx.save_for_backward(x, y if added is not None else None, weight, bias, centre, scale)
         ctx.groups, ctx.rectify, ctx.adds = groups, rectify, added is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, weight, centre, scale = ctx.saved_tensors
+        x, y, weight, bias, centre, scale = ctx.saved_tensors
         back = kernels().backward if x.is_cuda else backward
         grad = grads[0].contiguous(memory_format=torch.channels_last)
-        dx, dw, db, dadded = back(grad, x, y, weight, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
+        dx, dw, db, dadded = back(grad, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
         return dx, dw, db, dadded, None, None, None, None, None, None
 
 
@@ -109,13 +109,15 @@ def forward(
 
 
 def backward(
-    grad: Tensor, x: Tensor, y: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, groups: int, rectify: bool,
-    adds: bool,
+    grad: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, groups: int,
+    rectify: bool, adds: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of input, weight, bias and what was added."""
-    g = grad.float() * (y > 0) if rectify else grad.float()
-    dz, parts = g.unflatten(0, (groups, -1)), x.float().unflatten(0, (groups, -1))
+    """Gradients of input, weight, bias and what was added; the output is needed only where something was."""
+    parts = x.float().unflatten(0, (groups, -1))
     hat = _by_group(parts, mean, scale)
+    out = y if y is not None else (hat * weight[:, None, None] + bias[:, None, None]).flatten(0, 1)
+    g = grad.float() * (out > 0) if rectify else grad.float()
+    dz = g.unflatten(0, (groups, -1))
     db, dw = dz.sum((1, 3, 4)), (dz * hat).sum((1, 3, 4))
     count = parts[0].numel() // parts.shape[2]
     rest = dz - _wide(db / count) - hat * _wide(dw / count)

@@ -8,6 +8,7 @@ import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -74,7 +75,7 @@ class Graphs:
         kind = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes)
         key = (kind, width if p.on_features else 0)
         step = self.known.get(key)
-        if step is None or width not in step.replays:
+        if step is None or (width, 1) not in step.replays:
             if not regular(p, table) or self.full():
                 return None
             step = self.known[key] = step or self.made_for(p, table, width)
@@ -83,7 +84,7 @@ class Graphs:
                 self.known.popitem(last=False)
         self.known.move_to_end(key)
         step.begin(phases)
-        step.replay = step.replays[width]
+        step.used = width
         return step
 
     def made_for(self, phase: Train, table: Table, width: int) -> Static:
@@ -96,8 +97,10 @@ class Graphs:
         rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else len(phases))]
         states, self.made = [rng.get_state() for rng in rngs], self.made + 1
         step.begin(phases)
+        step.used = width
         try:
-            step.replays[width] = self.recorder.record(step.step, len(rngs))
+            for stride in step.strides:
+                step.replays[width, stride] = self.recorder.record(partial(step.step, stride), len(rngs))
         except RuntimeError as error:
             raise Failure(
                 f"the step of phase '{phases[0].name}' could not be recorded as a CUDA graph ({error}); "

@@ -31,6 +31,11 @@ def clip_(grads: Sequence[Tensor], limit: float, stacked: bool) -> None:
         g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
 
 
+def excess(grad: Tensor, limit: float) -> Tensor | None:
+    """What a gradient must be divided by to be clipped; the fused kernels can do that on the way."""
+    return ((grad.norm() + 1e-6) / limit).clamp(min=1.0) if limit else None
+
+
 class Optimiser:
     """The update rule of one phase; its moments live as long as the phase."""
 
@@ -44,12 +49,19 @@ class Optimiser:
         self.steps = [torch.zeros((), device=device) for _ in self.parameters]
 
     @torch.no_grad()
-    def step(self, grads: Sequence[Tensor], rows: int | None = None, still: Tensor | None = None) -> None:
-        """One update from these gradients, which may be overwritten; of the first `rows` clients of a stack. Where
-        `still` (a number on the device) is 1, nothing changes."""
+    def step(
+        self,
+        grads: Sequence[Tensor],
+        rows: int | None = None,
+        *,
+        excess: Tensor | None = None,
+        still: Tensor | None = None,
+    ) -> None:
+        """One update from these gradients, which may be overwritten; of the first `rows` clients of a stack. Numbers on
+        the device: gradients are divided by `excess`, and where `still` is 1, nothing changes."""
         self.time += 1
         if rows is None:
-            self._fused([g.contiguous() for g in grads], still)  # kernels read memory in order, whatever strides say
+            self._fused([g.contiguous() for g in grads], excess, still)  # kernels read memory in order, without strides
         elif self.adam:
             self._adam_rows(list(grads), rows)
         else:
@@ -60,12 +72,12 @@ class Optimiser:
         torch._foreach_zero_([*self.first, *self.second, *self.steps, self.times])
         self.time = 0
 
-    def _fused(self, grads: list[Tensor], still: Tensor | None) -> None:
-        s, p = self.s, self.parameters
+    def _fused(self, grads: list[Tensor], excess: Tensor | None, still: Tensor | None) -> None:
+        s, p, more = self.s, self.parameters, {"grad_scale": excess, "found_inf": still}
         if not self.adam:
             torch._fused_sgd_(
                 p, grads, self.first if s.momentum else [], weight_decay=s.weight_decay, momentum=s.momentum, lr=s.lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False, found_inf=still,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=False, **more,
             )  # fmt: skip
             return
         torch._foreach_add_(self.steps, 1)
@@ -74,7 +86,7 @@ class Optimiser:
         rule = torch._fused_adam_ if s.decay == "coupled" else torch._fused_adamw_
         rule(
             p, grads, self.first, self.second, [], self.steps, lr=s.lr, beta1=BETA1, beta2=BETA2,
-            weight_decay=s.weight_decay, eps=EPSILON, amsgrad=False, maximize=False, found_inf=still,
+            weight_decay=s.weight_decay, eps=EPSILON, amsgrad=False, maximize=False, **more,
         )  # fmt: skip
 
     def _sgd_rows(self, g: list[Tensor], rows: int) -> None:

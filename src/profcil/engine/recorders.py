@@ -55,8 +55,13 @@ class Capture:
             graph = torch.cuda.CUDAGraph()
             for row in range(rows):
                 graph.register_generator_state(self.generators[row])
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-                step()
+            torch.cuda.synchronize()  # torch.cuda.graph would also collect garbage and return memory: seconds a run
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self.pool)
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
         return graph.replay
 
     def side_by_side(self, parts: Sequence[Do]) -> None:

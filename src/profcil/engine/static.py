@@ -19,12 +19,13 @@ from torch.nn import Parameter
 
 from profcil.config import TrainSettings
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
-from profcil.engine import steps
-from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
+from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_, excess
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.recorders import WIDTH, Do, Recorder
+from profcil.engine.steps import in_order, loss_of
 
 CHUNK = 32  # steps whose batches lie ready on the device
+UNROLL = 4  # steps in one recording where they fit, so that clients side by side need not wait for each other
 
 Table = dict[str, Tensor]
 At = tuple[str, str]  # block and tensor
@@ -33,11 +34,12 @@ At = tuple[str, str]  # block and tensor
 class Static:
     """A step on buffers that never move, for up to `width` clients; subclasses say what it does."""
 
-    replay: Do  # the recording in use
+    strides: tuple[int, ...] = (1, UNROLL)  # steps in a recording
+    used = 0  # the number of clients that a recording is for
 
     def __init__(self, phase: Train, table: Table, width: int) -> None:
         nothing = Shuffled(torch.empty(0), torch.empty(0))
-        self.replays: dict[int, Do] = {}  # recordings by number of clients
+        self.replays: dict[tuple[int, int], Do] = {}  # recordings by number of clients and of steps
         self.like = replace(phase, weights={}, source=nothing, constants={})  # what its phases have in common
         self.table = {k: v.new_zeros(CHUNK, width, *v.shape[2:]) for k, v in table.items()}
         self.constants = {k: v.new_zeros(width, *v.shape) for k, v in phase.constants.items()}
@@ -59,13 +61,22 @@ class Static:
         self.lengths.zero_()
         for row, length in enumerate(lengths):
             self.lengths[row].fill_(length)  # a copy from the host would wait for the device
-        for number in range(max(lengths)):
+        number = 0
+        while number < max(lengths):
             if number % CHUNK == 0:
                 for k, v in table.items():
                     part = v[:, number : number + CHUNK].transpose(0, 1)
                     self.table[k][: len(part), : part.shape[1]].copy_(part)
-            self.replay()
-            self.finished(number + 1, lengths)
+            stride = self.stride(number, lengths)
+            self.replays[self.used, stride]()
+            number += stride
+            self.finished(number, lengths)
+
+    def stride(self, number: int, lengths: Sequence[int]) -> int:
+        """Steps to replay at once: several where no client finishes and the table does not end among them."""
+        most, room = max(self.strides), CHUNK - number % CHUNK
+        whole = room >= most and all(length <= number or length >= number + most for length in lengths)
+        return most if whole else 1
 
     def finished(self, number: int, lengths: Sequence[int]) -> None:
         """After so many steps of an epoch; for what a client that is done must not have changed."""
@@ -75,7 +86,7 @@ class Static:
         place = self.number.remainder(CHUNK)
         return {k: v.index_select(0, place)[0] for k, v in self.table.items()}
 
-    def step(self) -> None:
+    def step(self, steps: int) -> None:
         """What is recorded."""
         raise NotImplementedError
 
@@ -103,7 +114,7 @@ class OnNets(Static):
 
     def __init__(self, net: Net, phase: Train, table: Table, recorder: Recorder) -> None:
         super().__init__(phase, table, WIDTH)
-        self.recorder, self.rows_used = recorder, 0
+        self.recorder = recorder
         self.drawn: dict[int, Tensor] = {}  # states of generators whose clients are done with their epoch
         pulled = [b for b in phase.blocks if b in MODEL]
         moving = [*pulled, *(b for b in phase.blocks if b not in MODEL)]
@@ -113,7 +124,8 @@ class OnNets(Static):
         like = self.total
         self.matrix, self.still, self.buffers = (m.matrix(like) for m in (self.moving, self.fixed, self.noted))
         self.low = self.moving.matrix(like.bfloat16()) if net.bf16 else None
-        self.grad, self.before = torch.zeros_like(self.matrix), torch.zeros_like(self.buffers)
+        self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
+        self.grad = torch.zeros_like(self.matrix)
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
         self.rules = [Optimiser(phase.settings, [row]) for row in self.matrix]
         self.slopes = [list(self.moving.views(row).values()) for row in self.grad]
@@ -136,7 +148,6 @@ class OnNets(Static):
 
     def begin(self, phases: Sequence[Train]) -> None:
         super().begin(phases)
-        self.rows_used = len(phases)
         for row, phase in enumerate(phases):
             self.moving.load(self.matrix[row], phase.weights)
             self.fixed.load(self.still[row], phase.weights)
@@ -144,6 +155,10 @@ class OnNets(Static):
             self.rules[row].reset()
         if self.anchor is not None:
             self.anchor.copy_(self.matrix[:, : self.pulled])
+
+    def epoch(self, table: Table, lengths: Sequence[int]) -> None:
+        self.numbers.zero_()
+        super().epoch(table, lengths)
 
     def finished(self, number: int, lengths: Sequence[int]) -> None:
         """A client draws no more once its epoch is over: its generator is put back when the others are done, too."""
@@ -153,28 +168,36 @@ class OnNets(Static):
             if number == max(lengths):
                 self.recorder.generator(row).set_state(self.drawn[row])
 
-    def step(self) -> None:
-        rows, active = self.rows() | self.constants, self.number < self.lengths
-        self.before.copy_(self.buffers)
-        if self.low is not None:
-            self.low.copy_(self.matrix)
-        self.recorder.side_by_side([partial(self.one, row, rows, active[row]) for row in range(self.rows_used)])
-        self.buffers.copy_(torch.where(active.unsqueeze(1), self.buffers, self.before))
-        self.number.add_(1)
+    def step(self, steps: int) -> None:
+        self.recorder.side_by_side([partial(self.many, row, steps) for row in range(self.used)])
 
-    def one(self, row: int, rows: Table, active: Tensor) -> None:
+    def many(self, row: int, steps: int) -> None:
+        for _ in range(steps):
+            self.one(row)
+
+    def one(self, row: int) -> None:
         """One client's step: `steps.step` on its row."""
-        p, grad = self.like, self.grad[row]
-        batch: Batch = {k: v[row] for k, v in rows.items()} | {"rng": self.recorder.generator(row)}
-        if p.inputs is not None:
-            batch["inputs"] = p.inputs(batch["index"])
-        loss = steps.loss_of(self.nets[row], p, batch)
+        p, grad, buffers, active = self.like, self.grad[row], self.buffers[row], self.numbers[row] < self.lengths[row]
+        before = buffers.clone()
+        if self.low is not None:
+            self.low[row].copy_(self.matrix[row])
+        loss = loss_of(self.nets[row], p, self.batch(row))
         copy_by_type(self.slopes[row], torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True))
         if self.anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
             grad[: self.pulled].add_(self.matrix[row, : self.pulled] - self.anchor[row], alpha=2 * p.proximal)
-        clip_([grad], p.settings.clip, stacked=False)
-        self.rules[row].step([grad], still=(~active).float())
+        self.rules[row].step([grad], excess=excess(grad, p.settings.clip), still=(~active).float())
+        buffers.copy_(torch.where(active, buffers, before))
         self.total[row].add_(loss.detach().masked_fill(~active, 0.0))
+        self.numbers[row].add_(1)
+
+    def batch(self, row: int) -> Batch:
+        """The client's batch that is due."""
+        place = self.numbers[row : row + 1].remainder(CHUNK)
+        batch: Batch = {k: v[:, row].index_select(0, place)[0] for k, v in self.table.items()}
+        batch |= {k: v[row] for k, v in self.constants.items()} | {"rng": self.recorder.generator(row)}
+        if self.like.inputs is not None:
+            batch["inputs"] = self.like.inputs(batch["index"])
+        return batch
 
     def own(self, row: int) -> Weights:
         """A copy of the blocks that moved for one client."""
@@ -214,9 +237,13 @@ class OnFeatures(Static):
             self.anchor.copy_(self.moved)
         self.rule.reset()
 
-    def step(self) -> None:
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.one()
+
+    def one(self) -> None:
         active = self.number < self.lengths
-        loss = steps.loss_of(self.tail, self.like, self.rows() | self.constants)
+        loss = loss_of(self.tail, self.like, self.rows() | self.constants)
         grads = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
         grad = torch.cat([g.flatten(1) for g in grads], 1)
         if self.anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
@@ -277,7 +304,7 @@ class Layout:
     """Named tensors side by side in one row of a matrix, each in the order in which it lies in memory."""
 
     def __init__(self, tensors: Mapping[At, Tensor]) -> None:
-        self.places = {at: (t.shape, t.numel(), steps.in_order(t, t) is not t) for at, t in tensors.items()}
+        self.places = {at: (t.shape, t.numel(), in_order(t, t) is not t) for at, t in tensors.items()}
         self.size = sum(size for _, size, _ in self.places.values())
 
     def matrix(self, like: Tensor) -> Tensor:

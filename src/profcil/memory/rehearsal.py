@@ -20,11 +20,12 @@ def pseudo(mean: Tensor, spread: Tensor, quota: int, noise: float, rng: torch.Ge
     return (mean[:, None] + noise * spread[:, None] * epsilon).reshape(k * quota, d)
 
 
-def balanced_rows(y: Tensor, quota: int, rng: torch.Generator) -> Tensor:
-    """Indices of `quota` examples of each class in `y`, wrapping around a fresh shuffle where a class has fewer."""
+def balanced_rows(y: Tensor, quota: int, rng: torch.Generator, count: Tensor | None = None) -> Tensor:
+    """Indices of `quota` examples of each class in `y`, wrapping around a fresh shuffle where a class has fewer.
+    Whoever draws often gives the classes' counts: working them out has to wait for the device."""
+    count = torch.unique(y, return_counts=True)[1] if count is None else count
     shuffled = torch.randperm(len(y), generator=rng, device=y.device)
     order = shuffled[torch.sort(y[shuffled], stable=True).indices]  # by class, random inside
-    count = torch.unique_consecutive(y[order], return_counts=True)[1]
     start = torch.cumsum(count, 0) - count
     turn = torch.arange(quota, device=y.device)
     return order[(start[:, None] + turn % count[:, None]).flatten()]
@@ -35,7 +36,8 @@ class Rehearsal:
 
     def __init__(self, features: Tensor, y: Tensor, bank: Bank | None, *, quota: int, noise: float) -> None:
         self.features, self.y, self.quota, self.noise = features, y, quota, noise
-        current = {int(v) for v in torch.unique(y)}
+        classes, self.count = torch.unique(y, return_counts=True)
+        current = set(classes.tolist())
         rows = [i for i, label in enumerate(bank.labels) if label not in current] if bank else []
         index = torch.tensor(rows, dtype=torch.long, device=features.device)
         self.labels = torch.tensor([bank.labels[i] for i in rows] if bank else [], dtype=torch.long, device=y.device)
@@ -44,7 +46,7 @@ class Rehearsal:
         self.size = quota * (len(rows) + len(current))
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        real = balanced_rows(self.y, self.quota, rng)
+        real = balanced_rows(self.y, self.quota, rng, self.count)
         old = pseudo(self.mean, self.spread, self.quota, self.noise, rng)
         return {
             "u": torch.cat([self.features[real], old]),

@@ -1,0 +1,104 @@
+"""Training steps at the paper's scale on made images: replayed as the engine does it, against one by one as written.
+
+The data are random images of CIFAR-100's shape, which cost what real ones do. Each case is a round's first phases of
+all participants: FedAvg's supervised step, PRO-MAX's plastic step (supervised and both contrastive views), the
+warm-up's step, and PRO-MAX's rehearsal on features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from profcil import rooms
+from profcil.cost.ledger import Ledger
+from profcil.data.bundle import Bundle, Rows
+from profcil.encoders.model import MODEL
+from profcil.engine import steps
+from profcil.engine.door import Door, When
+from profcil.engine.phases import Train
+from profcil.engine.warmup import BLOCKS, Warmup, WarmupParams
+from profcil.engine.world import World, furnish
+from profcil.protocol.plan import make_plan
+from profcil.resolve import resolve
+
+FLOPS = 3 * 2 * 556_651_520  # of an image: ResNet-18's multiplications forward, and twice as many back
+STEPS = 80  # of each client, at least
+VIEWS = {"supervised step": 1, "plastic step": 3, "warm-up step": 2}
+
+
+def made_images(n: int = 50_000) -> Bundle:
+    """Random images under CIFAR-100's name, facts and sizes."""
+    facts, rng = rooms.find("data", "cifar100").FACTS, torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=rng)
+    rows = Rows(x, torch.arange(n) % facts.classes)
+    channels = (0.5,) * 3
+    return Bundle(facts, rows, Rows(x[:100], rows.y[:100]), None, ("",) * facts.classes, mean=channels, std=channels)
+
+
+def world_for(method: str, device: str) -> World:
+    config, bundle = resolve("cifar100", {"method": method, "device": device, "setting": "homogeneous"}), made_images()
+    return furnish(config, bundle, make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed))
+
+
+def phases_of(world: World, method: Any, when: When, clients: int = 10) -> list[Train]:
+    """What a round's participants ask for first."""
+    server = method.begin(world.net.weights(BLOCKS if when.stage == "warmup" else MODEL))
+    door = Door(Ledger(), "changed")
+    names = method.broadcast(server, when)
+    return [next(method.turn(world.client(c, when), door.down(c, server, names, when))) for c in range(clients)]
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> float:
+    run()  # recording, compiling, choosing
+    torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def matmul_peak(device: torch.device) -> float:
+    """Operations a second of a large bfloat16 product."""
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    return 20 * 2 * 8192**3 / timed(lambda: [a @ a for _ in range(20)], device)
+
+
+def case(name: str, world: World, phases: Sequence[Train], peak: float) -> dict[str, Any]:
+    """A row of the table: replayed and eager time of a client's step, and what that means in images."""
+    graphs = world.executor.graphs
+    assert graphs is not None
+    epochs = -(-STEPS // -(-phases[0].source.size // phases[0].settings.batch))
+    short = [replace(p, epochs=epochs) for p in phases]
+    torch.cuda.reset_peak_memory_stats(world.device)
+    number = sum(r.steps for r in graphs.run(short))
+    seconds = timed(lambda: graphs.run(short), world.device)
+    memory = torch.cuda.max_memory_allocated(world.device) / 1e6
+    one = [replace(short[0], epochs=1)]
+    eager = timed(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one)[0].steps
+    row: dict[str, Any] = {"step": name, "clients": len(short), "ms": 1e3 * seconds / number, "eager_ms": 1e3 * eager}
+    row |= {"ratio": row["eager_ms"] / row["ms"], "peak_memory_mb": memory}
+    if name in VIEWS:
+        images = VIEWS[name] * short[0].settings.batch * number / seconds
+        row |= {"images_per_second": images, "share_of_matmul_peak": images * FLOPS / peak}
+    return row
+
+
+def table(device: str = "cuda") -> list[dict[str, Any]]:
+    """All cases on one GPU."""
+    peak, rows = matmul_peak(torch.device(device)), []
+    for name, method, when in (
+        ("supervised step", "fedavg", When("round", 0, 0, 20)),
+        ("plastic step", "promax", When("round", 0, 0, 20)),
+        ("rehearsal", "promax", When("round", 0, 2, 20)),
+    ):
+        world = world_for(method, device)
+        made = rooms.find("methods", method).METHOD(world.config.params)
+        rows.append(case(name, world, phases_of(world, made, when), peak))
+    world, warm = world_for("fedavg", device), Warmup(WarmupParams())
+    rows.append(case("warm-up step", world, phases_of(world, warm, When("warmup", 0, 0, 20)), peak))
+    return rows
