@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from profcil.encoders.model import MODEL, Tail
 from profcil.engine.door import When
-from profcil.methods.parts.exemplars import Replay, basis, draw, leverages, rotation
+from profcil.engine.phases import Trained
+from profcil.methods.parts.exemplars import Replay, basis, draw, leverages, rotation, together
 from profcil.metrics.client_first import summary
 
 
@@ -69,6 +70,19 @@ def test_an_epoch_holds_each_current_example_once_and_the_quota_of_every_stored_
     assert sorted((count[2], count[4])) == [2, 3]
     assert sorted(count[5:8]) == [1, 2, 2]
     assert count[3] == count[8] == 0
+
+
+def test_inputs_of_several_clients_are_put_together_without_a_common_edge():
+    a, b = torch.zeros(2, 3), torch.ones(1, 3)
+    assert torch.equal(together([(a,), (b,)])[0], torch.cat([a, b]))
+    graphs = [
+        (a, torch.tensor([[0, 1], [1, 0]]), torch.tensor([1])),
+        (torch.ones(3, 3), torch.tensor([[0], [2]]), torch.tensor([2, 0])),
+    ]
+    x, edges, nodes = together(graphs)
+    assert torch.equal(x, torch.cat([a, torch.ones(3, 3)]))
+    assert edges.tolist() == [[0, 1, 2], [1, 0, 4]]
+    assert nodes.tolist() == [1, 4, 2]
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------
@@ -224,6 +238,41 @@ def test_replay_forgets_less(tiny):
         results[budget] = summary(s.correct, s.total, run.world.plan.orders)
     assert results[20]["af"] < 0.5 * results[0]["af"]
     assert results[20]["faa"] > results[0]["faa"] + 30
+
+
+def test_a_weakened_turn_asks_for_its_share_of_the_epochs(fresh):
+    run = fresh("fedcbdr", setting="homogeneous", budget=5, train__epochs=4, participants=4)
+    client, inbox = second_task(run)
+    client.budget = 0.5
+    turn = run.method.turn(client, inbox)
+    phase = next(turn)
+    assert phase.epochs == 2
+    with pytest.raises(StopIteration) as end:
+        turn.send(Trained(phase.weights, 0.0, 1))
+    assert end.value.value.notes["replay_requested"] == 2 * 5 * 2 == end.value.value.notes["replay_served"]
+
+
+def test_the_expanded_regime_replays_five_times_as_much(tiny):
+    run = tiny("fedcbdr", setting="homogeneous", regime="expanded")
+    assert run.method.params.budget == 100
+    assert (
+        run.state.tally["replay_requested"]
+        == 5 * tiny("fedcbdr", setting="homogeneous").state.tally["replay_requested"]
+    )
+
+
+def test_what_is_replayed_are_the_clients_own_examples(tiny):
+    run = tiny("fedcbdr", setting="homogeneous", budget=6)
+    last = run.when(run.world.plan.positions - 1, 2)
+    clients = [run.world.client(c, last, own) for c, own in sorted(run.state.private.items())]
+    every = run.method.replay(run.world.net, run.server, clients, 3, 999, rng())
+    stored = int(run.server.blocks["stored"].tensors["count"][3])
+    assert every.space == "inputs" and len(every.tensors[0]) == stored
+    real = run.world.bundle.train.x[run.world.bundle.train.y == 3]
+    assert all(bool((real == x).flatten(1).all(1).any()) for x in every.tensors[0])
+    some = run.method.replay(run.world.net, run.server, clients, 3, 4, rng()).tensors[0]
+    assert len(some) == 4
+    assert run.method.replay(run.world.net, run.server, [], 3, 4, rng()) is None
 
 
 # -- cost and edges ---------------------------------------------------------------------------------------------------

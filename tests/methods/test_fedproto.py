@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from profcil.encoders.model import MODEL, Tail, cross_entropy
 from profcil.engine.payload import Block
-from profcil.methods.parts.prototypes import merge, no_prototypes, report, table
+from profcil.methods.parts.prototypes import centres, class_means, merge, no_prototypes, report, table, tables
 
 
 def bank(server) -> dict[int, torch.Tensor]:
@@ -52,6 +52,66 @@ def test_a_table_has_a_row_for_every_class_id_and_knows_which_are_known():
     assert not table(no_prototypes(torch.zeros(3)), 6)[1].any()
 
 
+def corners(shift: float = 0.0, spread: float = 0.01) -> torch.Tensor:
+    """Twelve points around the four corners of a square, in a shuffled order."""
+    rng = torch.Generator().manual_seed(1)
+    square = torch.tensor([[0.0, 0.0], [0.0, 4.0], [4.0, 0.0], [4.0, 4.0]]).repeat(3, 1)
+    return (square + shift + spread * torch.randn(12, 2, generator=rng))[torch.randperm(12, generator=rng)]
+
+
+def near(rows: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether both are the same points but for noise, in any order."""
+    distance = torch.cdist(rows.float(), wanted.float())
+    return rows.shape == wanted.shape and float(torch.cat([distance.amin(0), distance.amin(1)]).max()) < 0.1
+
+
+SQUARE = torch.tensor([[0.0, 0.0], [0.0, 4.0], [4.0, 0.0], [4.0, 4.0]])
+
+
+def test_several_prototypes_find_the_groups_and_one_is_the_mean():
+    points = corners()
+    found, mass = centres(points, torch.ones(12), 4)
+    assert near(found, SQUARE) and mass.tolist() == [3.0] * 4
+    torch.testing.assert_close(centres(points, torch.ones(12), 1)[0][0], points.double().mean(0))
+    weight = torch.arange(12.0)
+    torch.testing.assert_close(centres(points, weight, 1)[0][0], (weight @ points / weight.sum()).double())
+
+
+def test_there_are_never_more_prototypes_than_different_points():
+    twice = torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 3.0]])
+    found, mass = centres(twice, torch.ones(3), 5)
+    assert near(found, torch.tensor([[1.0, 2.0], [3.0, 3.0]])) and sorted(mass.tolist()) == [1.0, 2.0]
+    sent = report(twice, torch.tensor([8, 8, 3]), 5)
+    assert sent.labels == (3, 8) and sent.tensors["count"].tolist() == [1, 2]
+
+
+def test_several_prototypes_are_followed_one_by_one_through_a_common_drift():
+    """The drift is larger than the square, so that nearest without its removal would be one corner for all."""
+    y = torch.full((12,), 6)
+    bank = merge(no_prototypes(torch.zeros(2)), [report(corners(), y, 4)], count=4)
+    assert bank.labels == (6,) * 4 and near(bank.tensors["mean"], SQUARE)
+    there = merge(bank, [report(corners(50.0), y, 4)], count=4)
+    assert near(there.tensors["mean"], SQUARE + 50)
+    half = merge(bank, [report(corners(50.0), y, 4)], 0.5, 4)
+    assert near(half.tensors["mean"], SQUARE + 25)
+
+
+def test_a_class_first_met_by_few_examples_gets_its_prototypes_later():
+    bank = merge(no_prototypes(torch.zeros(2)), [report(corners()[:1], torch.tensor([6]), 4)], 0.1, 4)
+    assert bank.labels == (6,)
+    bank = merge(bank, [report(corners(), torch.full((12,), 6), 4)], 0.1, 4)
+    assert bank.labels == (6,) * 4 and near(bank.tensors["mean"], SQUARE)
+
+
+def test_tables_repeat_what_is_there_and_class_means_pool_it():
+    bank = Block("prototype", {"mean": torch.tensor([[1.0], [2.0], [9.0]])}, (1, 1, 4))
+    rows, known = tables(bank, 6, 3)
+    assert rows[[1, 4], :, 0].tolist() == [[1, 2, 1], [9, 9, 9]]
+    assert known.nonzero().flatten().tolist() == [1, 4]
+    means = class_means(bank)
+    assert means.labels == (1, 4) and means.tensors["mean"].flatten().tolist() == [1.5, 9.0]
+
+
 # -- the method -------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +142,7 @@ def test_a_label_without_a_prototype_adds_nothing(fresh):
     net.load(run.server.weights())
     net.eval()
     net.augment = False
-    target, known = torch.ones(net.classes, net.features), torch.zeros(net.classes, dtype=torch.bool)
+    target, known = torch.ones(net.classes, 1, net.features), torch.zeros(net.classes, dtype=torch.bool)
     known[client.labels[0]] = True
     allowed = torch.ones(net.classes, dtype=torch.bool)
     inputs = client.examples.inputs(client.current)
@@ -138,3 +198,41 @@ def test_the_nearest_prototype_may_decide(fresh):
         scores = run.method.scores(net, run.server.put(prototypes=planted), u)
     assert scores.argmax(1).tolist() == [2, 5, 9]
     assert scores.isfinite().any(0).nonzero().flatten().tolist() == [2, 5, 9]
+
+
+def test_the_expanded_regime_keeps_and_sends_several_prototypes(tiny):
+    one, many = tiny("fedproto", setting="homogeneous"), tiny("fedproto", setting="homogeneous", regime="expanded")
+    assert many.method.params.prototypes == 5
+    for run, each in ((one, 1), (many, 5)):
+        block = run.server.blocks["prototypes"]
+        assert {block.labels.count(y) for y in block.labels} == {each}
+        assert len(set(block.labels)) == 10
+    sent = [run.ledger.total(kind="prototype", direction="up") for run in (one, many)]
+    assert sent[1] == 5 * sent[0]
+
+
+def test_a_feature_is_pulled_to_the_nearest_prototype_of_its_class(fresh):
+    run = fresh("fedproto", pull=1.0, prototypes=2, setting="homogeneous")
+    net, client = run.world.net, run.client(run.clients(0, 0)[0], 0, 0)
+    net.load(run.server.weights())
+    net.eval()
+    net.augment = False
+    inputs, allowed = client.examples.inputs(client.current), torch.ones(net.classes, dtype=torch.bool)
+    with torch.no_grad():
+        z = net.tail.adapt(net.base(*inputs))
+        far, here = torch.full_like(z[0], 100.0), z.mean(0)
+        known = torch.ones(net.classes, dtype=torch.bool)
+        target = torch.stack([far, here]).expand(net.classes, 2, -1)
+        batch = {"inputs": inputs, "y": client.y, "rng": None, "allowed": allowed, "target": target, "known": known}
+        gap = run.method.fit_loss(net, batch) - cross_entropy(net.tail.score(z), client.y, allowed)
+        torch.testing.assert_close(gap, (z - here).square().mean())
+
+
+def test_what_is_replayed_are_the_prototypes(tiny):
+    run = tiny("fedproto", setting="homogeneous", regime="expanded")
+    samples = run.method.replay(run.world.net, run.server, [], 3, 4, torch.Generator())
+    block = run.server.blocks["prototypes"]
+    first = block.labels.index(3)
+    assert samples.space == "adapted" and torch.equal(samples.tensors[0], block.tensors["mean"][first : first + 4])
+    start = run.method.begin(run.server.weights())
+    assert run.method.replay(run.world.net, start, [], 3, 4, torch.Generator()) is None

@@ -162,7 +162,7 @@ def test_the_contrastive_loss_is_its_definition():
 
 def test_training_with_the_contrastive_loss_lowers_it(fresh):
     """From one and the same server, so that the prototypes are the same too."""
-    run = second(fresh, rehearse=0.0, train__epochs=8, lr=0.05, setting="homogeneous")
+    run = second(fresh, rehearse=0.0, train__epochs=8, lr=0.02, params__temperature=1.0, setting="homogeneous")
     usual, block = run.method.params, run.server.blocks["prototypes"]
 
     def reached(weight: float) -> float:
@@ -177,39 +177,40 @@ def test_training_with_the_contrastive_loss_lowers_it(fresh):
     assert reached(10.0) < reached(0.0) - 0.1
 
 
-# -- the edges of the stream, for all methods of this kind ------------------------------------------------------------
+# -- the budget -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedssi", "fedspace"])
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_clients_with_one_example_and_classes_that_return(fresh, deal, method, norm):
-    """Client 0 holds one example of every task, client 1 many, and each meets the tasks in an order of its own."""
-
-    def owner(labels, tasks):
-        given, count = [], dict.fromkeys(range(10), 0)
-        first = {task[0] for task in tasks}
-        for label in labels.tolist():
-            count[label] += 1
-            given.append(0 if label in first and count[label] == 1 else 1 if count[label] < 20 else -1)
-        return given
-
-    deal(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 3, 4, 2]])
-    run = fresh(method, clients=2, participants=2, model__norm=norm).stream()
-    assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
-    assert all(bool(torch.isfinite(t).all()) for own in run.state.private.values() for t in own.values())
-    assert (run.state.scores.correct[-1] >= 0).all()
+def test_the_log_says_what_the_quota_asks_for_and_what_was_drawn(fresh):
+    """One class is old for a client as soon as the federation has seen it, and can be served once it has a prototype."""
+    run = second(fresh, quota=7, train__batch=16, train__epochs=2)
+    known = set(bank(run.server))
+    for reply in run.turns(1, 0):
+        client = run.client(reply.client, 1, 0)
+        old = set(client.seen) - set(client.labels)
+        assert reply.notes["replay_requested"] == 2 * 7 * len(old)
+        assert 0 <= reply.notes["replay_served"] - 2 * 7 * len(old & known) < 2 * -(-len(client.current) // 16)
+    assert all(r.notes["replay_served"] == 0 for r in fresh("fedspace", setting="homogeneous").turns(0, 0))
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedssi", "fedspace"])
-def test_a_position_at_which_all_are_idle_changes_nothing(tiny, same_bits, method):
-    run = tiny(method)
-    idle = [p for p in range(run.world.plan.positions) if not len(run.world.plan.active(p))]
-    assert idle
-    after = [run.trail[0][2], *run.after_positions()]
-    assert all(same_bits(after[p], after[p + 1]) for p in idle)
+def test_the_expanded_regime_draws_more_around_more_prototypes(fresh):
+    run = second(fresh, setting="homogeneous", regime="expanded")
+    assert (run.method.params.quota, run.method.params.prototypes) == (100, 5)
+    block = run.server.blocks["prototypes"]
+    assert {block.labels.count(y) for y in block.labels} == {5}
+    _, told = constants(run, 1, 0)[0]
+    assert told["mean"].shape == (2, 5, run.world.net.features)
+    pseudo, of = imagined(told | {"radius": torch.tensor(0.0), "rng": torch.Generator().manual_seed(0)})
+    assert {tuple(p.tolist()) for p in pseudo} == {tuple(p.tolist()) for p in block.tensors["mean"]}
+    assert all(int((block.tensors["mean"] == p).all(1).nonzero()[0]) // 5 == sorted(set(block.labels)).index(int(y))
+               for p, y in zip(pseudo, of, strict=True))  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedssi", "fedspace"])
-def test_a_single_client(tiny, method):
-    run = tiny(method, clients=1, participants=1, setting="homogeneous")
-    assert (run.state.scores.correct[-1] >= 0).all()
+def test_replayed_samples_lie_around_the_prototypes_with_the_radius(fresh):
+    run = second(fresh, setting="homogeneous", regime="expanded")
+    block, radius = run.server.blocks["prototypes"], float(run.server.blocks["radius"].tensors["radius"])
+    label, rng = block.labels[0], torch.Generator().manual_seed(0)
+    samples = run.method.replay(run.world.net, run.server, [], label, 1000, rng)
+    noise = samples.tensors[0].view(200, 5, -1) - block.tensors["mean"][:5]
+    assert samples.space == "adapted" and abs(float(noise.std()) - radius) < 0.05 * radius
+    unknown = next(y for y in range(10) if y not in block.labels)
+    assert run.method.replay(run.world.net, run.server, [], unknown, 5, rng) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -224,3 +226,14 @@ def test_the_adapted_bank_is_a_switch(tiny):
     assert torch.equal(block.tensors["count"], both.server.blocks["memory"].tensors["count"])
     weights = [run.server.weights()["head"]["weight"] for run in (plain, both)]
     assert torch.equal(*weights)  # PRO keeps it on the side: it rehearses from the base-space memory alone
+
+
+def test_the_log_says_what_the_quota_asks_for_and_what_memory_serves(fresh):
+    run = fresh("pro", quota=7, train__epochs=2, setting="homogeneous")
+    for r in range(3):
+        assert all(reply.notes["replay_requested"] == 0 for reply in run.turns(0, r))
+        run.play(0, r)
+    for reply in run.turns(1, 0):  # two old classes, both remembered
+        assert reply.notes["replay_requested"] == reply.notes["replay_served"] == 2 * 7 * 2
+    run.method.params = replace(run.method.params, old_memory="none")
+    assert all(reply.notes["replay_served"] == 0 < reply.notes["replay_requested"] for reply in run.turns(1, 0))

@@ -1,7 +1,11 @@
 """FedAvg (McMahan et al., 2017): local training on the current task, averaging weighted by example counts.
 
-Kept: everything. Adapted: the model is the shared encoder, adapter and single head; cross-entropy competes over all
-classes introduced to the federation so far (`label_space = "seen"`). It is the base class as it stands.
+Kept: everything. It is the base class as it stands.
+
+Stored: on the server nothing; on a client nothing.
+
+Adapted: the model is the shared encoder, adapter and single head; cross-entropy competes over all classes introduced
+to the federation so far (`label_space = "seen"`).
 """
 
 from profcil.methods.base import Method

@@ -6,6 +6,9 @@ tells each client which of its own to keep. Raw examples never leave a client. T
 examples minimises (ω_old/N_old) Σ_replayed CE + (ω_new/N_new) Σ_current CE, both over [z_old/τ_old, z_new/τ_new], with
 the paper's best values. N counts an epoch, so a batch is an unbiased sample of that sum.
 
+Stored: on the server row numbers of the chosen examples and a count per class; on a client raw examples, up to B of a
+class.
+
 Adapted to client-specific orders: `old` are the classes seen by the federation that are not current for this client.
 A client without exemplars trains by plain cross-entropy, as in the paper's first task. The chosen row numbers reach a
 client with its next broadcast, and only that client; it keeps them as private state. The budget is per class, not
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,8 +43,8 @@ from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
-from profcil.methods.base import Method, Params, reply
-from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation
+from profcil.methods.base import Method, Params, Samples, reply
+from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation, together
 from profcil.randomness import torch_generator
 
 
@@ -63,6 +67,7 @@ class FedCBDR(Method):
 
     Params = FedCBDRParams
     kinds = frozenset({"model", "replay"})
+    regimes: ClassVar = {"expanded": {"budget": 100}}
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -74,13 +79,15 @@ class FedCBDR(Method):
         client.keep(client.examples.inputs(rows)[0][: len(rows)])  # raw examples; of a graph, as many nodes' features
         old = rows[~client.allowed(client.labels)[y[rows]]]
         source = Replay(client.current, old, y, self.params.budget)
-        done = yield self.fit(client, inbox, source)
+        fit = self.fit(client, inbox, source)
+        done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        return replace(answer, private={"rows": rows}, notes={**answer.notes, **self.served(client, source)})
+        notes = {**answer.notes, **self.served(client, source, fit.epochs)}
+        return replace(answer, private={"rows": rows}, notes=notes)
 
-    def served(self, client: Client, source: Replay) -> dict[str, float]:
+    def served(self, client: Client, source: Replay, epochs: int) -> dict[str, float]:
         """For the log: replays that the budget asks for, of all old classes, and those that the store could serve."""
-        epochs, old = client.settings.epochs, len(set(client.seen) - set(client.labels))
+        old = len(set(client.seen) - set(client.labels))
         return {"replay_requested": epochs * self.params.budget * old, "replay_served": epochs * source.replayed}
 
     def fit(self, client: Client, inbox: Inbox, source: Replay) -> Train:
@@ -158,6 +165,19 @@ class FedCBDR(Method):
                 rng = torch_generator(0, "exemplars", when.position, group, label)  # a server has no seed of its own
                 chosen[of_class[draw(scores[of_class], room, rng)]] = True
         return chosen
+
+    def replay(
+        self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
+    ) -> Samples | None:
+        """Stored examples of the class, wherever they are stored; at most as many as there are."""
+        kept = [kept_rows(c, state.blocks) for c in clients]
+        rows = [r[c.examples.y[r] == label] for c, r in zip(clients, kept, strict=True)]
+        sizes = [len(r) for r in rows]
+        if not any(sizes):
+            return None
+        drawn = torch.randperm(sum(sizes), generator=rng, device=rng.device) < count
+        parts = [(c, r[mine]) for c, r, mine in zip(clients, rows, drawn.split(sizes), strict=True)]
+        return Samples("inputs", together([c.examples.inputs(r) for c, r in parts if len(r)]))
 
 
 def keep_for(client: int) -> str:

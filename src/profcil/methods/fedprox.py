@@ -1,6 +1,9 @@
 """FedProx (Li et al., 2020): FedAvg with a proximal pull towards the broadcast model.
 
 Kept: the objective CE + (μ/2)‖w − w_g‖² over all parameters; BatchNorm's running statistics are not pulled.
+
+Stored: on the server nothing; on a client nothing.
+
 Adapted: as FedAvg. `mu` = 0.01 is the value most federated class-incremental studies use.
 """
 

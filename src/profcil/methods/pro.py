@@ -9,13 +9,14 @@ server never takes a gradient.
 Where the paper is silent, a setting decides (`label_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
 ablations of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`,
 `refresh = "local"` (no global refresh), `proximal = 0`, and the protocol's own `warmup.rounds = 0`.
+
+Stored: on the server mean, diagonal spread and count of every class; on a client nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,7 +75,6 @@ class Pro(Method):
 
     Params = ProParams
     kinds = frozenset({"model", "memory", "statistics"})
-    regimes: ClassVar = {"expanded": {"quota": 100}}
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -86,10 +86,18 @@ class Pro(Method):
             weights = {b: fitted.weights[b] for b in MODEL}
         features = client.features(weights["base"] if plastic else inbox["base"])
         banks, sent = self.align(client, inbox, banks, weights)
-        done = yield self.rehearse(client, inbox, weights, features, banks)
+        phase = self.rehearse(client, inbox, weights, features, banks)
+        done = yield phase
         if self.params.refresh == "local" and self.settles(client.when):
             sent |= self.statistics(client, done.weights, features)
-        return reply(client, done.weights, MODEL if plastic else TAIL, loss=done.loss, **sent)
+        answer = reply(client, done.weights, MODEL if plastic else TAIL, loss=done.loss, **sent)
+        return replace(answer, notes={**answer.notes, **self.served(client, phase)})
+
+    def served(self, client: Client, phase: Train) -> dict[str, float]:
+        """For the log: pseudo-features that the quota asks for, of all old classes, and those of remembered ones."""
+        per_class, old = phase.epochs * self.params.quota, len(set(client.seen) - set(client.labels))
+        remembered = phase.source.size // self.params.quota - len(client.labels)
+        return {"replay_requested": per_class * old, "replay_served": per_class * remembered}
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""

@@ -14,6 +14,8 @@ The deployed head is the same closed form, less shrunk.
 Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `closed_form`,
 `random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support` holds such
 statistics back, and a deployment would add secure summation.
+
+Stored: on the server mean and count of every class, and one second-moment matrix; on a client nothing.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ confidence-weighted mean. Frozen rounds have exactly zero drift in base space: n
 A client's own drift is not the averaged model's. With `transport = "global"` the client still rehearses from means
 moved by its own drift, but what the server applies is measured again after aggregation: the drift of the same
 calibration examples from the broadcast base to the aggregated one.
+
+Stored: on the server mean, diagonal spread and count of every class; on a client nothing between rounds (calibration
+features within one).
 """
 
 from __future__ import annotations

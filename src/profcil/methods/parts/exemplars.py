@@ -6,10 +6,13 @@ covers. Neither a shared rotation XQ nor, once undone on U, a private one PX cha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from profcil.memory.rehearsal import balanced_rows
+from profcil.data.bundle import Inputs
+from profcil.memory.rehearsal import Balanced
 
 
 def basis(x: Tensor) -> Tensor:
@@ -40,14 +43,25 @@ def draw(scores: Tensor, count: int, rng: torch.Generator) -> Tensor:
     return keys.topk(min(count, len(scores))).indices.sort().values
 
 
+def together(parts: Sequence[Inputs]) -> Inputs:
+    """Encoder inputs of several clients as one: rows below each other, graphs side by side without a common edge."""
+    if len(parts[0]) == 1:
+        return (torch.cat([x for (x,) in parts]),)
+    x, edges, nodes = zip(*parts, strict=True)
+    start = [sum(len(a) for a in x[:i]) for i in range(len(x))]
+    shifted = [[t + n for t, n in zip(ts, start, strict=True)] for ts in (edges, nodes)]
+    return torch.cat(x), torch.cat(shifted[0], 1), torch.cat(shifted[1])
+
+
 class Replay:
     """Current examples once an epoch, and `quota` stored ones of each stored class; a class with fewer is repeated."""
 
     def __init__(self, current: Tensor, stored: Tensor, y: Tensor, quota: int) -> None:
         self.current, self.stored, self.y, self.quota = current, stored, y, quota
-        self.replayed = quota * len(torch.unique(y[stored]))
+        self.old = Balanced(y[stored], quota)
+        self.replayed = len(self.old.labels)
         self.size = len(current) + self.replayed
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        index = torch.cat([self.current, self.stored[balanced_rows(self.y[self.stored], self.quota, rng)]])
+        index = torch.cat([self.current, self.stored[self.old.draw(rng)]])
         return {"index": index, "y": self.y[index]}

@@ -1,0 +1,179 @@
+"""Images from noise, without data: a generator, and what a frozen model tells about the data it was trained on.
+
+A BatchNorm layer remembers the mean and variance of every channel that entered it. Images under which a layer meets
+those again, and which the model puts into a class, are the stand-in for examples that nobody may keep (Yin et al.,
+2020). TARGET and MFCL make them so, with different losses on the same statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from profcil.data.bundle import Inputs
+from profcil.encoders.model import MODEL, Net, Weights
+from profcil.encoders.norms import BatchNorm, drawn
+from profcil.engine.payload import ServerState
+
+Moments = tuple[Tensor, Tensor]  # mean and variance of every channel
+
+SMALL = 16  # pixels of a side below which a generator doubles once and is narrower
+BLUR = (1.0, 4.0, 6.0, 4.0, 1.0)  # a 5-tap Gaussian, to be divided by its sum
+
+
+class Generator(nn.Module):
+    """Linear → norm → (double → convolution → norm → leaky ReLU) twice → convolution → sigmoid: images in [0, 1].
+    Very small images are doubled once only."""
+
+    def __init__(self, latent: int, shape: tuple[int, int, int], width: int) -> None:
+        super().__init__()
+        channels, height, wide = shape
+        shrink = (2, 2) if min(height, wide) < SMALL else (4, 2)
+        self.sizes = [(-(-height // s), -(-wide // s)) for s in (*shrink, 1)]
+        self.latent = latent
+        self.first = nn.Linear(latent, width * self.sizes[0][0] * self.sizes[0][1])
+        self.norm = BatchNorm(width)
+        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1), BatchNorm(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width // 2, 3, padding=1), BatchNorm(width // 2)
+        self.out = nn.Conv2d(width // 2, channels, 3, padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.norm(self.first(z).view(len(z), -1, *self.sizes[0]))
+        x = F.leaky_relu(self.norm1(self.conv1(F.interpolate(x, self.sizes[1]))), 0.2)
+        x = F.leaky_relu(self.norm2(self.conv2(F.interpolate(x, self.sizes[2]))), 0.2)
+        return self.out(x).sigmoid()
+
+    def noise(self, count: int, rng: torch.Generator) -> Tensor:
+        """Latent vectors for so many images, drawn where `rng` lives."""
+        return torch.randn(count, self.latent, generator=rng, device=rng.device)
+
+    @torch.no_grad()
+    def sample(self, count: int, rng: torch.Generator, chunk: int = 512) -> Tensor:
+        """Images as bytes, under the running statistics: an image does not depend on those drawn beside it."""
+        self.eval()
+        z = self.noise(count, rng).to(self.first.weight.device)
+        return torch.cat([as_bytes(self(piece)) for piece in z.split(chunk)])
+
+
+def make_generator(latent: int, like: Inputs, width: int, rng: torch.Generator) -> Generator:
+    """A generator of images like these; width 0 is 128, or 32 for very small images."""
+    channels, height, wide = like[0].shape[1:]
+    width = width or (32 if is_small(like) else 128)
+    return drawn(lambda: Generator(latent, (channels, height, wide), width), rng)
+
+
+def is_small(like: Inputs) -> bool:
+    return min(like[0].shape[2:]) < SMALL
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Numbers in [0, 1] as bytes, the way images are stored and sent."""
+    return (x.float() * 255).round().to(torch.uint8)
+
+
+def frozen(net: Net, weights: Weights) -> Net:
+    """The skeleton as a teacher: these weights, evaluation mode, no gradient for any of its tensors."""
+    net.load(weights)
+    net.eval()
+    return net.requires_grad_(False)
+
+
+def half(net: Net) -> AbstractContextManager:
+    """The precision in which clients train this model, for what a server computes with it."""
+    device = next(net.parameters()).device.type
+    return torch.autocast(device, torch.bfloat16, enabled=getattr(net, "bf16", False))
+
+
+def descend(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """One step down these gradients; none is left behind on the parameters."""
+    for p, g in zip(parameters, grads, strict=True):
+        p.grad = g
+    optimiser.step()
+    optimiser.zero_grad()
+
+
+def outdated(state: ServerState, name: str) -> bool:
+    """Whether the model has moved since this block was made from it, or there is none yet."""
+    made = state.get(name)
+    return made is None or any(state.blocks[b].version > made.version for b in MODEL)
+
+
+def lacking(method: str, net: Net) -> str:
+    """Why a method that reads BatchNorm statistics of images cannot run with this model; empty where it can."""
+    given = net.facts.modality
+    if given == "image" and any(isinstance(m, nn.BatchNorm2d) for m in net.base.modules()):
+        return ""
+    advice = "set model.norm=batch" if given == "image" else f"choose a method that is made for {given}"
+    return f"{method} needs BatchNorm statistics of an image encoder; {advice}"
+
+
+class Statistics:
+    """While entered, notes the moments of what reaches each BatchNorm layer of an encoder in its latest pass.
+
+    Moments of all layers lie one after another in one vector, and `layer` tells them apart, a row a layer: on a GPU a
+    few operations on one vector cost less than as many on each of twenty layers."""
+
+    def __init__(self, base: nn.Module) -> None:
+        self.layers = [m for m in base.modules() if isinstance(m, nn.BatchNorm2d)]
+        self.noted: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        known = [(m.running_mean.clone(), m.running_var.clone()) for m in self.layers]  # type: ignore[union-attr]
+        self.learned: Moments = in_line(known)
+        self.layer = torch.block_diag(*(torch.ones_like(mean) for mean, _ in known))
+
+    def __enter__(self) -> Statistics:
+        self.hooks = [layer.register_forward_pre_hook(self.note) for layer in self.layers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def note(self, layer: nn.Module, inputs: Inputs) -> None:
+        var, mean = torch.var_mean(inputs[0].float(), (0, 2, 3), correction=0)
+        self.noted[layer] = (mean, var)
+
+    @property
+    def batch(self) -> Moments:
+        return in_line([self.noted[layer] for layer in self.layers])
+
+
+def in_line(moments: Sequence[Moments]) -> Moments:
+    means, variances = zip(*moments, strict=True)
+    return torch.cat(means), torch.cat(variances)
+
+
+def distance(batch: Moments, learned: Moments, layer: Tensor) -> Tensor:
+    """Σ_layers ‖μ̂ − μ‖ + ‖σ̂² − σ²‖, TARGET's measure."""
+    squares = torch.stack([(b - known).square() for b, known in zip(batch, learned, strict=True)])
+    return (squares @ layer.T).clamp(min=1e-12).sqrt().sum()  # a root has no slope at zero
+
+
+def divergence(batch: Moments, learned: Moments, layer: Tensor, least: float = 1e-6) -> Tensor:
+    """Mean over layers of the channels' mean KL(N(μ, σ²) ‖ N(μ̂, σ̂²)), MFCL's measure; hats are the batch's."""
+    (m, v), (rm, rv) = batch, learned
+    v, rv = v + least, rv + least
+    each = 0.5 * (v / rv).log() - 0.5 * (1 - (rv + (rm - m).square()) / v)
+    return ((layer @ each) / layer.sum(1)).mean()
+
+
+def blur(channels: int, device: torch.device) -> Tensor:
+    """The 5x5 Gaussian kernel that `roughness` smooths by."""
+    taps = torch.tensor(BLUR, device=device) / sum(BLUR)
+    return (taps[:, None] * taps).expand(channels, 1, -1, -1)
+
+
+def roughness(x: Tensor, kernel: Tensor) -> Tensor:
+    """Mean squared difference between images and their smoothed selves."""
+    smooth = F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), kernel, groups=x.shape[1])
+    return (x - smooth).square().mean()
+
+
+def imbalance(logits: Tensor) -> Tensor:
+    """1 − H(p̄)/log K of a batch's mean prediction p̄: 0 where all K classes are equally likely, 1 for a single one."""
+    mean = logits.softmax(1).mean(0).clamp(min=1e-12)
+    return 1 + (mean * mean.log()).sum() / log(len(mean)) if len(mean) > 1 else mean.sum() * 0

@@ -1,0 +1,215 @@
+"""MFCL: one generator kept over positions, samples with the teacher's labels, three losses, each in its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from profcil.encoders.model import MODEL, Tail
+from profcil.engine.payload import Inbox
+from profcil.errors import NotApplicable
+from profcil.methods import mfcl
+from profcil.methods.mfcl import MFCL, START, generator_of, labelled
+from profcil.methods.parts.distillation import along_head, outputs
+from profcil.methods.parts.generator import Statistics, divergence, frozen
+
+ONE = {"setting": "homogeneous", "clients": 1, "participants": 1, "model__norm": "batch", "model__width": 8}
+SHORT = {"train__rounds": 1, "train__epochs": 4, "params__iterations": 60, "generator_batch": 64, "latent": 64}
+QUICK = {"train__rounds": 2, "params__budget": 3, "params__iterations": 2, "latent": 16, "model__norm": "batch"}
+
+
+@pytest.fixture(scope="module")
+def halfway(fresh):
+    """Five classes learned by one client in one round, the generator trained, five classes to come."""
+    run = fresh("mfcl", task_size=5, **ONE, **SHORT)
+    run.trail.append(("start", run.when(0, 0), run.server))
+    run.play(0, 0)
+    return run
+
+
+def teacher_of(run, server=None):
+    blocks = (server or run.server).blocks
+    return frozen(run.world.net, {b: dict(blocks[b].tensors) for b in (*MODEL, "generator")})
+
+
+def inbox(run, position: int, round: int) -> Inbox:
+    names = run.method.broadcast(run.server, run.when(position, round))
+    return {n: run.server.blocks[n] for n in names}
+
+
+@torch.no_grad()
+def strangeness(run, images: torch.Tensor) -> float:
+    """How far images are from the statistics of the model that the generator was trained against."""
+    teacher = teacher_of(run)
+    with Statistics(teacher.base) as statistics:
+        teacher(images)
+        return float(divergence(statistics.batch, statistics.learned, statistics.layer))
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def test_samples_match_the_statistics_better_than_noise_and_than_before_training(halfway):
+    rng, before = torch.Generator().manual_seed(0), halfway.trail[0][2].blocks["generator"]
+    trained = generator_of(teacher_of(halfway)).sample(200, torch.Generator().manual_seed(1))
+    noise = torch.randint(0, 256, trained.shape, generator=rng).to(torch.uint8)
+    far = [strangeness(halfway, x) for x in (trained, noise)]
+    halfway.world.net.load({"generator": dict(before.tensors)})
+    untrained = generator_of(halfway.world.net).sample(200, torch.Generator().manual_seed(1))
+    far.append(strangeness(halfway, untrained))
+    assert far[0] < 0.5 * min(far[1:])
+
+
+def test_samples_are_labelled_by_the_teacher_among_the_classes_it_knows(halfway):
+    seen = tuple(sorted(halfway.world.plan.seen(0)))
+    assert halfway.server.blocks["generator"].labels == seen != tuple(range(5))
+    teacher = teacher_of(halfway)
+    x, y, logits = labelled(teacher, 300, seen, torch.Generator().manual_seed(0))
+    assert set(y.tolist()) == set(seen)  # balanced enough that every class is drawn
+    torch.testing.assert_close(logits, outputs(teacher, x))
+    assert all(seen[int(row[list(seen)].argmax())] == label for row, label in zip(logits, y.tolist(), strict=True))
+
+
+def test_balance_keeps_classes_from_vanishing(halfway):
+    """The same training without the term draws some class more often than with it."""
+    seen, shares = tuple(sorted(halfway.world.plan.seen(0))), {}
+    for weight in (0.0, 20.0):
+        method = MFCL(replace(halfway.method.params, balance=weight, iterations=30))
+        fresh = halfway.server.put(generator=halfway.trail[0][2].blocks["generator"])
+        moved = fresh.put(head=fresh.blocks["head"])  # the model has moved since
+        state = method.train_server(halfway.world.server(halfway.when(0, 0)), moved)
+        _, y, _ = labelled(teacher_of(halfway, state), 500, seen, torch.Generator().manual_seed(0))
+        shares[weight] = float(torch.bincount(y).max()) / 500
+    assert shares[20.0] < 0.8 * shares[0.0]
+
+
+def test_the_generator_goes_on_from_where_it_was(halfway):
+    """One Adam step moves a weight by at most the learning rate: training starts from the old generator."""
+    method = MFCL(replace(halfway.method.params, iterations=1))
+    moved = halfway.server.put(head=halfway.server.blocks["head"])
+    state = method.train_server(halfway.world.server(halfway.when(1, 0)), moved)
+    old, new = (s.blocks["generator"].tensors["first.weight"] for s in (halfway.server, state))
+    step = float((new - old).abs().max())
+    assert 0 < step <= 1.01 * method.params.lr_generator
+    assert set(state.blocks["generator"].labels) == halfway.world.plan.seen(1)
+
+
+def test_a_model_that_has_not_moved_keeps_its_generator(halfway):
+    assert halfway.method.train_server(halfway.world.server(halfway.when(0, 0)), halfway.server) is halfway.server
+
+
+# -- the client -------------------------------------------------------------------------------------------------------
+
+
+def gradients(run, rows: slice, **settings) -> dict[str, float]:
+    """The largest gradient in each block, of the loss on some rows of a client's epoch."""
+    client, known = run.client(0, 1, 0), run.server.blocks["generator"].labels
+    old = tuple(sorted(set(known) - set(client.labels)))
+    source, _ = run.method.source(client, inbox(run, 1, 0), old)
+    phase = run.method.fit(client, inbox(run, 1, 0), old, source)
+    net, rng = run.world.net, torch.Generator().manual_seed(0)
+    net.load({b: dict(run.server.blocks[b].tensors) for b in MODEL})
+    net.train().requires_grad_()
+    batch = {k: v[rows] for k, v in source.epoch(rng).items()} | phase.constants | {"rng": rng}
+    loss = MFCL(replace(run.method.params, **settings)).replay_loss(net, batch)
+    found = {}
+    for block in MODEL:
+        grads = torch.autograd.grad(loss, net.trainable([block]), retain_graph=True, materialize_grads=True)
+        found[block] = max(float(g.abs().max()) for g in grads)
+    net.load({b: dict(run.server.blocks[b].tensors) for b in MODEL})
+    return found
+
+
+def test_made_images_reach_the_features_by_distillation_only(halfway):
+    made, real = slice(-40, None), slice(0, 40)
+    head_alone = gradients(halfway, made, distill=0.0)
+    assert head_alone["head"] > 1e-4 and head_alone["base"] == head_alone["adapter"] == 0
+    assert gradients(halfway, made, finetune=0.0)["base"] > 1e-6
+    assert gradients(halfway, made, finetune=0.0)["head"] == 0  # it is the old head that looks, and that is fixed
+    assert gradients(halfway, real, distill=0.0, finetune=0.0)["base"] > 1e-4
+
+
+def test_distillation_keeps_old_scores_where_plain_training_moves_them(halfway):
+    """One turn on the second half of the classes from the same model; drift of real old examples along the old head."""
+    old, usual, drift = sorted(halfway.world.plan.seen(0)), halfway.method, {}
+    among, test = torch.zeros(10, dtype=torch.bool), halfway.world.bundle.test
+    among[old] = True
+    x = test.x[among[test.y]]
+    start, head = outputs(teacher_of(halfway), x), halfway.server.blocks["head"].tensors["weight"]
+    for weight in (0.0, 1.0):
+        halfway.method = MFCL(replace(usual.params, distill=weight))
+        (answer,) = halfway.turns(1, 0)
+        net = frozen(halfway.world.net, answer.weights())
+        z = net.tail.adapt(net.base(x))
+        drift[weight] = float(along_head(Tail({}, {"weight": head}).score(z), start, among).mean())
+    halfway.method = usual
+    assert drift[1.0] < 0.5 * drift[0.0]
+
+
+def test_the_teacher_is_the_model_that_the_position_started_from(fresh):
+    run = fresh("mfcl", setting="homogeneous", **QUICK).stream()
+    before = run.before()
+    for (position, round), server in before.items():
+        sent = set(run.method.broadcast(server, run.when(position, round))) - set(MODEL)
+        assert sent == ({"generator"} if position else set()) | (
+            {START + b for b in MODEL} if position and round else set()
+        )
+        if round:
+            begun = before[position, 0]
+            for b in MODEL:
+                for k, t in begun.blocks[b].tensors.items():
+                    assert torch.equal(server.blocks[START + b].tensors[k], t)
+    assert all(not any(n.startswith(START) for n in s.blocks) for s in run.after_positions())
+    crossed = {(e.kind, e.direction) for e in run.ledger.entries}
+    assert ("generator", "down") in crossed and ("generator", "up") not in crossed
+
+
+def test_a_client_draws_the_budget_of_every_old_class_and_logs_the_histogram(halfway):
+    client, known = halfway.client(0, 1, 0), halfway.server.blocks["generator"].labels
+    source, drawn = halfway.method.source(client, inbox(halfway, 1, 0), known)
+    epoch = source.epoch(torch.Generator().manual_seed(0))
+    made = epoch["y"][~epoch["real"]].tolist()
+    assert {y: made.count(y) for y in set(made)} == dict.fromkeys(known, 20)
+    assert sum(drawn.values()) == 2 * 20 * 5 and set(drawn) == {f"drawn_{y}" for y in known}
+    (answer,) = halfway.turns(1, 0)
+    assert answer.notes["replay_requested"] == answer.notes["replay_served"] == 4 * 20 * 5
+    assert {k: v for k, v in answer.notes.items() if k.startswith("drawn_")} == drawn
+
+
+def test_a_class_that_is_never_drawn_is_missed_and_counted(halfway, monkeypatch):
+    known = halfway.server.blocks["generator"].labels
+
+    def collapsed(*args):
+        x, y, logits = labelled(*args)
+        return x, torch.full_like(y, known[2]), logits
+
+    monkeypatch.setattr(mfcl, "labelled", collapsed)
+    (answer,) = halfway.turns(1, 0)
+    assert (answer.notes["replay_requested"], answer.notes["replay_served"]) == (4 * 20 * 5, 4 * 20)
+    assert [k for k in answer.notes if k.startswith("drawn_")] == [f"drawn_{known[2]}"]
+
+
+def test_without_a_budget_it_is_fedavg(tiny):
+    plain = tiny("fedavg", setting="homogeneous", model__norm="batch", train__rounds=2)
+    run = tiny("mfcl", setting="homogeneous", **{**QUICK, "params__budget": 0})
+    for block in MODEL:
+        for name, tensor in plain.server.blocks[block].tensors.items():
+            assert torch.equal(tensor, run.server.blocks[block].tensors[name])
+
+
+def test_what_is_replayed_of_a_class_is_taken_for_it(halfway):
+    label, rng = halfway.server.blocks["generator"].labels[1], torch.Generator().manual_seed(0)
+    shown = halfway.method.replay(halfway.world.net, halfway.server, [], label, 6, rng)
+    assert shown.space == "inputs" and 1 <= len(shown.tensors[0]) <= 6
+    seen = list(halfway.server.blocks["generator"].labels)
+    logits = outputs(teacher_of(halfway), shown.tensors[0])[:, seen]
+    assert all(seen[int(i)] == label for i in logits.argmax(1))
+    other = next(y for y in range(10) if y not in seen)
+    assert halfway.method.replay(halfway.world.net, halfway.server, [], other, 6, rng) is None
+
+
+def test_an_encoder_without_batch_statistics_is_refused_before_a_run(fresh):
+    with pytest.raises(NotApplicable, match=r"MFCL needs BatchNorm .* image encoder; set model\.norm=batch"):
+        fresh("mfcl", model__norm="group")

@@ -1,0 +1,225 @@
+"""TARGET: images the teacher reads as meant, made under its statistics; clients distil on them and keep old logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from profcil.encoders.model import MODEL
+from profcil.engine.payload import Inbox
+from profcil.errors import NotApplicable
+from profcil.methods.parts.distillation import soft_cross_entropy
+from profcil.methods.parts.generator import Statistics, distance, frozen
+from profcil.methods.parts.synthesis import Synthesis, disagreement
+from profcil.methods.target import Target
+
+ONE = {"setting": "homogeneous", "clients": 1, "participants": 1, "model__norm": "batch", "model__width": 8}
+SHORT = {"train__rounds": 1, "train__epochs": 4, "params__pool": 20, "synthesis_batch": 64, "synthesis_rounds": 3}
+
+
+@pytest.fixture(scope="module")
+def learned(fresh):
+    """Everything learned in one position and one round, by one client, and the server's pool after it."""
+    run = fresh("target", task_size=10, **ONE, **SHORT)
+    run.play(0, 0)
+    return run
+
+
+@pytest.fixture(scope="module")
+def halfway(fresh):
+    """Five classes learned and pooled, five to come."""
+    run = fresh("target", task_size=5, **ONE, **SHORT)
+    run.play(0, 0)
+    return run
+
+
+def teacher_of(run):
+    return frozen(run.world.net, run.server.weights())
+
+
+@torch.no_grad()
+def judged(run, images: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """How often the teacher gives images their label, and how far they are from its statistics."""
+    teacher = teacher_of(run)
+    with Statistics(teacher.base) as statistics:
+        right = (teacher(images).argmax(1) == y).float().mean()
+        return float(right), float(distance(statistics.batch, statistics.learned, statistics.layer))
+
+
+def remade(run, **settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pool that the server would make under other settings."""
+    params = replace(run.method.params, **settings)
+    server = run.world.server(run.when(0, 0))
+    images, _, y = Synthesis(params, server, teacher_of(run)).pool()
+    return images, y
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def test_images_get_the_intended_label_and_match_the_statistics_better_than_noise(learned):
+    pool = learned.server.blocks["pool"]
+    y = torch.tensor(pool.labels)
+    right, far = judged(learned, pool.tensors["images"], y)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, pool.tensors["images"].shape, generator=rng).to(torch.uint8)
+    chance, farther = judged(learned, noise, y)
+    assert right > 0.8 > 0.3 > chance
+    assert far < 0.4 * farther
+
+
+def test_labels_need_the_cross_entropy_and_statistics_their_own_term(learned):
+    pool = learned.server.blocks["pool"]
+    right, far = judged(learned, pool.tensors["images"], torch.tensor(pool.labels))
+    assert judged(learned, *remade(learned, classify=0.0))[0] < 0.4 < right
+    assert judged(learned, *remade(learned, statistics=0.0))[1] > 1.5 * far
+
+
+def test_the_pool_has_every_seen_class_equally_often_with_the_answers_of_the_teacher(learned, halfway):
+    for run, position in ((learned, 0), (halfway, 0)):
+        pool, seen = run.server.blocks["pool"], run.world.plan.seen(position)
+        assert {y: pool.labels.count(y) for y in set(pool.labels)} == dict.fromkeys(seen, 20)
+        assert pool.kind == "replay" and pool.tensors["images"].dtype == torch.uint8
+        torch.testing.assert_close(pool.tensors["logits"], teacher_of(run)(pool.tensors["images"]).detach())
+
+
+def test_the_student_learns_and_pushes_images_to_where_it_is_still_wrong(learned):
+    """The adversarial part, which the released configuration never reaches, is in force."""
+    server, params = learned.world.server(learned.when(0, 0)), learned.method.params
+    work = Synthesis(params, server, teacher_of(learned))
+    before = disagreement_on(work, learned)
+    images, _, _ = work.pool()
+    assert torch.equal(images, learned.server.blocks["pool"].tensors["images"])  # the same address, the same images
+    assert disagreement_on(work, learned) < 0.7 * before  # on real examples that it has never seen
+    assert not torch.equal(images, remade(learned, adversary=0.0)[0])
+    x, labels = images[:64].float() / 255, torch.arange(64) % 10
+    with torch.no_grad():
+        plain, against = (work.loss(x, labels, student=s) for s in (False, True))
+        gap = disagreement(work.student(x), work.teacher(x)[:, work.seen])
+    assert float(gap) > 0
+    torch.testing.assert_close(plain - against, params.adversary * gap, atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def disagreement_on(work, run) -> float:
+    x = run.world.bundle.test.x
+    student, teacher = work.student.eval()(x), work.teacher(x)[:, work.seen]
+    return float(torch.nn.functional.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean"))
+
+
+def test_disagreement_counts_only_rows_of_one_mind():
+    teacher = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
+    student = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    p, q = teacher[0].softmax(0), student[0].softmax(0)
+    assert float(disagreement(student, teacher)) == pytest.approx(float((p * (p / q).log()).sum()) / 2, abs=1e-6)
+
+
+def test_a_model_that_has_not_moved_keeps_its_pool(learned):
+    again = learned.method.train_server(learned.world.server(learned.when(0, 0)), learned.server)
+    assert again is learned.server
+
+
+# -- the client -------------------------------------------------------------------------------------------------------
+
+
+def test_distillation_keeps_old_logits_where_plain_training_moves_them(halfway):
+    """One turn on the second half of the classes, with and without distillation, from the same model."""
+    pool, old = halfway.server.blocks["pool"], torch.tensor(sorted(halfway.world.plan.seen(0)))
+    usual, moved, right = halfway.method, {}, {}
+    known = torch.isin(halfway.world.bundle.test.y, old)
+    x, y = halfway.world.bundle.test.x[known], halfway.world.bundle.test.y[known]
+    among = torch.zeros(10, dtype=torch.bool)
+    among[old] = True
+    start = teacher_of(halfway)(x).detach()
+    plain = ((pool.tensors["images"], pool.tensors["logits"]), (x, start))
+    for weight in (0.0, 1.0):
+        halfway.method = Target(replace(usual.params, distill=weight))
+        (reply,) = halfway.turns(1, 0)
+        net = frozen(halfway.world.net, reply.weights())
+        moved[weight] = [above_least(net(images).detach(), logits, among) for images, logits in plain]
+        right[weight] = float((old[net(x)[:, old].argmax(1)] == y).float().mean())
+    halfway.method = usual
+    made, real = zip(moved[0.0], moved[1.0], strict=True)
+    assert made[1] < 0.5 * made[0]  # on the images themselves
+    assert real[1] < 0.7 * real[0]  # and on real examples that nobody has kept
+    assert right[1.0] > right[0.0]
+
+
+def above_least(logits: torch.Tensor, target: torch.Tensor, among: torch.Tensor) -> float:
+    """How far the distillation loss is above its least value, that of the target itself."""
+    return float(
+        (soft_cross_entropy(logits, target, among, 1.0) - soft_cross_entropy(target, target, among, 1.0)).mean()
+    )
+
+
+def test_a_client_replays_the_budget_of_every_class_it_does_not_have(fresh):
+    run = fresh("target", participants=3, model__norm="batch", setting="severe", **quick())
+    for r in range(2):
+        run.play(0, r)
+    pool, position = run.server.blocks["pool"], 1
+    for c in run.clients(position, 0):
+        client = run.client(c, position, 0)
+        source = run.method.source(client, inbox(run))
+        old = set(pool.labels) - set(client.labels)
+        epoch = source.epoch(torch.Generator().manual_seed(0))
+        made = epoch["y"][~epoch["real"]].tolist()
+        assert {y: made.count(y) for y in set(made)} == dict.fromkeys(old, 3)
+        assert epoch["y"][epoch["real"]].tolist() == client.y.tolist()
+        assert client.extra_bytes == pool.bytes
+    replies = run.turns(position, 0)
+    for r in replies:
+        old = set(pool.labels) - set(run.client(r.client, position, 0).labels)
+        assert r.notes["replay_requested"] == r.notes["replay_served"] == 3 * len(old)
+
+
+def quick() -> dict:
+    return {
+        "train__rounds": 2,
+        "params__budget": 3,
+        "params__pool": 4,
+        "synthesis_rounds": 1,
+        "synthesis_steps": 2,
+        "student_steps": 1,
+    }
+
+
+def inbox(run) -> Inbox:
+    return {b: run.server.blocks[b] for b in (*MODEL, "pool")}
+
+
+def test_a_pool_is_sent_once_and_only_down(tiny):
+    run = tiny("target", setting="homogeneous", model__norm="batch", **quick())
+    sent = [e for e in run.ledger.entries if e.kind == "replay"]
+    assert sent and all(e.direction == "down" for e in sent)
+    assert len({(e.position, e.client) for e in sent}) == len(sent)
+    assert min(e.position for e in sent) == 1
+    size = next(s for s in run.after_positions()).blocks["pool"].bytes
+    assert {e.bytes for e in sent if e.position == 1} == {size}
+
+
+def test_without_a_budget_it_is_fedavg_over_local_classes(tiny):
+    plain = tiny("fedavg", setting="homogeneous", label_space="local", model__norm="batch")
+    run = tiny(
+        "target", setting="homogeneous", model__norm="batch", **{**quick(), "train__rounds": 3, "params__budget": 0}
+    )
+    assert "pool" not in run.server.blocks
+    for block in MODEL:
+        for name, tensor in plain.server.blocks[block].tensors.items():
+            assert torch.equal(tensor, run.server.blocks[block].tensors[name])
+
+
+def test_what_is_replayed_of_a_class_are_its_images(learned):
+    pool, rng = learned.server.blocks["pool"], torch.Generator().manual_seed(0)
+    shown = learned.method.replay(learned.world.net, learned.server, [], 3, 7, rng)
+    of_class = pool.tensors["images"][torch.tensor(pool.labels) == 3]
+    assert shown.space == "inputs" and len(shown.tensors[0]) == 7
+    assert all((of_class == x).flatten(1).all(1).any() for x in shown.tensors[0])
+    nothing = replace(learned.server, blocks={b: learned.server.blocks[b] for b in MODEL})
+    assert learned.method.replay(learned.world.net, nothing, [], 3, 7, rng) is None
+
+
+def test_an_encoder_without_batch_statistics_is_refused_before_a_run(fresh):
+    with pytest.raises(NotApplicable, match=r"TARGET needs BatchNorm .* image encoder; set model\.norm=batch"):
+        fresh("target", model__norm="group")
