@@ -34,6 +34,12 @@ class When:
         return self.round == self.rounds - 1
 
 
+class Parcel(dict[str, Block]):
+    """What a client has in hand; `sent` names the part of it that it did not hold before."""
+
+    sent: tuple[str, ...] = ()
+
+
 @dataclass
 class Door:
     ledger: Ledger
@@ -59,10 +65,11 @@ class Door:
         """What the client has in hand for its turn; the ledger sees what had to be sent for that."""
         wanted = {n: state.blocks[n] for n in names if n in state.blocks}
         holds = self.held.setdefault(client, {})
-        sent = [b for n, b in wanted.items() if self.transfer == "full" or holds.get(n) != b.version]
-        self._book(when, client, "down", sent, 0)
+        parcel = Parcel(wanted)
+        parcel.sent = tuple(n for n, b in wanted.items() if self.transfer == "full" or holds.get(n) != b.version)
+        self._book(when, client, "down", [wanted[n] for n in parcel.sent], 0)
         holds.update({n: b.version for n, b in wanted.items()})
-        return wanted
+        return parcel
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:
         """The reply as the server gets it; the client's private state stays behind."""

@@ -1,0 +1,24 @@
+"""Show where a deployment stands: position, round, who answered, bytes, last scores."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profcil.cli.parser import Parser, json_flag, print_json
+
+
+def add(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run folder, of a run that is running, stopped or done")
+    json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from profcil.deploy.status import describe, status
+
+    found = status(Path(args.run))
+    if args.json:
+        print_json(found)
+    else:
+        print(describe(found))
+    return 0

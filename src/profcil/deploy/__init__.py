@@ -1,0 +1,1 @@
+"""The same methods on real machines: a guest in Flower's deployment, with the one loop on its server."""

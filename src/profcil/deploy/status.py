@@ -1,0 +1,121 @@
+"""Where a deployment stands, from its run folder alone; it may be running, stopped or done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from profcil.errors import RunFolderError
+
+TROUBLE = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
+
+
+def status(path: Path) -> dict[str, Any]:
+    """Position, round, who answered, bytes, last scores and whatever went wrong."""
+    path = Path(path)
+    if not (path / "config.toml").is_file():
+        raise RunFolderError(f"{path} is not a run folder (it has no config.toml); give the folder of a run")
+    config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    facts, events = read_json(path / "run.json"), read_events(path / "events.jsonl")
+    state = "done" if facts.get("done") else "running" if held(path / "lock") else "stopped"
+    return {
+        "run": str(path),
+        "method": config["method"],
+        "dataset": config["dataset"],
+        "state": state,
+        "rounds": config["train"]["rounds"],
+        **{k: facts.get(k) for k in ("position", "round", "seconds", "bytes", "metrics")},
+        "last": next((e for e in reversed(events) if e["event"] == "asked"), None),
+        "accuracy": accuracy(read_json(path / "scores.json")),
+        "flower_bytes": sum(sum(e["wire"].values()) for e in events if e["event"] == "asked"),
+        "payload_bytes": sum(sum(e["payload"].values()) for e in events if e["event"] == "asked"),
+        "trouble": troubles(events),
+        "clients": answers(events),
+    }
+
+
+def troubles(events: list[dict[str, Any]]) -> dict[str, int]:
+    """What happened beside the plan, and how often."""
+    counted = Counter(e["event"] for e in events if e["event"] in TROUBLE)
+    for e in events:
+        if e["event"] == "asked":
+            counted["silent"] += len(e["silent"])
+            counted["reply refused"] += len(e["refused"])
+    return {k: n for k, n in sorted(counted.items()) if n}
+
+
+def answers(events: list[dict[str, Any]]) -> dict[str, int]:
+    """How often each client gave a reply that was taken."""
+    counted = Counter(c for e in events if e["event"] == "asked" for c in e["answered"])
+    return {str(c): counted[c] for c in sorted(counted)}
+
+
+def accuracy(scores: dict[str, Any]) -> list[float | None] | None:
+    """Per task at the last scored position, in percent; None for a task not introduced yet."""
+    rows = [row for row in scores.get("correct", []) if any(v >= 0 for v in row)]
+    if not rows:
+        return None
+    return [round(100 * v / n, 2) if v >= 0 and n else None for v, n in zip(rows[-1], scores["total"], strict=True)]
+
+
+def describe(s: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"{s['run']}: {s['method']} on {s['dataset']}, {s['state']}"]
+    where = "in the warm-up" if s["position"] is None else f"position {s['position']}, round {s['round']}"
+    lines.append(
+        f"next: {where}, of {s['rounds']} rounds a position" if s["state"] != "done" else "all positions scored"
+    )
+    if s["last"]:
+        e = s["last"]
+        silent, refused = e["silent"] or "none", "; ".join(f"{c}: {r}" for c, r in e["refused"].items()) or "none"
+        lines.append(
+            f"last asked ({e['stage']} {e['position']}.{e['round']}): answered {e['answered']}, silent {silent}"
+        )
+        lines.append(f"refused then: {refused}")
+    lines.append("replies taken by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet"))
+    more = s["flower_bytes"] - s["payload_bytes"]
+    lines.append(f"payload {s['payload_bytes']:,} bytes, and {more:,} that Flower's envelope adds")
+    if s["accuracy"]:
+        lines.append("accuracy by task: " + ", ".join("–" if a is None else f"{a:.1f}" for a in s["accuracy"]))
+    if s["metrics"]:
+        lines.append(", ".join(f"{k.upper()} {v:.2f}" for k, v in sorted(s["metrics"].items())))
+    lines.append("beside the plan: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "nothing"))
+    return "\n".join(lines)
+
+
+def held(lock: Path) -> bool:
+    """Whether a process holds the folder now."""
+    try:
+        with open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Whole lines only: the last one may be in the making."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
