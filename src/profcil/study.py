@@ -1,29 +1,31 @@
 """A study: one TOML of datasets, settings, methods, seeds and variants; every cell one run, kept and reused.
 
 A run's folder is named by a hash of everything that determines its result, so a study continues where it was, two
-studies share runs, and a changed setting is a new run. A run that fails does not stop the rest.
+studies share runs, and a changed setting is a new run. A `[smoke]` table makes a study small: its keys replace the
+study's, except that its `set` is added.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from profcil import __version__
-from profcil.config import Checked, build, plain
-from profcil.errors import unknown
-from profcil.resolve import RunConfig, load_toml, resolve, to_toml
+from profcil import __version__, rooms
+from profcil.config import Checked, build, plain, setting
+from profcil.errors import ConfigError, unknown
+from profcil.resolve import RunConfig, load_toml, resolve
 
 STUDIES = Path(__file__).parent / "recipes" / "studies"
-FREE = ("device", "threads", "workers", "executor")  # what no result depends on, beyond rounding
+# What no result depends on, beyond rounding; what a regime changes is in the method's own settings.
+FREE = ("device", "threads", "workers", "executor", "regime")
+SCALES = ("paper", "smoke")
+GROUPS = ("all", "replay")
+Names = tuple[str, ...] | str  # method names, or one of GROUPS
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Variant(Checked):
     """A named way to set some methods up."""
 
     name: str = ""
-    methods: tuple[str, ...] = ()  # empty: all of the study's
+    methods: tuple[str, ...] | str = ()  # empty: all of the study's
+    datasets: tuple[str, ...] = ()  # empty: all of the study's
     set: tuple[str, ...] = ()
 
 
@@ -42,11 +45,12 @@ class Study(Checked):
     title: str = ""
     datasets: tuple[str, ...] = ("digits",)
     settings: tuple[str, ...] = ("severe",)
-    methods: tuple[str, ...] = ("fedavg", "fedprox", "pro", "promax")
+    methods: tuple[str, ...] | str = ("fedavg", "fedprox", "pro", "promax")
     seeds: tuple[int, ...] = (0,)
     set: tuple[str, ...] = ()
     diagnose: bool = False
     variants: tuple[dict, ...] = field(default=({},))
+    scale: str = setting("paper", "how large the study is", choices=SCALES)
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,11 @@ class Cell:
 
     config: RunConfig
     variant: str
+    applicable: bool = True  # whether the method is made for the dataset's modality
 
     @property
     def key(self) -> str:
-        facts = {k: v for k, v in plain(self.config).items() if k not in FREE} | {"version": __version__}
-        return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return key_of(self.config)
 
     @property
     def label(self) -> str:
@@ -71,62 +75,90 @@ class Cell:
         return f"{c.dataset}-{c.setting}-{c.method}-seed{c.seed}-{self.key}"
 
 
-def load_study(name: str) -> Study:
-    """A study by built-in name or by path."""
+def key_of(config: RunConfig, but: Sequence[str] = FREE) -> str:
+    """A hash of everything that determines a result."""
+    facts = {k: v for k, v in plain(config).items() if k not in but} | {"version": __version__}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def study_names() -> list[str]:
+    return sorted(p.stem for p in STUDIES.glob("*.toml"))
+
+
+def load_study(name: str, scale: str = "paper") -> Study:
+    """A study by built-in name or by path, at one of its scales."""
     path = Path(name)
     if path.suffix != ".toml":
-        known = sorted(p.stem for p in STUDIES.glob("*.toml"))
-        if name not in known:
-            raise unknown("study", name, known)
+        if name not in study_names():
+            raise unknown("study", name, study_names())
         path = STUDIES / f"{name}.toml"
-    return build(Study, load_toml(path), "the study")
+    values = load_toml(path)
+    small = values.pop("smoke", None)
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    if scale == "smoke":
+        if small is None:
+            raise ConfigError(f"study {name} has no [smoke] table; leave --scale out, or write one into its TOML")
+        values |= small | {"set": [*values.get("set", []), *small.get("set", [])]}
+    return build(Study, values | {"scale": scale}, "the study")
+
+
+def narrowed(
+    study: Study,
+    seeds: Iterable[int] | None = None,
+    methods: Iterable[str] | None = None,
+    datasets: Iterable[str] | None = None,
+    sets: Iterable[str] = (),
+) -> Study:
+    """The study on other seeds or datasets, with some methods only, with settings on top."""
+    study = replace(study, seeds=tuple(seeds or study.seeds), datasets=tuple(datasets or study.datasets))
+    raw = [dict(v) for v in study.variants]
+    for variant in raw:
+        variant["set"] = [*variant.get("set", ()), *sets]
+        if methods is not None:
+            offered = expand(variant.get("methods") or study.methods)
+            variant["methods"] = [m for m in offered if m in tuple(methods)]
+    kept = tuple(v for v in raw if methods is None or v["methods"])
+    if not kept:
+        raise ConfigError(f"methods {', '.join(methods or ())} are not in the study; choose among its own")
+    return replace(study, variants=kept)
+
+
+def expand(names: Names) -> tuple[str, ...]:
+    """Method names; `all` is every method there is, `replay` those that can show what they replay."""
+    if not isinstance(names, str):
+        return names
+    if names not in GROUPS:
+        raise unknown("group of methods", names, GROUPS)
+    found = {name: rooms.find("methods", name).METHOD for name in rooms.names("methods")}
+    return tuple(n for n, m in found.items() if names == "all" or replays(m))
+
+
+def replays(method: type) -> bool:
+    from profcil.methods.base import Method
+
+    return method.replay is not Method.replay  # type: ignore[attr-defined]
 
 
 def cells(study: Study) -> list[Cell]:
-    """Every run of a study, in the order of its axes."""
-    out = []
-    for raw, dataset, setting in product(study.variants, study.datasets, study.settings):
+    """Every run of a study, in the order of its axes; the same run under two names is one cell."""
+    out: dict[str, Cell] = {}
+    for raw, dataset, het in product(study.variants, study.datasets, study.settings):
         variant = build(Variant, raw, "a variant")
-        for method, seed in product(variant.methods or study.methods, study.seeds):
-            flags = {"dataset": dataset, "setting": setting, "method": method, "seed": seed}
-            out.append(Cell(resolve(None, flags, [*study.set, *variant.set]), variant.name))
-    return out
+        if variant.datasets and dataset not in variant.datasets:
+            continue
+        for method in expand(variant.methods or study.methods):
+            flags = {"dataset": dataset, "setting": het, "method": method}
+            config, fit = resolve(None, flags, [*study.set, *variant.set]), fits(method, dataset)
+            for seed in study.seeds:
+                cell = Cell(replace(config, seed=seed), variant.name, fit)
+                out.setdefault(f"{cell.name} {cell.variant}", cell)
+    return list(out.values())
 
 
-def play(
-    todo: Iterable[Cell], out: Path, data: Path, jobs: int, diagnose: bool, tell: Callable[[Cell, str], None]
-) -> int:
-    """Runs what is not there yet, `jobs` processes at a time; the number of failures."""
-    with ThreadPoolExecutor(jobs) as pool:
-        return sum(pool.map(lambda cell: not _one(cell, out, data, jobs, diagnose, tell), todo))
-
-
-def _one(cell: Cell, out: Path, data: Path, jobs: int, diagnose: bool, tell: Callable[[Cell, str], None]) -> bool:
-    folder = out / cell.name
-    record = read_json(folder / "run.json")
-    if not record.get("done"):
-        if record:
-            command = ["resume", str(folder), "--data-dir", str(data), "--quiet", "--json"]
-        else:
-            recipe = out / f"{cell.name}.toml"
-            recipe.write_text(to_toml(cell.config))
-            alone = ["--set", "workers=1"] if jobs > 1 else []
-            command = ["run", str(recipe), "--out", str(folder), "--data-dir", str(data), "--quiet", "--json", *alone]
-        tell(cell, "started")
-        if not _call(cell, command, tell):
-            return False
-    looked = not diagnose or (folder / "diagnostics.json").exists()
-    looked = looked or _call(cell, ["diagnose", str(folder), "--data-dir", str(data), "--json"], tell)
-    if looked:
-        tell(cell, "done")
-    return looked
-
-
-def _call(cell: Cell, command: list[str], tell: Callable[[Cell, str], None]) -> bool:
-    done = subprocess.run([sys.executable, "-m", "profcil", *command], capture_output=True, text=True)
-    if done.returncode:
-        tell(cell, (done.stderr.strip().splitlines() or ["failed"])[-1])
-    return done.returncode == 0
+def fits(method: str, dataset: str) -> bool:
+    """Whether a method is made for a dataset's modality; whatever else may not fit shows when it is run."""
+    return rooms.find("data", dataset).FACTS.modality in rooms.find("methods", method).METHOD.modalities
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -134,3 +166,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def finished(out: Path, cell: Cell) -> bool:
+    return bool(read_json(out / cell.name / "run.json").get("done"))

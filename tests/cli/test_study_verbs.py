@@ -1,14 +1,22 @@
-"""Studies, diagnosis and the bench, on tiny digits streams."""
+"""Studies and diagnosis, on tiny digits streams."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from profcil import rooms
 from profcil.cli.main import main
-from profcil.study import cells, load_study
+from profcil.jobs import expected, measured
+from profcil.reporting.layouts import LAYOUTS
+from profcil.study import cells, expand, load_study, narrowed, study_names
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
 STUDY = f"""
@@ -73,12 +81,147 @@ def test_cells_differ_where_a_result_could_and_only_there(study):
     assert [cell.name for cell in cells(load_study(study))] == [cell.name for cell in todo]
 
 
+def test_smoke_is_a_smaller_study_with_its_settings_on_top(study):
+    Path(study).write_text('set = ["lr=0.1"]\n' + STUDY.replace(f"set = {SMALL}", "")
+                           + '\n[smoke]\nseeds = [7]\nset = ["train.rounds=2"]\n')  # fmt: skip
+    small, large = cells(load_study(study, "smoke")), cells(load_study(study))
+    assert {c.config.seed for c in small} == {7} and {c.config.seed for c in large} == {0, 1}
+    assert {(c.config.train.lr, c.config.train.rounds) for c in small} == {(0.1, 2)}
+    assert {c.config.train.rounds for c in large} == {10}
+
+
+def test_groups_of_methods_are_found_by_what_they_can_do():
+    assert set(expand("all")) == set(rooms.names("methods"))
+    assert {"pro", "promax"} <= set(expand("replay")) and "fedavg" not in expand("replay")
+
+
+def test_a_study_can_be_narrowed_and_moved(study):
+    todo = cells(narrowed(load_study(study), seeds=[5], methods=["promax"], datasets=["cora"], sets=["lr=0.3"]))
+    assert {(c.config.method, c.config.seed, c.config.dataset, c.config.train.lr) for c in todo} == {
+        ("promax", 5, "cora", 0.3)
+    }
+    assert [c.variant for c in todo] == ["", "no noise"]
+
+
+def test_a_method_that_does_not_fit_is_not_run_and_not_missing(study, capsys, monkeypatch):
+    monkeypatch.setattr(rooms.find("methods", "fedavg").METHOD, "modalities", frozenset({"text"}))
+    assert main(["study", study, "--out", "cells", "--dry-run", "--seeds", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert "2 runs, 2 of them to do, in cells; 1 not applicable" in err and "| fedavg | 0 | not applicable |" in out
+
+
+def record(folder: Path, method: str, seconds: float, rounds: int, dataset: str = "digits") -> None:
+    config = {"dataset": dataset, "method": method, "train.rounds": rounds, "train.epochs": 1}
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"done": True, "seconds": seconds, "config": config}))
+
+
+def test_expected_time_comes_from_the_same_method_else_the_dataset_else_is_unknown(study, tmp_path):
+    todo = cells(narrowed(load_study(study), seeds=[0]))  # fedavg, promax, promax without noise: one round each
+    assert expected(todo, tmp_path) == (0, 3)
+    record(tmp_path / "a", "fedavg", 12.0, rounds=4)
+    assert expected(todo, tmp_path) == (9.0, 0)
+    record(tmp_path / "b", "promax", 20.0, rounds=2)
+    assert expected(todo, tmp_path) == (3.0 + 2 * 10.0, 0) and expected(todo, tmp_path, jobs=2) == (11.5, 0)
+    record(tmp_path / "c", "promax", 1.0, rounds=1, dataset="cora")
+    assert measured(tmp_path)["digits", "promax"] == 10.0
+    far = cells(narrowed(load_study(study), seeds=[0], datasets=["clinc150"]))
+    assert expected(far, tmp_path) == (0, 3)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_study_says_one_sentence_and_goes_on(study, ending):
+    """Ctrl-C while a run is at work: it saves, nothing new is begun, and the same command ends the study."""
+    Path(study).write_text(STUDY.replace('"train.rounds=1"', '"train.rounds=40"').replace("diagnose = true", ""))
+    line = [sys.executable, "-m", "profcil", "study", study, "--out", "cells", "--seeds", "0", "--methods", "fedavg"]
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background job ignores it
+    job = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=heard)
+    begun = time.monotonic()
+    while not list(Path("cells").glob("*/run.json")) and time.monotonic() - begun < 100:
+        time.sleep(0.05)
+    job.send_signal(ending)
+    said = job.communicate(timeout=100)[1].strip().splitlines()
+    assert job.returncode == 130 and said[-1].startswith("profcil: interrupted; 0 of 1 runs are done")
+    (folder,) = (p for p in Path("cells").iterdir() if p.is_dir())
+    assert not json.loads((folder / "run.json").read_text())["done"]
+    assert main(line[3:]) == 0
+    assert json.loads((folder / "run.json").read_text())["done"]
+
+
+WEAK = """
+methods = ["pro"]
+set = ["task_size=3", "train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=4",
+       "support=1.0", "keep_memories=true"]
+diagnose = true
+
+[[variants]]
+name = "clean"
+
+[[variants]]
+name = "severe"
+set = ["weak_task=1", "weak_strength=severe"]
+"""
+
+
+def test_a_weak_task_study_leaves_points_trends_snapshots_and_replay(tmp_path, capsys):
+    (tmp_path / "weak.toml").write_text(WEAK)
+    assert main(["study", "weak.toml", "--out", "cells"]) == 0
+    (row,) = json.loads(Path("cells/mismatch.json").read_text())
+    assert (row["method"], row["strength"], row["task"], row["seed"]) == ("pro", "severe", 1, 0)
+    assert all(isinstance(row[key], float) for key in ("mmd2", "w1", "cosine", "weak_accuracy", "drop"))
+    (trend,) = json.loads(Path("cells/mismatch-trends.json").read_text())
+    assert trend["rho"] is None and "at least 3" in trend["why"]
+    folders = [str(p) for p in Path("cells").iterdir() if p.is_dir()]
+    assert len(folders) == 2
+    for folder in folders:
+        shots, replay = (np.load(Path(folder) / name) for name in ("snapshots.npz", "replay.npz"))
+        assert {"refreshed", "stale", "aligned"} == set(shots["kind"].tolist())
+        assert json.loads(str(replay["attrs"]))["method"] == "pro" and len(replay["real"]) == len(
+            replay["replay_label"]
+        )
+    capsys.readouterr()
+    assert main(["table", "weak-task", *folders, "--json"]) == 0
+    found = {(r["strength"], r["metric"]): r["mean"] for r in json.loads(capsys.readouterr().out)}
+    assert found["severe", "mmd2"] == row["mmd2"] and found["severe", "drop"] == row["drop"]
+    assert found["clean", "mmd2"] is None and found["clean", "faa"] is not None
+
+
+def test_tables_are_printed_from_a_study_and_from_folders(runs, capsys):
+    assert main(["table", "severe", *map(str, runs.values())]) == 0
+    out = capsys.readouterr().out
+    assert "| digits | PRO | 2 |" in out and "| digits | FedAvg | 1 |" in out and "**1.000**" in out
+    assert main(["table", "severe", "--out", "nowhere", "--scale", "smoke", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows and all(row["mean"] is None and row["planned"] == [0, 1] for row in rows)
+    assert main(["table", "homogeneous", str(runs["pro"])]) == 0
+    assert "do not belong" in capsys.readouterr().err
+    assert main(["table", "list"]) == 0
+    assert "support-sweep:" in capsys.readouterr().out
+
+
+def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale():
+    named = {name for layout in LAYOUTS.values() for name in layout.studies}
+    assert named <= set(study_names()) and named <= set(LAYOUTS)
+    for name in named:
+        small = cells(load_study(name, "smoke"))
+        assert small and {c.config.dataset for c in small} == {"digits"}, name
+        assert all(c.config.train.rounds <= 3 for c in small), name
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
         (["study", "demmo"], "demo"),
         (["study", "missing.toml"], "does not exist"),
         (["study"], "study"),
+        (["study", "demo", "--scale", "smoke"], "no [smoke] table"),
+        (["study", "severe", "--scale", "tiny"], "paper, smoke"),
+        (["study", "demo", "--seeds", "a"], "whole numbers"),
+        (["study", "demo", "--jobs", "0"], "at least 1"),
+        (["study", "demo", "--methods", "fedprox"], "not in the study"),
+        (["table", "seveer"], "severe"),
+        (["table", "severe", "--format", "html"], "latex"),
+        (["table", "severe", "nowhere"], "does not exist"),
         (["diagnose", "nowhere"], "not a finished run"),
     ],
 )
@@ -100,17 +243,6 @@ def test_diagnose_tells_probe_and_alignment_and_keeps_them(runs, capsys):
     assert report["probe_warm"]["ridge"] > 20 and len(report["alignment"]) == 2
     assert main(["diagnose", str(runs["pro"])]) == 0
     assert "warmed base: ridge" in capsys.readouterr().out
-
-
-def test_the_bench_measures_a_plan(capsys):
-    assert main(["bench", "plan", "--json"]) == 0
-    (case,) = json.loads(capsys.readouterr().out).values()
-    assert case["seconds"] > 0
-
-
-def test_the_bench_says_what_it_could_not_measure(capsys):
-    assert main(["bench", "promax on cora"]) == 0
-    assert "cora" in capsys.readouterr().out.lower()
 
 
 def test_every_built_in_study_is_listed_and_resolves(capsys):

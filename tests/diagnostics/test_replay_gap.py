@@ -94,6 +94,13 @@ def test_w1_in_one_dimension_is_scipys(seed, n) -> None:
     assert gap.w1(a, b) == pytest.approx(stats.wasserstein_distance(a[:, 0], b[:, 0]))
 
 
+def test_w1_in_many_dimensions_is_pots() -> None:
+    ot = pytest.importorskip("ot")
+    a, b = normal(3, 40, 7), 1 + normal(4, 40, 7)
+    cost = ot.dist(a.numpy(), b.numpy(), metric="euclidean")
+    assert gap.w1(a, b) == pytest.approx(ot.emd2([], [], cost), rel=1e-9)
+
+
 def test_w1_in_the_plane_is_scipys_linear_programme() -> None:
     a, b = normal(0, 12, 3), 1 + normal(1, 12, 3)
     assert gap.w1(a, b) == pytest.approx(stats.wasserstein_distance_nd(a.numpy(), b.numpy()))

@@ -103,8 +103,8 @@ class NoReadingBack(TorchDispatchMode):
 class Strict(Repeat):
     """A stand-in that holds a step to the rules of a capture, in the one run that a capture would take."""
 
-    def record(self, step: Any, rows: int) -> Any:
-        super().record(step, rows)
+    def record(self, step: Any, rows: int, warm: bool = True) -> Any:
+        super().record(step, rows, warm)
         with NoReadingBack(), host_forbidden():
             step()
         return step
@@ -128,7 +128,7 @@ def addresses(step: Static) -> list[int]:
         more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
         return [t.data_ptr() for t in [*tensors, *more]]
     assert isinstance(step, OnNets)
-    rules = [t for r in step.rules for t in (*r.parameters, *r.first, *r.second, *r.steps)]
+    rules = [t for r in step.rules for t in (r.row, *r.optimiser.first, *r.optimiser.second, *r.optimiser.steps)]
     modules = [t for net in step.nets for t in net.state_dict().values()]
     return [t.data_ptr() for t in [*tensors, step.matrix, step.grad, step.buffers, step.lengths, *rules, *modules]]
 
@@ -282,7 +282,7 @@ def test_on_a_cpu_nothing_is_recorded_unless_asked_for(ready):
 
 def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
     class Broken(Repeat):
-        def record(self, step: Any, rows: int) -> Any:
+        def record(self, step: Any, rows: int, warm: bool = True) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     run = ready("fedavg")

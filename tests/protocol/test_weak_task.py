@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.errors import ConfigError, DataError
-from profcil.protocol.participation import participants
+from profcil.protocol.participation import participants, warmup_participants
 from profcil.protocol.plan import Plan, StreamSettings, assemble, make_plan
-from profcil.protocol.weak_task import STRENGTHS, weaken
+from profcil.protocol.weak_task import STRENGTHS, Weakened, weaken, weakened
 
 LABELS = np.arange(2000) % 10
 SEVERE = StreamSettings(clients=20, participants=5, task_size=2, support=0.4, coverage=0.5, disorder=0.6)
@@ -93,13 +93,58 @@ def test_stronger_interventions_keep_subsets() -> None:
     assert set(plan.ids.tolist()) > kept[0] > kept[1] > kept[2]
 
 
-def test_participants_stay_at_positions_without_a_dropped_client_and_change_nowhere_else() -> None:
+def test_the_schedule_is_the_clean_one_without_those_who_sit_out() -> None:
     plan = make_plan(LABELS, 10, SEVERE, 3)
     weak = weaken(plan, LABELS, 2, "severe").plan
-    dropped = np.setdiff1d(plan.supporters(2), weak.supporters(2))
-    hit = {plan.orders[c].tolist().index(2) for c in dropped}
-    same = [p for p in range(5) if all(participants(plan, p, r) == participants(weak, p, r) for r in range(9))]
-    assert 0 < len(hit) < 5 and same == [p for p in range(5) if p not in hit]
+    dropped = set(np.setdiff1d(plan.supporters(2), weak.supporters(2)).tolist())
+    assert dropped
+    for p in range(5):
+        idle = {c for c in dropped if plan.orders[c, p] == 2}
+        for r in range(9):
+            assert participants(weak, p, r) == tuple(c for c in participants(plan, p, r) if c not in idle)
+    assert any(participants(weak, p, r) != participants(plan, p, r) for p in range(5) for r in range(9))
+    assert [warmup_participants(weak, r) for r in range(9)] == [warmup_participants(plan, r) for r in range(9)]
+
+
+def test_settings_weaken_a_plan_or_leave_it() -> None:
+    plan = make_plan(LABELS, 10, SEVERE, 3)
+    assert weakened(plan, LABELS, SEVERE) == Weakened(plan, 1.0)
+    wanted = replace(SEVERE, weak_task=2, weak_strength="medium")
+    assert make_plan(LABELS, 10, wanted, 3) == plan  # the intervention comes after the plan, and moves no draw
+    found = weakened(make_plan(LABELS, 10, wanted, 3), LABELS, wanted)
+    assert found == weaken(plan, LABELS, 2, "medium") and found.plan.clean == plan
+
+
+def test_a_weakened_plan_is_saved_as_what_it_is_and_old_digests_stay(tmp_path) -> None:
+    """Runs made before there were weak tasks must keep the digest of their plan."""
+    plan = make_plan(LABELS, 10, replace(SEVERE, weak_task=2, weak_strength="mild"), 3)
+    assert set(plan.header["settings"]) == {
+        "clients", "participants", "task_size", "support", "coverage", "disorder", "sampler", "dirichlet"
+    }  # fmt: skip
+    weak = weaken(plan, LABELS, 2, "mild").plan
+    weak.save(tmp_path / "plan.npz")
+    again = Plan.load(tmp_path / "plan.npz")
+    assert again == weak != plan and again.origin is None
+
+
+def test_weakening_twice_goes_back_to_the_first_plan() -> None:
+    plan = make_plan(LABELS, 10, SEVERE, 3)
+    once = weaken(plan, LABELS, 2, "mild").plan
+    assert once.origin is plan and weaken(once, LABELS, 3, "mild").plan.clean is plan
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"weak_task": 1}, "both or neither"),
+        ({"weak_strength": "mild"}, "both or neither"),
+        ({"weak_task": 1, "weak_strength": "sever"}, "did you mean severe"),
+        ({"weak_task": -2, "weak_strength": "mild"}, "weak_task is -2"),
+    ],
+)
+def test_half_an_intervention_is_refused(settings, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        replace(SEVERE, **settings)
 
 
 def test_a_client_that_alone_holds_a_class_is_kept() -> None:

@@ -1,8 +1,10 @@
-"""Probe the representation of a finished run and show how well its memory is aligned.
+"""Probe the representation of a finished run, and show how well its memory is aligned and how real its replay is.
 
 The ridge and nearest-mean probes look at all training data at once: they tell whether a run lost by its
 representation or by its memory and head. Alignment is the cosine between remembered and true class means of old
-classes, plain (the paper's) and with the common mean removed. The result is kept in the run folder.
+classes, plain (the paper's) and with the common mean removed. The replay gap compares what the method replays at the
+end with held-out examples, in the space of the warmed base encoder. The result is kept in the run folder:
+diagnostics.json, replay.npz, and snapshots.npz where the run was made with --set keep_memories=true.
 """
 
 from __future__ import annotations
@@ -33,4 +35,7 @@ def run(args: argparse.Namespace) -> int:
         for space, a in spaces.items():
             cosines = f"align {a['align']:.3f}, centred {a['centred']:.3f}"
             print(f"position {position}, {space}: {cosines}, {a['classes']} old classes")
+    for task, gap in (report["replay"] or {"tasks": {}})["tasks"].items():
+        if gap:
+            print(f"task {task}, replay: MMD² {gap['mmd2']:.3f}, W1 {gap['w1']:.3f}, cosine {gap['cosine']:.3f}")
     return 0

@@ -24,8 +24,13 @@ VERBS = (
     "compare",
     "diagnose",
     "study",
+    "table",
+    "figure",
+    "report",
     "bench",
     "doctor",
+    "deploy",
+    "status",
 )  # modules of this folder
 DEBUG = "PROFCIL_DEBUG"
 INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE

@@ -29,6 +29,8 @@ def plan_of(config: Any, data: Path) -> Any:
     from profcil.data.shelf import load_bundle
     from profcil.engine.world import held_out
     from profcil.protocol.plan import make_plan
+    from profcil.protocol.weak_task import weakened
 
     bundle = held_out(load_bundle(config.dataset, data, config.seed), config)
-    return make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed)
+    labels = bundle.train.y.numpy()
+    return weakened(make_plan(labels, bundle.facts.classes, config.stream, config.seed), labels, config.stream).plan

@@ -58,7 +58,7 @@ class Lines:
 def label(p: Any) -> str:
     if p.what == "warmup":
         return f"warm-up, loss {p.facts['loss']:.3g}"
-    loss = f", loss {p.facts['loss']:.3g}" if "loss" in p.facts else " done"
+    loss = f", loss {p.facts['loss']:.3g}" if p.facts.get("loss") is not None else " done"
     return f"position {p.when.position + 1} of {p.total // p.when.rounds}{loss}"
 
 
@@ -110,7 +110,7 @@ def scalars(out: Path) -> Iterator[Observer]:
 
 def readings(p: Any, out: Path) -> Iterator[tuple[str, float]]:
     """The scalars in one message; accuracies need the number of scored examples, which the run folder knows."""
-    if "loss" in p.facts:
+    if p.facts.get("loss") is not None:
         yield f"{p.when.stage}/loss", p.facts["loss"]
         yield f"{p.when.stage}/clients", p.facts["clients"]
     if "correct" in p.facts:

@@ -2,6 +2,7 @@
 
 A study is a TOML of datasets, settings, methods, seeds and variants, built in or your own. Finished runs are reused,
 broken-off ones resumed, failed ones reported; the table shows what there is and how many seeds stand behind it.
+`profcil table NAME --out DIR` prints the paper's layout from the same runs.
 """
 
 from __future__ import annotations
@@ -9,46 +10,84 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
+from profcil.errors import ConfigError
 
 
 def add(parser: Parser) -> None:
     parser.add_argument("study", help="built-in study or a TOML file")
     parser.add_argument("--out", metavar="DIR", default="runs/study", help="where the runs lie (runs/study)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on one core")
-    parser.add_argument("--seeds", help="only these seeds, e.g. 0,1")
-    parser.add_argument("--methods", help="only these methods, e.g. fedavg,promax")
-    parser.add_argument("--dry-run", action="store_true", help="only say what is there and what is missing")
+    parser.add_argument("--dry-run", action="store_true", help="only say what is there, what is missing, how long")
+    narrowing(parser)
     data_dir(parser)
     json_flag(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    from profcil.reporting.study import markdown, summarise
-    from profcil.study import cells, load_study, play, read_json
+def narrowing(parser: Parser) -> None:
+    """What makes a study smaller or moves it; `table` has the same flags."""
+    parser.add_argument("--scale", default="paper", help="paper, or smoke: tiny runs on digits (paper)")
+    parser.add_argument("--seeds", help="only these seeds, e.g. 0,1")
+    parser.add_argument("--methods", help="only these methods, e.g. fedavg,promax")
+    parser.add_argument("--datasets", help="these datasets instead of the study's, e.g. clinc150")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting of all runs"
+    )
 
-    study = load_study(args.study)
-    todo = chosen(cells(study), args)
-    out = Path(args.out)
-    missing = [c for c in todo if not read_json(out / c.name / "run.json").get("done")]
-    print(f"{len(todo)} runs, {len(missing)} of them to do, in {out}", file=sys.stderr)
+
+def run(args: argparse.Namespace) -> int:
+    from profcil.cli.board import watching
+    from profcil.diagnostics.mismatch import write_mismatch
+    from profcil.jobs import play
+    from profcil.reporting.study import markdown, summarise
+    from profcil.study import cells
+
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs is {args.jobs}, allowed is at least 1; leave it out for one run at a time")
+    study = chosen(args)
+    todo, out = cells(study), Path(args.out)
+    print(outlook(todo, out, args.jobs), file=sys.stderr)
     failures = 0
     if not args.dry_run:
         out.mkdir(parents=True, exist_ok=True)
-        failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
+        with watching(todo, out, args.jobs) as tell:
+            failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
+        write_mismatch(todo, out)
     rows = summarise(todo, out)
     print_json(rows) if args.json else print(f"{markdown(rows)}\n\nrun folders: {out}")
     return 1 if failures else 0
 
 
-def chosen(todo: list, args: argparse.Namespace) -> list:
-    seeds = {int(s) for s in args.seeds.split(",")} if args.seeds else None
-    methods = set(args.methods.split(",")) if args.methods else None
-    return [
-        c for c in todo if (seeds is None or c.config.seed in seeds) and (methods is None or c.config.method in methods)
-    ]
+def chosen(args: argparse.Namespace) -> Any:
+    """The study behind the flags."""
+    from profcil.study import load_study, narrowed
+
+    try:
+        seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else None
+    except ValueError:
+        raise ConfigError(
+            f"--seeds is '{args.seeds}', allowed are whole numbers and commas; write --seeds 0,1"
+        ) from None
+    methods, datasets = (v.split(",") if v else None for v in (args.methods, args.datasets))
+    return narrowed(load_study(args.study, args.scale), seeds, methods, datasets, args.set)
 
 
-def tell(cell: object, what: str) -> None:
-    print(f"{cell.name}: {what}", file=sys.stderr, flush=True)  # type: ignore[attr-defined]
+def outlook(todo: list, out: Path, jobs: int) -> str:
+    """What is there, what is missing and how long that would take."""
+    from profcil.cli.progress import clock_time
+    from profcil.jobs import expected, misfit
+    from profcil.study import finished
+
+    each = {c.name: c for c in todo}
+    fit = [c for c in each.values() if not misfit(out, c)]
+    missing = [c for c in fit if not finished(out, c)]
+    head = f"{len(fit)} runs, {len(missing)} of them to do, in {out}"
+    rest = [f"{len(each) - len(fit)} not applicable"] if len(fit) < len(each) else []
+    if missing:
+        seconds, unknown = expected(missing, out, jobs)
+        known = len(missing) - unknown
+        rest += [f"about {clock_time(seconds)} for {known} of them"] if known else []
+        rest += [f"no finished run tells how long {unknown} will take"] if unknown else []
+    return "; ".join([head, *rest])

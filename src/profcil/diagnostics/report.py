@@ -1,18 +1,27 @@
-"""Why did a run end where it did? The representation's own quality beside what the method made of it."""
+"""Why did a run end where it did? The representation's own quality beside what the method made of it.
+
+Written into the run folder: diagnostics.json (probes, alignment, replay gap), snapshots.npz where the run kept its
+memories, and replay.npz where the method can show what it replays.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from profcil import rooms
+from profcil.diagnostics import replayed, snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.encoders.model import Weights
 from profcil.engine.client import embed
 from profcil.engine.files import read_tensors, write_json
 from profcil.engine.folder import unpack
+from profcil.engine.loop import RunState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.errors import RunFolderError
@@ -21,7 +30,24 @@ from profcil.resolve import resolve
 
 
 def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
-    """Probes of the warmed and the final base, and alignment by position; kept in the run folder."""
+    """Probes of the warmed and the final base, alignment by position, and what is replayed; kept in the folder."""
+    world, state = finished_run(path, data_dir)
+    warmed = warm(world, lambda *_: None).weights
+    report = {
+        "probe_warm": probe(world, warmed),
+        "probe_final": probe(world, state.server.weights()),
+        "alignment": alignments(path),
+        "replay": replay(path, world, state, warmed),
+    }
+    found = snapshots.gather(path, world.plan.positions)
+    if found is not None:
+        write_arrays(path / "snapshots.npz", found)
+    write_json(path / "diagnostics.json", report)
+    return report
+
+
+def finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
+    """The world of a finished run and the state it ended in."""
     run = json.loads((path / "run.json").read_text()) if (path / "run.json").exists() else {}
     if not run.get("done"):
         raise RunFolderError(f"{path} is not a finished run; give a folder whose run has ended")
@@ -29,14 +55,30 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     found = read_tensors(path / "state.safetensors")
     if found is None:
         raise RunFolderError(f"run folder {path} has no readable state; run it again")
-    final = unpack(*found, world.device).server.weights()
-    report = {
-        "probe_warm": probe(world, warm(world, lambda *_: None).weights),
-        "probe_final": probe(world, final),
-        "alignment": alignments(path),
-    }
-    write_json(path / "diagnostics.json", report)
+    return world, unpack(*found, world.device)
+
+
+def replay(path: Path, world: World, state: RunState, warmed: Weights) -> dict[str, Any] | None:
+    """The gap between replay and reality, and the features behind it as replay.npz."""
+    method = rooms.find("methods", world.config.method).METHOD(world.config.params)
+    found = replayed.examine(replayed.Eye(world, method, state, warmed))
+    if found is None:
+        return None
+    report, arrays = found
+    about = {"method": world.config.method, "space": report["extractor"], "fit": report["fit"]}
+    write_arrays(path / "replay.npz", {**arrays, "attrs": np.array(json.dumps(about))})
     return report
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Plain arrays in one file, all of them or nothing."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def probe(world: World, weights: Weights) -> dict[str, float]:

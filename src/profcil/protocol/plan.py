@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Plan:
     starts: np.ndarray  # [clients x tasks + 1]: where a cell begins in ids
     labels: np.ndarray  # observed class ids, sorted by (client, task, class)
     label_starts: np.ndarray  # [clients x tasks + 1]: where a cell begins in labels
+    origin: Plan | None = None  # of a plan with a weak task: the plan before that; not saved
 
     def __post_init__(self) -> None:
         for name, kind in ARRAYS.items():
@@ -50,6 +52,11 @@ class Plan:
     @property
     def clients(self) -> int:
         return len(self.orders)
+
+    @property
+    def clean(self) -> Plan:
+        """The plan without an intervention: what warm-up, ownership and the participation schedule follow."""
+        return self.origin or self
 
     @property
     def positions(self) -> int:
@@ -104,8 +111,9 @@ class Plan:
 
     @property
     def header(self) -> dict:
-        """Everything but the arrays, as plain values."""
-        return {"settings": asdict(self.settings), "seed": self.seed, "tasks": [list(t) for t in self.tasks]}
+        """Everything but the arrays, as plain values. A weakened task shows in the arrays, not here."""
+        settings = {k: v for k, v in asdict(self.settings).items() if not k.startswith("weak_")}
+        return {"settings": settings, "seed": self.seed, "tasks": [list(t) for t in self.tasks]}
 
     @cached_property
     def digest(self) -> str:
@@ -134,7 +142,8 @@ class Plan:
     @classmethod
     def _rebuild(cls, header: dict, arrays: dict[str, np.ndarray]) -> Plan:
         tasks = tuple(tuple(t) for t in header["tasks"])
-        plan = cls(StreamSettings(**header["settings"]), header["seed"], tasks, **arrays)
+        known: dict[str, Any] = {name: arrays[name] for name in ARRAYS}
+        plan = cls(StreamSettings(**header["settings"]), header["seed"], tasks, **known)
         if plan.digest != header["digest"]:
             raise ValueError("its digest is not that of its content")
         return plan

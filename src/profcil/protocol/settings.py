@@ -10,6 +10,8 @@ from typing import Any
 from profcil.errors import ConfigError, unknown
 from profcil.protocol.heterogeneity import SAMPLERS
 
+STRENGTHS = ("mild", "medium", "severe")  # of a weak-task intervention; `weak_task` says what they keep
+
 
 def check(key: str, value: Any, kind: type, low: float, high: float) -> None:
     """Refuse what is not a number of this kind within these bounds, naming the key."""
@@ -32,6 +34,8 @@ class StreamSettings:
     disorder: float = 0.0  # fraction of task positions perturbed per client
     sampler: str = "derange"  # how an order is perturbed: derange or adjacent
     dirichlet: float = 0.0  # concentration of the division of a class among its supporters; 0 divides evenly
+    weak_task: int = -1  # the task that is weakened, counted from 0; -1 weakens none
+    weak_strength: str = ""  # how strongly: mild, medium or severe; empty where no task is weakened
 
     def __post_init__(self) -> None:
         check("clients", self.clients, Integral, 1, math.inf)
@@ -42,7 +46,19 @@ class StreamSettings:
         check("dirichlet", self.dirichlet, Real, 0, 1_000_000)
         if str(self.sampler) not in SAMPLERS:
             raise unknown("sampler", str(self.sampler), SAMPLERS)
-        for key in ("clients", "participants", "task_size"):
+        check("weak_task", self.weak_task, Integral, -1, math.inf)
+        self._check_strength()
+        for key in ("clients", "participants", "task_size", "weak_task"):
             object.__setattr__(self, key, int(getattr(self, key)))
         for key in ("support", "coverage", "disorder", "dirichlet"):  # 1 and 1.0 are one setting and one digest
             object.__setattr__(self, key, float(getattr(self, key)))
+
+    def _check_strength(self) -> None:
+        """A weak task has a strength, and a strength has a weak task: neither is silently ignored."""
+        if (self.weak_task >= 0) != bool(self.weak_strength):
+            raise ConfigError(
+                f"weak_task is {self.weak_task} and weak_strength is {self.weak_strength!r}, allowed is both or "
+                f"neither; give weak_task=N with weak_strength={'|'.join(STRENGTHS)}, or leave both out"
+            )
+        if self.weak_strength and self.weak_strength not in STRENGTHS:
+            raise unknown("strength", str(self.weak_strength), STRENGTHS)

@@ -5,15 +5,14 @@ The paper (weak-task intervention of the generator-failure stress test) names th
 its samples and every client keeps its order. All draws depend on the plan's seed and the task, not on the strength:
 severe keeps a subset of what medium keeps, and medium of what mild keeps.
 
-Three things follow. At a position where a dropped client met the weak task it is now idle, so the participants of that
-position are drawn from fewer clients; all other positions keep theirs. Who owns nothing else also leaves the warm-up,
-and dropped samples are not seen there: to share one warm-up with the clean run, warm up under the clean plan. And of
-a graph, a client's subgraph loses the dropped nodes.
+What is not the weak task stays to the bit. The weakened plan remembers the clean one (`Plan.origin`): the warm-up runs
+under that, so that clean and weak runs share it; the schedule of participants is the clean one without the clients
+that now sit out; and a client's graph keeps the dropped nodes, which only lose their labels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from types import MappingProxyType
 
@@ -22,7 +21,8 @@ import numpy as np
 from profcil.errors import ConfigError, DataError, unknown
 from profcil.protocol.heterogeneity import share_of
 from profcil.protocol.plan import Plan, assemble
-from profcil.protocol.settings import check
+from profcil.protocol.settings import STRENGTHS as NAMES
+from profcil.protocol.settings import StreamSettings, check
 from profcil.randomness import generator
 
 
@@ -36,11 +36,7 @@ class Strength:
 
 
 STRENGTHS = MappingProxyType(
-    {
-        "mild": Strength(supporters=0.75, examples=0.75, epochs=0.75),
-        "medium": Strength(supporters=0.5, examples=0.5, epochs=0.5),
-        "severe": Strength(supporters=0.25, examples=0.25, epochs=0.25),
-    }
+    {name: Strength(kept, kept, kept) for name, kept in zip(NAMES, (0.75, 0.5, 0.25), strict=True)}
 )
 
 
@@ -63,7 +59,7 @@ def weaken(plan: Plan, labels: np.ndarray, task: int, strength: str) -> Weakened
     class keeps a client, for which more clients than the fraction are kept if need be, and a kept client keeps at
     least one example of each class it observed, so its label coverage does not move.
     """
-    check("task", task, Integral, 0, plan.positions - 1)
+    check("weak_task", task, Integral, 0, plan.positions - 1)
     if not len(plan.supporters(task)):
         raise ConfigError(f"task {task} has no samples in plan {plan.digest}; choose a task that has some")
     if strength not in STRENGTHS:
@@ -74,7 +70,15 @@ def weaken(plan: Plan, labels: np.ndarray, task: int, strength: str) -> Weakened
     stay = _clients(plan, task, kept.supporters, owner[ids], labels[ids])
     stay &= _examples(plan, task, kept.examples, owner[ids], labels[ids])
     owner[ids[~stay]] = -1
-    return Weakened(assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed), kept.epochs)
+    weak = assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed)
+    return Weakened(replace(weak, origin=plan.clean), kept.epochs)
+
+
+def weakened(plan: Plan, labels: np.ndarray, settings: StreamSettings) -> Weakened:
+    """The plan as the settings want it: weakened, or as it is with the full budget."""
+    if settings.weak_task < 0:
+        return Weakened(plan, 1.0)
+    return weaken(plan, labels, settings.weak_task, settings.weak_strength)
 
 
 def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:

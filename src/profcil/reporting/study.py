@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.jobs import NOT_APPLICABLE, misfit
+from profcil.reporting.paper import figure
 from profcil.reporting.runs import Run, alignments, load_run
 from profcil.reporting.tables import compare
 from profcil.study import Cell, read_json
 
-PAPER = Path(__file__).parent / "paper.toml"
 METRICS = ("faa", "cta", "af")
 
 
@@ -23,11 +23,13 @@ def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
     ]
     rows = compare([run for _, run in loaded])
     groups: dict[tuple, list[tuple[Run, dict]]] = {}
+    fit: dict[tuple, bool] = {}
     for cell in cells:
         groups.setdefault((cell.config.dataset, cell.config.setting, cell.label), [])
+        fit[cell.config.dataset, cell.config.setting, cell.label] = not misfit(out, cell)
     for (cell, run), row in zip(loaded, rows, strict=True):
         groups[(cell.config.dataset, cell.config.setting, cell.label)].append((run, row))
-    return [line(key, group) for key, group in groups.items()]
+    return [line(key, group) | {"applicable": fit[key]} for key, group in groups.items()]
 
 
 def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[str, Any]:
@@ -53,9 +55,8 @@ def spread(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 def paper(dataset: str, setting: str, method: str) -> dict[str, float] | None:
     """The paper's figures for a cell, where it has one."""
-    table = tomllib.loads(PAPER.read_text())
-    found = table.get(dataset, {}).get(setting, {}).get(method)
-    return dict(zip(METRICS, found, strict=True)) if found else None
+    found = {name: figure("results", dataset, setting, method, name) for name in METRICS}
+    return {name: f[0] for name, f in found.items() if f} or None
 
 
 COLUMNS = {
@@ -79,6 +80,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     for key, (title, digits) in COLUMNS.items():
         table[title] = [_pair(row[key], digits, row["seeds"]) for row in rows]
     table["paper: FAA / CTA / AF"] = [_slashes(row["paper"]) for row in rows]
+    table["FAA"] = [text if row["applicable"] else NOT_APPLICABLE for row, text in zip(rows, table["FAA"], strict=True)]
     columns = {title: cells for title, cells in table.items() if any(cells)}
     lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

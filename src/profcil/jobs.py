@@ -1,0 +1,180 @@
+"""The runs of a study, several processes at a time.
+
+Every run is a process of its own, so that a crash, a peak of memory or an interrupt is that run's alone. Processes are
+forked from a server that has imported torch and never used it: they start at once. Their peak memory is their own, all
+measured in the same way; pages of libraries that only the import touched are not in it, so `profcil run` alone shows
+some 50 MB more.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from statistics import fmean
+from threading import Event, current_thread, main_thread
+
+from profcil.resolve import to_toml
+from profcil.study import Cell, finished, read_json
+
+Tell = Callable[[Cell, str], None]
+NOT_APPLICABLE = "not applicable"
+INTERRUPTED = 130
+
+
+def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> int:
+    """Runs what is not there yet, `jobs` at a time, and diagnoses where asked; the number of failures."""
+    crew = Crew(out, data, jobs, diagnose, tell)
+    each = {cell.name: cell for cell in todo if cell.applicable}  # two variants may share a run
+    with ended_by_a_scheduler(), ThreadPoolExecutor(jobs) as pool:
+        work = [pool.submit(crew.one, cell) for cell in each.values()]
+        try:
+            return sum(not future.result() for future in work)
+        except KeyboardInterrupt:
+            crew.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            there = sum(finished(out, cell) for cell in each.values())
+            raise KeyboardInterrupt(
+                f"interrupted; {there} of {len(each)} runs are done and the others keep what they have, "
+                "go on with the same command"
+            ) from None
+
+
+@contextmanager
+def ended_by_a_scheduler() -> Iterator[None]:
+    """SIGTERM, which batch systems send before they kill, ends a study as Ctrl-C does."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if current_thread() is not main_thread():  # only there may signals be handled
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Crew:
+    """Whoever is at work, and how to stop them."""
+
+    def __init__(self, out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> None:
+        self.out, self.data, self.jobs, self.diagnose, self.tell = out, data, jobs, diagnose, tell
+        self.alive: set[BaseProcess] = set()
+        self.stopped = Event()
+        self.start = multiprocessing.get_context("forkserver")
+        self.start.set_forkserver_preload(["profcil.engine.run"])
+
+    def one(self, cell: Cell) -> bool:
+        """One run, and a look at it; False where it failed."""
+        folder = self.out / cell.name
+        if not finished(self.out, cell):
+            self.tell(cell, "started")
+            if (ended := self.call(cell, self.command(cell, folder))) != 0:
+                return ended is None
+        elsewhere = ["diagnose", str(folder), "--data-dir", str(self.data), "--json"]
+        looked = not self.diagnose or (folder / "diagnostics.json").exists() or self.call(cell, elsewhere) == 0
+        if looked:
+            self.tell(cell, "done")
+        return looked
+
+    def command(self, cell: Cell, folder: Path) -> list[str]:
+        """Resume what was begun; start what was not."""
+        more = ["--data-dir", str(self.data), "--quiet", "--json"]
+        if (folder / "state.safetensors").exists():  # the one file that a run is picked up from
+            return ["resume", str(folder), *more]
+        recipe = self.out / f"{cell.name}.toml"
+        recipe.write_text(to_toml(cell.config))
+        alone = ["--set", "workers=1"] if self.jobs > 1 else []
+        return ["run", str(recipe), "--out", str(folder), *more, *alone]
+
+    def call(self, cell: Cell, line: list[str]) -> int | None:
+        """A command line in a process of its own: its exit status, or None where the method does not fit or the
+        study was stopped. What it said is kept beside the run until it goes well."""
+        if self.stopped.is_set():
+            return None
+        said = self.out / f"{cell.name}.log"
+        process = self.start.Process(target=work, args=(line, str(said), dict(os.environ)))
+        process.start()
+        self.alive.add(process)
+        process.join()
+        self.alive.discard(process)
+        if process.exitcode == 0:
+            said.unlink(missing_ok=True)
+            return 0
+        words = last_words(said) or f"ended with status {process.exitcode}"
+        if self.stopped.is_set() and process.exitcode in (INTERRUPTED, -signal.SIGINT):
+            return None
+        self.tell(cell, words)
+        return None if words.startswith(NOT_APPLICABLE) else process.exitcode
+
+    def stop(self) -> None:
+        """Lets every process save and end; nothing new is begun."""
+        self.stopped.set()
+        for process in list(self.alive):
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+
+
+def work(line: list[str], said: str, surroundings: dict[str, str]) -> None:
+    """In a child: a command line whose words go to a file. The terminal's Ctrl-C is for the study, which hands it on
+    once; a second one could hit a run while it saves."""
+    os.setpgid(0, 0)
+    os.environ.update(surroundings)  # the server that forked us may be older than they are
+    with open(said, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    from profcil.cli.main import main
+
+    sys.exit(main(line))
+
+
+def last_words(said: Path) -> str:
+    """The sentence a command ended with."""
+    try:
+        lines = said.read_text().strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("profcil: ") if lines else ""
+
+
+def misfit(out: Path, cell: Cell) -> bool:
+    """Whether the run said that its method does not fit."""
+    return not cell.applicable or last_words(out / f"{cell.name}.log").startswith(NOT_APPLICABLE)
+
+
+def expected(missing: Iterable[Cell], out: Path, jobs: int = 1) -> tuple[float, int]:
+    """Seconds that the missing runs would take, and how many of them nothing is known about.
+
+    Speed is measured: seconds per round and local epoch of finished runs in this folder, of the same dataset and method
+    or else of the same dataset. Warm-ups, which runs share, are not in it.
+    """
+    speeds = measured(out)
+    found = [speeds.get((c.config.dataset, c.config.method), speeds.get((c.config.dataset, ""))) for c in missing]
+    times = [
+        speed * cell.config.train.rounds * cell.config.train.epochs
+        for cell, speed in zip(missing, found, strict=True)
+        if speed is not None
+    ]
+    return sum(times) / jobs, found.count(None)
+
+
+def measured(out: Path) -> dict[tuple[str, str], float]:
+    """Mean seconds per round and epoch by dataset and method, and by dataset alone under an empty method."""
+    seen: dict[tuple[str, str], list[float]] = {}
+    for path in sorted(out.glob("*/run.json")):
+        facts = read_json(path)
+        if facts.get("done"):
+            c = facts["config"]
+            speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
+            for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
+                seen.setdefault(key, []).append(speed)
+    return {key: fmean(values) for key, values in seen.items()}

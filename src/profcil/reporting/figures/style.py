@@ -1,0 +1,134 @@
+"""How every figure looks: column width, legible in print, safe for the colour-blind, the same bytes every time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profcil.errors import ConfigError, RunFolderError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN, PAGE = 3.4, 7.0  # inches: one column, and the width of a page of two
+# Okabe and Ito's palette; its yellow is left out, which vanishes on white paper.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vP*X"
+LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)))
+FORMATS = ("svg", "pdf", "png")
+SMALL, NORMAL = 7, 8  # points
+STYLE: dict[Any, Any] = {
+    "font.size": NORMAL,
+    "axes.titlesize": NORMAL,
+    "axes.labelsize": NORMAL,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "legend.title_fontsize": SMALL,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#DDDDDD",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.columnspacing": 1.4,
+    "legend.handletextpad": 0.5,
+    "figure.dpi": 150,
+    "svg.hashsalt": "profcil",  # element ids, otherwise drawn at random
+    "svg.fonttype": "path",  # looks the same wherever it is opened
+    "pdf.fonttype": 42,
+}
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour, marker and line of the n-th series: told apart without colour too."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
+    }
+
+
+def panels(count: int, across: int, width: float, height: float, **more: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels in full rows, at most `across` side by side; `height` is one panel's."""
+    from matplotlib.figure import Figure
+
+    rows = -(-count // across)
+    columns = -(-count // rows)  # four panels are two by two, not three and one
+    figure = Figure(figsize=(width, rows * height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **more).ravel().tolist()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, axes[:count]
+
+
+def leftmost(axes: Axes) -> bool:
+    """Whether a panel is the first of its row, and so carries the axis title."""
+    place = axes.get_subplotspec()
+    return place is not None and place.is_first_col()
+
+
+def dots(axes: Axes, points: np.ndarray, **look: Any) -> None:
+    """Points in the plane, [n, 2]; none leave no trace, in the legend neither."""
+    if len(points):
+        axes.scatter(points[:, 0], points[:, 1], **look)
+
+
+def folded(label: str, width: int) -> str:
+    """A long label on several lines."""
+    return "\n".join(wrap(label, width, break_long_words=False))
+
+
+def positions_axis(axes: Axes, count: int) -> None:
+    """Whole positions from 1, thinned where they would touch."""
+    step = -(-count // 10)
+    axes.set_xticks(np.arange(1, count + 1, step))
+    axes.set_xlim(0.8, count + 0.2)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 4) -> None:
+    """One legend for all panels, every label once, under them; the figure grows by its height."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        found |= {text: handle for text, handle in zip(labels, handles, strict=True) if text not in found}
+    longest = max(map(len, found), default=1)
+    fitting = max(1, int(figure.get_figwidth() / (0.36 + 0.055 * longest)))
+    columns = max(1, min(columns, fitting, len(found)))
+    lines = -(-len(found) // columns) + (title is not None)
+    figure.set_figheight(figure.get_figheight() + 0.15 * lines + 0.1)
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, title=title)
+
+
+def formats_of(text: str) -> list[str]:
+    """The formats asked for, e.g. `svg,pdf`."""
+    wanted = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for one in wanted:
+        if one not in FORMATS:
+            raise ConfigError(f"format '{one}' is not possible; choose from {', '.join(FORMATS)}, e.g. svg,pdf")
+    return wanted
+
+
+def save(figure: Figure, out: Path, name: str, formats: Sequence[str]) -> list[Path]:
+    """Writes the figure once per format; no dates, so the same runs give the same files."""
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    made = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for kind in formats:
+            made.append(out / f"{name}.{kind}")
+            figure.savefig(made[-1], format=kind, metadata=undated[kind], dpi=200)
+    except OSError as error:
+        raise RunFolderError(f"{out} cannot be written ({error.strerror}); choose another folder with --out") from None
+    return made

@@ -1,0 +1,58 @@
+"""A real headless Chromium, one for all tests; without one, or without playwright, they are skipped and say why."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "reporting"))
+
+from made_runs import make_runs, unfinish
+
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    with sync.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four finished runs, one unfinished, one with a hostile setting and a hundred clients, and a note."""
+    import numpy as np
+
+    from profcil.protocol.plan import make_plan
+    from profcil.protocol.settings import StreamSettings
+    from profcil.reporting.page.page import render, write
+    from profcil.reporting.runs import Run, load_run
+
+    root = tmp_path_factory.mktemp("browsed")
+    make_runs(root)
+    runs = [load_run(root / name) for name in ("fedavg-0", "fedavg-1", "promax-0", "promax-1")]
+    half = load_run(unfinish(root / "promax-0", root / "half"))
+    plan = make_plan(np.arange(3000) % 10, 10, StreamSettings(100, 10, 3, support=0.4, coverage=0.5, disorder=0.6), 0)
+    hostile = {**runs[0].config, "setting": "</script><img src=x onerror=document.title='broken'>"}
+    odd = Run(root / "<b>odd", hostile, runs[0].facts, runs[0].scores, runs[0].ledger, plan)
+    write(root / "page.html", render([*runs, half, odd], "Runs & more", ["left out: <i>nothing</i>"]))
+    return root / "page.html"

@@ -1,0 +1,216 @@
+"""The page in a real browser: it renders, sorts, filters, answers mouse and keyboard, and asks the network nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profcil.protocol.plan import make_plan
+from profcil.protocol.settings import StreamSettings
+from profcil.reporting.page.page import render, write
+from profcil.reporting.runs import load_run
+
+WIDE, NARROW = (1280, 900), (420, 900)
+
+
+@contextmanager
+def opened(browser: Any, file: Path) -> Iterator[Any]:
+    """An open page; whatever it complains about or asks for fails the test."""
+    tab = browser.new_page(viewport={"width": WIDE[0], "height": WIDE[1]})
+    complaints: list[str] = []
+    tab.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda request: request.url.startswith("file://") or complaints.append(request.url))
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("#difference thead")
+    yield tab
+    tab.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def page(browser: Any, page_file: Path) -> Iterator[Any]:
+    with opened(browser, page_file) as tab:
+        tab.wait_for_selector("#chart-seen svg")
+        yield tab
+
+
+def column(page: Any, title: str) -> list[str]:
+    heads = page.locator("#summary thead th").all_inner_texts()
+    at = [head.strip() for head in heads].index(title) + 1
+    return [text.strip() for text in page.locator(f"#summary tbody td:nth-child({at})").all_inner_texts()]
+
+
+def known(texts: list[str]) -> list[float]:
+    return [float(text) for text in texts if text != "–"]
+
+
+def test_it_renders_everything(page: Any) -> None:
+    assert page.title() == "Runs & more" and page.inner_text("#counts") == "6 runs, 1 of them unfinished"
+    assert page.locator("#summary tbody tr").count() == 6
+    assert (
+        page.locator("#chart-seen g[data-label]").count() == page.locator("#chart-current g[data-label]").count() == 2
+    )
+    assert page.locator("#heatmap tbody tr").count() == 3
+    assert page.locator("#ledger .bar").count() == 2 and "model" in page.inner_text("#ledger")
+    assert page.locator("#stream svg path").count() == 6  # busy and idle for three tasks
+    assert "stream.task_size" in page.inner_text("#settings") and "torch" in page.inner_text("#environment")
+    assert "half" in page.inner_text("#summary") and "unfinished: 2 of 3" in page.inner_text("#summary")
+
+
+def test_markup_in_the_data_is_text(page: Any) -> None:
+    assert page.locator("img, #notes i, #summary b").count() == 0
+    assert "<b>odd" in page.inner_text("#summary")
+    assert "</script><img src=x" in page.inner_text("#summary") and "<i>nothing</i>" in page.inner_text("#notes")
+
+
+def test_a_click_sorts_and_the_next_turns_round(page: Any) -> None:
+    head = page.locator("#summary th[data-key=faa]")
+    assert head.get_attribute("aria-sort") == "none"
+    head.locator("button").click()
+    down = column(page, "FAA")
+    assert head.get_attribute("aria-sort") == "descending" and known(down) == sorted(known(down), reverse=True)
+    assert down[-1] == "–"  # what is unknown comes last
+    head.locator("button").click()
+    up = column(page, "FAA")
+    assert head.get_attribute("aria-sort") == "ascending" and known(up) == sorted(known(up)) and up[-1] == "–"
+    page.locator("#summary th[data-key=method] button").click()
+    assert column(page, "method") == sorted(column(page, "method")) and head.get_attribute("aria-sort") == "none"
+
+
+def test_the_keyboard_reaches_and_sorts(page: Any) -> None:
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.closest('th')?.dataset.key") == "cta":
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert page.locator("#summary th[data-key=cta]").get_attribute("aria-sort") == "descending"
+    assert known(column(page, "CTA")) == sorted(known(column(page, "CTA")), reverse=True)
+    page.keyboard.press("Space")
+    assert page.locator("#summary th[data-key=cta]").get_attribute("aria-sort") == "ascending"
+
+
+def test_words_filter_and_all_of_them_must_match(page: Any) -> None:
+    page.fill("#filter", "PROMAX")
+    assert set(column(page, "method")) == {"promax"} and page.inner_text("#shown") == "3 of 6 shown"
+    page.fill("#filter", "promax seed1")
+    assert column(page, "run") == ["promax-1"]
+    page.fill("#filter", "unfinished")
+    assert column(page, "run") == ["half"]
+    page.fill("#filter", "nobody")
+    assert column(page, "run") == [] and page.inner_text("#shown") == "0 of 6 shown"
+    page.fill("#filter", "")
+    assert len(column(page, "run")) == 6
+
+
+def test_seeds_are_averaged_on_demand(page: Any) -> None:
+    page.fill("#filter", "promax seed0")
+    one = float(column(page, "FAA")[0])
+    page.fill("#filter", "promax seed1")
+    other = float(column(page, "FAA")[0])
+    page.fill("#filter", "promax")
+    page.check("#average")
+    (text,) = column(page, "FAA")
+    mean, spread = (float(part) for part in text.split(" ± "))
+    assert mean == pytest.approx((one + other) / 2, abs=0.11)
+    assert spread == pytest.approx(abs(one - other) / 2**0.5, abs=0.15)
+
+
+def test_curves_answer_mouse_and_keyboard(page: Any) -> None:
+    chart = page.locator("#chart-seen svg")
+    box = chart.bounding_box()
+    chart.hover(position={"x": box["width"] - 20, "y": 80})
+    tip = page.locator("#chart-seen .tip")
+    assert "position 3" in tip.inner_text() and "promax" in tip.inner_text() and "±" in tip.inner_text()
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    assert "position 1" in tip.inner_text()
+    page.keyboard.press("End")
+    assert "position 3" in tip.inner_text()
+    final = page.evaluate("DATA.groups.find(g => g.label === 'promax').seen.mean.at(-1)")
+    assert f"{final:.1f}" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_the_legend_switches_lines(page: Any) -> None:
+    button = page.locator("#legend button", has_text="fedavg")
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    shown = page.locator("#chart-current g[data-label]").evaluate_all("all => all.map(g => g.dataset.label)")
+    assert shown == ["promax"]
+    button.click()
+    assert page.locator("#chart-current g[data-label]").count() == 2
+
+
+def test_a_run_is_opened_from_the_table(page: Any) -> None:
+    page.locator("#summary tbody button", has_text="half").click()
+    assert page.locator("#run-choice").evaluate("s => s.selectedOptions[0].text") == "half"
+    assert "2 of 3 positions" in page.inner_text("#run-state")
+    assert page.locator("#heatmap td.none").count() >= 3
+    assert page.evaluate("scrollY") > 0
+
+
+def test_the_stream_says_what_a_cell_is(page: Any) -> None:
+    page.select_option("#run-choice", label="<b>odd")
+    plan = page.evaluate("({ rows: plan.rows, tasks: plan.tasks })")
+    assert len(plan["rows"]) == 100 and page.locator("#stream svg *").count() < 30  # light for a hundred clients
+    page.locator("#stream svg").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    code = plan["rows"][1][1]
+    task = code if code >= 0 else -1 - code
+    said = page.inner_text("#stream-readout")
+    assert f"client 1, position 2: task {task + 1} (classes {', '.join(map(str, plan['tasks'][task]))})" in said
+    assert ("idle" in said) == (code < 0)
+
+
+def test_two_runs_side_by_side_show_what_differs(page: Any) -> None:
+    page.select_option("#first", label="promax-0")
+    page.select_option("#second", label="promax-1")
+    rows = {r.split("\t")[1]: r.split("\t")[2:] for r in page.locator("#difference tbody tr").all_inner_texts()}
+    assert rows["seed"] == ["0", "1"] and "params.noise" not in rows and "FAA" in rows
+    page.check("#same")
+    assert "params.noise" in page.inner_text("#difference")
+    assert page.locator("#difference tr.changed").count() == len(rows)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_sticks_out_of_the_window(page: Any, size: tuple[int, int], scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.select_option("#run-choice", label="<b>odd")
+    page.wait_for_function("w => document.querySelector('#chart-seen svg').clientWidth <= w", arg=size[0])
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert dark == (scheme == "dark")
+    small = page.evaluate(
+        "[...document.querySelectorAll('td, th, button, p, svg text')].filter(e => e.textContent.trim())"
+        ".filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length"
+    )
+    assert small == 0
+
+
+def test_one_unfinished_run_of_very_many_clients_is_a_page_too(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    plan = make_plan(np.arange(9000) % 10, 10, StreamSettings(1000, 10, 3, support=0.4, coverage=0.5, disorder=0.6), 0)
+    write(tmp_path / "one.html", render([replace(load_run(page_file.parent / "half"), plan=plan)]))
+    with opened(browser, tmp_path / "one.html") as tab:
+        assert "No run is finished yet" in tab.inner_text("#legend")
+        assert tab.inner_text("#counts") == "1 run, 1 of them unfinished"
+        cells = tab.locator("#stream rect").count()
+        assert 3 <= cells <= 18 and "shares of 1000 clients" in tab.inner_text("#stream-readout")
+        widths = tab.locator("#stream rect").evaluate_all("all => all.map(r => r.width.baseVal.value)")
+        box = tab.locator("#stream svg").bounding_box()["width"] - 26
+        assert sum(widths) == pytest.approx(3 * box, rel=0.01)  # every client in every row
+        tab.check("#average")
+        assert tab.inner_text("#shown") == "0 of 0 shown"

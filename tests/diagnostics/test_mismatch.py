@@ -1,0 +1,74 @@
+"""Points of weak runs beside clean ones, on hand-made runs with a known answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profcil.cost.ledger import Ledger
+from profcil.diagnostics.mismatch import point, same_but_weak, trends, weak_accuracy
+from profcil.metrics.scores import Scores
+from profcil.protocol.plan import assemble
+from profcil.protocol.settings import StreamSettings
+from profcil.reporting.runs import Run
+
+TASKS = ((0,), (1,), (2,))
+ORDERS = np.array([[0, 1, 2], [1, 0, 2]])  # client 1 meets task 1 first
+OWNERS = np.array([0, 1, 0, 1, 0, 1])
+PLAN = assemble(np.array([0, 0, 1, 1, 2, 2]), OWNERS, TASKS, ORDERS, StreamSettings(2, 2, 1), 0)
+
+
+def a_run(path: Path, correct: list[list[int]], weak: int = -1, **config: object) -> Run:
+    stream = {"clients": 2, "weak_task": weak, "weak_strength": "severe" if weak >= 0 else ""}
+    names = {"method": "pro", "dataset": "d", "setting": "severe", "seed": 0, "device": "cpu", "stream": stream}
+    scores = Scores(np.array(correct), np.array([10, 10, 10]))
+    return Run(path, names | config, {"done": True}, scores, Ledger(), PLAN)
+
+
+def test_weak_accuracy_is_right_after_each_client_met_the_task():
+    scores = np.array([[np.nan, 0.4, np.nan], [0.9, 0.8, np.nan], [0.1, 0.1, 0.1]])
+    assert weak_accuracy(scores, PLAN, 1) == pytest.approx((0.8 + 0.4) / 2)  # client 0 at position 1, client 1 at 0
+    alone = assemble(np.array([0, 1, 2]), np.array([0, 0, 1]), TASKS, ORDERS, StreamSettings(2, 2, 1), 0)
+    assert weak_accuracy(scores, alone, 1) == pytest.approx(0.8)  # a client without data of the task has no say
+
+
+def test_a_point_compares_later_tasks_with_the_clean_run(tmp_path):
+    clean = a_run(tmp_path / "a", [[5, 5, -1], [5, 6, -1], [2, 4, 9]])
+    weak = a_run(tmp_path / "b", [[5, 1, -1], [5, 3, -1], [2, 1, 7]], weak=1, device="cuda")
+    weak.path.mkdir()
+    gap = {"mmd2": 0.5, "w1": 2.0, "cosine": 0.1, "classes": 1}
+    (weak.path / "diagnostics.json").write_text(json.dumps({"replay": {"tasks": {"1": gap}}}))
+    found = point(weak, [weak, clean])
+    assert found == {"weak_accuracy": pytest.approx(20.0), "drop": pytest.approx(20.0), "mmd2": 0.5, "w1": 2.0,
+                     "cosine": 0.1}  # fmt: skip
+    assert point(weak, [weak, a_run(tmp_path / "c", [[0] * 3] * 3, seed=1)]) is None  # another seed is no reference
+
+
+def test_a_run_without_examined_replay_still_has_accuracy_and_drop(tmp_path):
+    clean, weak = a_run(tmp_path / "a", [[5, 5, 5]] * 3), a_run(tmp_path / "b", [[5, 5, 5]] * 3, weak=1)
+    found = point(weak, [clean])
+    assert found["drop"] == 0.0 and found["mmd2"] is None
+
+
+def test_the_last_task_has_nothing_after_it(tmp_path):
+    assert point(a_run(tmp_path / "b", [[5, 5, 5]] * 3, weak=2), [a_run(tmp_path / "a", [[5, 5, 5]] * 3)]) is None
+
+
+def test_runs_that_differ_otherwise_are_not_the_same(tmp_path):
+    one = a_run(tmp_path, [[1, 1, 1]] * 3).config
+    assert same_but_weak(one, a_run(tmp_path, [[1, 1, 1]] * 3, weak=1, device="cuda").config)
+    assert not same_but_weak(one, a_run(tmp_path, [[1, 1, 1]] * 3, method="promax").config)
+
+
+def test_trends_are_rank_correlations_per_method_or_say_why_not():
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    xs, ys = rng.normal(size=9), rng.normal(size=9)
+    rows = [{"dataset": "d", "method": "a", "mmd2": x, "drop": y} for x, y in zip(xs, ys, strict=True)]
+    rows += [{"dataset": "d", "method": "b", "mmd2": 1.0, "drop": 2.0}]
+    a, b = trends(rows)
+    assert a["rho"] == pytest.approx(stats.spearmanr(xs, ys).statistic) and a["low"] <= a["rho"] <= a["high"]
+    assert (a["runs"], b["runs"], b["rho"]) == (9, 1, None) and "at least 3" in b["why"]

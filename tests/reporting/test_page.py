@@ -1,0 +1,171 @@
+"""The page as a file: complete in itself, honest about what is unknown, and safe whatever a run is called."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import command, unfinish
+
+from profcil.errors import RunFolderError
+from profcil.protocol.plan import make_plan
+from profcil.protocol.settings import StreamSettings
+from profcil.reporting.page.data import SINGLE, names_of, page_data, picture
+from profcil.reporting.page.page import HERE, SCRIPTS, embedded, render
+from profcil.reporting.runs import Run, load_run, row
+
+HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
+
+
+@pytest.fixture(scope="module")
+def loaded(runs: Path) -> list[Run]:
+    return [load_run(path) for path in sorted(runs.glob("*-*"))]
+
+
+def data_in(page: str) -> dict:
+    found = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0], parse_constant=pytest.fail)
+
+
+def test_the_page_refers_to_nothing_outside_itself(loaded: list[Run]) -> None:
+    page = render(loaded)
+    assert re.findall(r"https?://[^\s\"']+", page) == ["http://www.w3.org/2000/svg"]  # a name, not an address
+    assert not re.search(r"<link|@import|url\(|\bsrc=|fetch\(|XMLHttpRequest|import\(", page)
+    assert "default-src 'none'" in page and "@@" not in page
+    assert render(loaded) == page
+
+
+def test_the_numbers_are_the_runs(loaded: list[Run]) -> None:
+    data = data_in(render(loaded))
+    assert data == json.loads(json.dumps(page_data(loaded)))
+    for shown, run in zip(data["runs"], loaded, strict=True):
+        expected = row(run)
+        assert all(shown[key] == expected[key] for key in ("faa", "cta", "af", "bytes_up", "seconds"))
+        both = [sum(e[part] for e in shown["ledger"]) for part in ("stream", "warmup")]
+        assert both == [run.bytes("up") + run.bytes("down"), run.ledger.total(stage="warmup")]
+        assert shown["config"]["stream.task_size"] == 3 and shown["environment"]["torch"]
+    groups = {g["label"]: g for g in data["groups"]}
+    mean = np.mean([row(run)["faa"] for run in loaded if run.config["method"] == "promax"])
+    assert groups["promax"]["seeds"] == [0, 1] and groups["promax"]["seen"]["mean"][-1] == pytest.approx(mean, abs=1e-3)
+    assert data["runs"][0]["norm_comm"] == 1.0 and len(data["plans"]) == 2  # one plan per seed, shared by methods
+
+
+def test_no_path_of_the_machine_is_told(loaded: list[Run]) -> None:
+    assert loaded[0].facts["data_dir"] not in render(loaded)
+
+
+def test_names_cannot_break_out(loaded: list[Run]) -> None:
+    run = replace(
+        loaded[0], config={**loaded[0].config, "setting": HOSTILE, "params": {"note": HOSTILE, "@@DATA@@": 1}}
+    )
+    page, plain = render([run], HOSTILE, [HOSTILE]), render([loaded[0]])
+    assert page.count("</script") == plain.count("</script") == 2
+    assert page.count("<script") == 2 and "<!--" not in page.replace("&lt;!--", "")
+    data = data_in(page)
+    assert data["runs"][0]["config"]["params.note"] == HOSTILE and data["notes"] == [HOSTILE]
+    assert data["runs"][0]["config"]["params.@@DATA@@"] == 1
+
+
+def test_what_json_cannot_say_is_not_written() -> None:
+    with pytest.raises(ValueError):
+        embedded({"x": float("nan")})
+
+
+def test_names_are_short_and_never_shared(loaded: list[Run]) -> None:
+    paths = ["a/digits-seed0-0123456789abcdef", "a/x-0123456789abcdef", "b/x-fedcba9876543210", "a/same", "b/same"]
+    named = names_of([replace(loaded[0], path=Path(p)) for p in paths])
+    assert named == ["digits-seed0", "x-0123456789abcdef", "x-fedcba9876543210", "a/same", "b/same"]
+
+
+def test_unfinished_runs_are_shown_without_numbers_they_do_not_have(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = unfinish(runs / "promax-0", tmp_path / "half")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.toml").write_text("method =")
+    out = tmp_path / "page.html"
+    line = [str(runs / "fedavg-0"), str(half), str(tmp_path / "broken"), "--out", str(out)]
+    assert command("report", *line) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{out}: 2 runs\n" and told.err.count("\n") == 1 and "broken/config.toml" in told.err
+    data = data_in(out.read_text())
+    shown = data["runs"][1]
+    assert (shown["done"], shown["played"], shown["faa"]) == (False, 2, None)
+    assert shown["tasks"][-1] == [None] * 3 and shown["tasks"][0] != [None] * 3
+    assert [g["label"] for g in data["groups"]] == ["fedavg"] and data["notes"] == [told.err.strip()]
+
+
+def test_nothing_readable_is_an_error_and_writes_nothing(tmp_path: Path, runs: Path) -> None:
+    out = tmp_path / "page.html"
+    with pytest.raises(RunFolderError, match="does not exist"):
+        command("report", str(tmp_path / "nowhere"), "--out", str(out))
+    with pytest.raises(RunFolderError, match="none of the 2 folders"):
+        command("report", str(tmp_path / "nowhere"), str(tmp_path), "--out", str(out))
+    with pytest.raises(RunFolderError, match="is a folder"):
+        command("report", str(runs), "--out", str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        command("report", str(runs), "--out", str(tmp_path / "file" / "page.html"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def severe(clients: int) -> StreamSettings:
+    return StreamSettings(clients, 10, 2, support=0.4, coverage=0.5, disorder=0.6)
+
+
+def test_the_stream_shows_every_cell_and_which_are_idle() -> None:
+    plan = make_plan(np.arange(4000) % 10, 10, severe(100), 0)
+    rows = np.array(picture(plan)["rows"])
+    assert rows.shape == (100, 5) and (np.where(rows < 0, -1 - rows, rows) == plan.orders).all()
+    idle = sum(len(plan.samples(c, p)) == 0 for c in range(100) for p in range(5))
+    assert (rows < 0).sum() == idle > 0
+    assert len(json.dumps(picture(plan))) < 3000
+
+
+def test_very_many_clients_are_counted_not_listed() -> None:
+    plan = make_plan(np.arange(50_000) % 10, 10, severe(5000), 0)
+    shown = picture(plan)
+    assert plan.clients > SINGLE and "rows" not in shown and len(json.dumps(shown)) < 2000
+    for position, tally in enumerate(shown["tally"]):
+        assert sum(tally["busy"]) == len(plan.active(position)) and sum(tally["busy"]) + sum(tally["idle"]) == 5000
+        assert np.array_equal(np.add(tally["busy"], tally["idle"]), np.bincount(plan.orders[:, position], minlength=5))
+
+
+def schemes() -> dict[str, dict[str, str]]:
+    css = (HERE / "style.css").read_text()
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6});", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)
+    )
+    return {"light": light, "dark": dark}
+
+
+def contrast(a: str, b: str) -> float:
+    """The WCAG's contrast of two colours."""
+
+    def luminance(colour: str) -> float:
+        parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    low, high = sorted([luminance(a), luminance(b)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_lines_stand_out(scheme: str) -> None:
+    colours = schemes()[scheme]
+    assert len(colours) == 15
+    for text in ("ink", "soft", "accent", "warn"):
+        for ground in ("paper", "panel"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    assert contrast(colours["ink"], colours["mark"]) >= 4.5
+    assert all(contrast(colours[f"s{i}"], colours["paper"]) >= 3 for i in range(7))
+
+
+def test_every_script_is_there_and_used() -> None:
+    assert sorted(p.name for p in HERE.glob("*.js")) == sorted(SCRIPTS)
