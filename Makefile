@@ -1,4 +1,4 @@
-# make demo | test | test-slow | lint | bench | results
+# make demo | test | test-deploy | test-slow | lint | bench | results | studies-smoke | deploy-demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,10 @@ export OMP_NUM_THREADS ?= 1
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,tensorboard,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,tensorboard,report,deploy,dev]'
 	touch $@
 
-.PHONY: demo test test-slow lint bench results
+.PHONY: demo test test-deploy test-slow lint bench results studies-smoke deploy-demo
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
@@ -18,8 +18,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2
 
+test-deploy: $(VENV)/installed
+	$(BIN)/python -m pytest -n 0 -m deploy tests/deploy
+
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m 'slow and not deploy'
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check src tests
@@ -31,3 +34,19 @@ bench: $(VENV)/installed
 
 results: $(VENV)/installed
 	$(BIN)/profcil study core --out runs/core
+
+STUDIES := homogeneous severe support-sweep order-sweep ablation sensitivity modality scale-up weak-task memory-snapshots cost
+SMOKE := runs/smoke
+studies-smoke: $(VENV)/installed
+	set -e; for s in $(STUDIES); do $(BIN)/profcil study $$s --scale smoke --jobs 2 --out $(SMOKE); done
+	mkdir -p $(SMOKE)/tables
+	set -e; for t in $(STUDIES) cta; do \
+	  $(BIN)/profcil table $$t --scale smoke --out $(SMOKE) > $(SMOKE)/tables/$$t.md; \
+	  $(BIN)/profcil table $$t --scale smoke --out $(SMOKE) --format latex > $(SMOKE)/tables/$$t.tex; \
+	  $(BIN)/profcil table $$t --scale smoke --out $(SMOKE) --format csv > $(SMOKE)/tables/$$t.csv; done
+	set -e; for f in accuracy cta heatmap final communication mismatch; do \
+	  $(BIN)/profcil figure $$f $(SMOKE) --out $(SMOKE)/figures; done
+	$(BIN)/profcil report $(SMOKE) --out $(SMOKE)/page.html
+
+deploy-demo: $(VENV)/installed
+	$(BIN)/profcil deploy demo

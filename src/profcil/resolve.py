@@ -49,6 +49,7 @@ class RunConfig(Checked):
     transfer: str = knob("changed", "what travels: what the receiver lacks, or everything", choices=("changed", "full"))
     regime: str = knob("matched", "what methods may replay and summarise of old classes", choices=REGIMES)
     evaluate: str = knob("test", "which part is scored", choices=("test", "validation"))
+    keep_memories: bool = knob(False, "keep remembered and true class means of every position, for snapshots")
 
 
 TOP = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}

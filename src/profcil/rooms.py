@@ -7,7 +7,8 @@ entry point in the group `profcil.methods`, `profcil.data` or `profcil.encoders`
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -26,13 +27,19 @@ def names(room: str) -> list[str]:
     """What can be named in a room, without importing any of it."""
     folder = Path(__file__).parent / room
     own = {f.stem for f in folder.glob("*.py") if not f.stem.startswith("_")} - FURNITURE[room]
-    return sorted(own | {e.name for e in entry_points(group=f"profcil.{room}")})
+    return sorted(own | guests(room).keys())
+
+
+@cache
+def guests(room: str) -> dict[str, EntryPoint]:
+    """What other packages bring; looking through all installed packages takes long enough to do it once."""
+    return {e.name: e for e in entry_points(group=f"profcil.{room}")}
 
 
 def find(room: str, name: str) -> ModuleType:
     """The module behind a name; an unknown name is an error that lists the nearest ones."""
-    for entry in entry_points(group=f"profcil.{room}", name=name):
-        return entry.load()
+    if name in guests(room):
+        return guests(room)[name].load()
     if name not in names(room):
         raise unknown(ROOMS[room], name, names(room))
     return importlib.import_module(f"profcil.{room}.{name}")

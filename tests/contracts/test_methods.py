@@ -1,121 +1,99 @@
-"""What every method must honour, third-party ones too: the room is listed, and each occupant is run."""
+"""What every method must honour, third-party ones too: the room is listed, and each occupant is run.
+
+The stream is the one of `conftest`: own task orders, a client with one example, idle clients, an idle position and
+classes that return, at any number of methods that may be in the folder.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
-from pathlib import Path
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 from profcil import rooms
-from profcil.data.bundle import Bundle, Nodes, Rows
-from profcil.data.shelf import load_bundle
-from profcil.engine import world as worlds
+from profcil.config import build
+from profcil.encoders.model import MODEL
 from profcil.engine.executors.local import Executor
-from profcil.engine.folder import RunFolder
 from profcil.engine.payload import KINDS
-from profcil.errors import ProfcilError
+from profcil.errors import NotApplicable, ProfcilError
+from profcil.reporting.methods import sections, stored
 
 NAMES = rooms.names("methods")
+MODALITIES = ("image", "text", "graph")
+METHODS = {name: rooms.find("methods", name).METHOD for name in NAMES}
+HOME = {name: next(m for m in MODALITIES if m in METHODS[name].modalities) for name in NAMES}
+CLAIMS = [(name, m) for name in NAMES for m in MODALITIES if m in METHODS[name].modalities]
+OTHERS = [(name, m) for name in NAMES for m in MODALITIES if m not in METHODS[name].modalities]
 every = pytest.mark.parametrize("name", NAMES)
-DATASET = {"image": "digits", "text": "clinc150", "graph": "cora"}
-CLASSES, EACH = 6, 24  # of the made-up text and graph
-
-
-def method_of(name: str) -> type:
-    return rooms.find("methods", name).METHOD
-
-
-def home(name: str) -> str:
-    """The modality in which a method is examined: images where it can."""
-    return next(m for m in DATASET if m in method_of(name).modalities)
-
-
-def labelled(seed: int, each: int) -> tuple[torch.Tensor, torch.Generator]:
-    return torch.arange(CLASSES).repeat(each), torch.Generator().manual_seed(seed)
-
-
-def images() -> Bundle:
-    """Every class of digits, twenty-five examples each."""
-    bundle = load_bundle("digits", Path("nowhere"), 0)
-    ids = torch.cat([torch.nonzero(bundle.train.y == y).flatten()[:25] for y in range(10)])
-    return replace(bundle, train=bundle.train.part(ids), fingerprint="few digits")
-
-
-def texts() -> Bundle:
-    """Six classes, each with words of its own among common ones."""
-
-    def part(seed: int, each: int) -> Rows:
-        y, rng = labelled(seed, each)
-        words = torch.randint(1, 30, (len(y), 6), generator=rng)
-        words[:, 2] = 30 + y
-        words[::3, 5] = 0
-        return Rows(words, y)
-
-    facts = replace(rooms.find("data", "clinc150").FACTS, classes=CLASSES)
-    names = tuple(map(str, range(CLASSES)))
-    return Bundle(facts, part(1, EACH), part(2, 8), None, names, vocabulary=30 + CLASSES, fingerprint="few words")
-
-
-def graphs() -> Bundle:
-    """Six classes on one random graph, a quarter of the nodes for testing."""
-    y, rng = labelled(3, EACH)
-    x = torch.nn.functional.one_hot(y, 8).float() + 0.3 * torch.rand(len(y), 8, generator=rng)
-    ends = torch.randint(len(y), (2, 400), generator=rng)
-    ends = ends[:, ends[0] != ends[1]]
-    edges = torch.unique(torch.cat([ends, ends.flip(0)], 1), dim=1)
-    test = torch.arange(len(y)) >= len(y) * 3 // 4
-    parts = [Nodes(x, edges, y[m], torch.nonzero(m).flatten()) for m in (~test, test)]
-    facts = replace(rooms.find("data", "cora").FACTS, classes=CLASSES)
-    return Bundle(facts, parts[0], parts[1], None, tuple(map(str, range(CLASSES))), fingerprint="a few nodes")
-
-
-BUNDLES = {"image": images, "text": texts, "graph": graphs}
+claimed = pytest.mark.parametrize(("name", "modality"), CLAIMS, ids=[f"{n}-{m}" for n, m in CLAIMS])
+refused = pytest.mark.parametrize(("name", "modality"), OTHERS, ids=[f"{n}-{m}" for n, m in OTHERS])
 
 
 @pytest.fixture
-def make(fresh, monkeypatch):
-    """Makes tiny runs of any method on the modality given, or on its home."""
-
-    def begin(name: str, modality: str | None = None, **settings):
-        modality = modality or home(name)
-        if modality == "graph":
-            pytest.importorskip("torch_geometric")
-        monkeypatch.setattr(worlds, "load_bundle", lambda *a: BUNDLES[modality]())
-        return fresh(name, dataset=DATASET[modality], task_size=2, **settings)
-
-    return begin
+def at_home(example, name):
+    """The method's finished run, of images where it can."""
+    return example(name, HOME[name])
 
 
-CLAIMS = [(name, m) for name in NAMES for m in DATASET if m in method_of(name).modalities]
+def finite(run) -> bool:
+    held = [b.tensors for b in run.server.blocks.values()] + list(run.state.private.values())
+    return all(bool(torch.isfinite(t).all()) for tensors in held for t in tensors.values())
 
 
-@pytest.mark.parametrize(("name", "modality"), CLAIMS, ids=str)
-def test_runs_where_it_claims_to_and_sends_only_what_it_declares(make, name, modality):
-    run = make(name, modality).stream()
+# -- everywhere -------------------------------------------------------------------------------------------------------
+
+
+@claimed
+def test_runs_where_it_claims_to_and_sends_only_what_it_declares(example, name, modality):
+    run = example(name, modality).run
     crossed = {e.kind for e in run.ledger.entries} - {"header"}
     assert "model" in crossed
     assert crossed <= run.method.kinds <= set(KINDS)
     assert all(b.kind in KINDS for b in run.server.blocks.values())
-    assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
+    assert finite(run)
+    assert (run.state.scores.correct[-1] >= 0).all()
+
+
+@refused
+def test_says_before_a_run_where_it_does_not_apply(make, name, modality):
+    with pytest.raises(NotApplicable, match=r"not applicable: .+"):
+        make(name, modality)
+
+
+# -- what crosses -----------------------------------------------------------------------------------------------------
+
+
+@claimed
+def test_the_ledger_shows_every_byte_that_crosses(example, name, modality):
+    seen = example(name, modality)
+    ledger, booked = seen.run.ledger, {}
+    for direction in ("down", "up"):
+        for kind in KINDS:
+            total = [ledger.total(direction=direction, kind=kind, **at) for at in ({}, {"stage": "warmup"})]
+            if total[0] > total[1]:
+                booked[direction, kind] = total[0] - total[1]
+    assert booked == {k: v for k, v in seen.crossed.bytes.items() if v}
 
 
 @every
 def test_an_undeclared_kind_is_refused_at_the_door(make, name):
-    run = make(name)
+    run = make(name, HOME[name])
     run.method.kinds = frozenset()  # as if its author had forgotten to declare anything
     with pytest.raises(ProfcilError, match="model"):
         run.stream()
 
 
+# -- labels, idle clients, single examples, classes that return -------------------------------------------------------
+
+
 @every
-def test_labels_are_sets_of_class_ids(make, name):
-    run = make(name).stream()
+def test_labels_are_sets_of_class_ids(at_home):
+    run = at_home.run
     plan, correct = run.world.plan, run.state.scores.correct
-    assert any(plan.seen(p) != set(range(len(plan.seen(p)))) for p in range(plan.positions))
+    assert all(plan.seen(p) != set(range(len(plan.seen(p)))) for p in (0, 1))
     for p in range(plan.positions):
         introduced = [set(t) <= plan.seen(p) for t in plan.tasks]
         assert (correct[p] >= 0).tolist() == introduced
@@ -125,76 +103,102 @@ def test_labels_are_sets_of_class_ids(make, name):
 
 
 @every
-def test_a_saved_state_goes_on_as_if_nothing_had_happened(make, same_bits, tmp_path, name):
-    run = make(name)
-    again = make(name)
-    with RunFolder(tmp_path / "run") as folder:
+def test_the_stream_has_idle_clients_single_examples_and_classes_that_return(at_home):
+    """What the other tests rely on."""
+    plan, took_part = at_home.run.world.plan, {}
+    for p in range(plan.positions):
+        for r in range(at_home.run.world.config.train.rounds):
+            for c in at_home.run.clients(p, r):
+                took_part.setdefault(p, {})[c] = plan.observed(c, p)
+    assert sorted(took_part) == [0, 1, 3] and 2 not in plan.active(1)
+    assert any(len(plan.samples(2, p)) == 1 and 2 in took_part[p] for p in took_part)
+    assert set(took_part[0][0]) == set(took_part[1][1])
 
-        def save(what, when, facts):
-            if (what, when.position, when.round) == ("round", 1, 1):
-                folder.save(run.state, "", {})
 
-        run.stream(save)
-        again.state, *_ = folder.load(torch.device("cpu"))
+@every
+def test_an_idle_client_is_sent_nothing_and_an_idle_position_changes_nothing(at_home, same_bits):
+    """But for what a server that trains makes of the same model once more."""
+    run = at_home.run
+    for e in run.ledger.entries:
+        assert e.stage == "warmup" or e.client in run.world.plan.active(e.position)
+    made = [n for n, b in run.server.blocks.items() if run.method.server_gradients and n not in MODEL]
+    after = [server.drop(*made) for server in (at_home.start, *run.after_positions())]
+    assert [same_bits(a, b) for a, b in pairwise(after)] == [False, False, True, False]
+
+
+@every
+def test_a_single_client(make, name):
+    run = make(name, HOME[name], planned=False, clients=1, participants=1, setting="homogeneous", rounds=1).stream()
+    assert finite(run)
+    assert (run.state.scores.correct[-1] >= 0).all()
+
+
+# -- nothing hidden ---------------------------------------------------------------------------------------------------
+
+
+@every
+def test_a_saved_state_goes_on_as_if_nothing_had_happened(at_home, make, same_bits, name):
+    run, again = at_home.run, make(name, HOME[name])
+    again.state = at_home.saved
     assert (again.state.position, again.state.round) == (1, 2)
     again.stream()
     assert same_bits(run.server, again.server)
     assert np.array_equal(run.state.scores.correct, again.state.scores.correct)
     assert run.ledger.entries == again.ledger.entries
     assert run.state.private.keys() == again.state.private.keys()
+    for client, own in run.state.private.items():
+        assert own.keys() == again.state.private[client].keys()
+        assert all(torch.equal(t, again.state.private[client][k]) for k, t in own.items())
 
 
 @every
-def test_a_run_leaves_the_global_random_state_alone(make, name):
-    torch.manual_seed(7)
-    np.random.seed(7)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    make(name).stream()
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
+def test_a_run_leaves_the_global_random_state_alone(at_home):
+    assert at_home.random == (True, True)
 
 
 @every
-def test_the_global_random_state_does_not_leak_in(make, same_bits, name):
-    servers = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        servers.append(make(name).stream().server)
-    assert same_bits(*servers)
+def test_neither_the_order_of_execution_nor_the_global_random_state_changes_a_bit(
+    at_home, make, same_bits, monkeypatch, name
+):
+    original = Executor.__call__
+
+    def backwards(self, turns, guard):
+        torch.manual_seed(len(turns))
+        np.random.seed(len(turns))
+        return original(self, dict(reversed(turns.items())), guard)
+
+    monkeypatch.setattr(Executor, "__call__", backwards)
+    again = make(name, HOME[name]).stream()
+    assert same_bits(at_home.run.server, again.server)
+    assert np.array_equal(at_home.run.state.scores.correct, again.state.scores.correct)
 
 
 @every
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_serial_and_stacked_execution_agree(make, apart, name, optimiser):
     """Rounding may differ; batches, draws and steps may not."""
-    uneven = {"setting": "homogeneous", "dirichlet": 0.5, "train__batch": 4, "train__epochs": 2}
     servers = []
     for executor in ("serial", "stacked"):
-        run = make(name, executor=executor, optimiser=optimiser, lr=0.01, **uneven)
-        assert len({len(run.world.plan.samples(c, 0)) // 4 for c in run.clients(0, 2)}) > 1  # epochs differ in length
-        for r in range(3):
+        run = make(name, HOME[name], executor=executor, optimiser=optimiser, lr=0.01, participants=3, train__batch=4)
+        assert len({-(-len(run.world.plan.samples(c, 0)) // 4) for c in run.clients(0, 0)}) > 1  # epochs differ
+        for r in range(2):
             run.play(0, r)
         servers.append(run.server)
     assert apart(*servers) < 1e-4
 
 
 @every
-@pytest.mark.parametrize("executor", ["serial", "stacked"])
-def test_the_order_of_execution_does_not_change_a_bit(make, same_bits, monkeypatch, name, executor):
-    usual = make(name, executor=executor).stream()
-    original = Executor.__call__
+def test_a_method_holds_nothing_but_its_settings(at_home):
+    run = at_home.run
+    assert vars(run.method) == {"params": run.world.config.params}
 
-    def backwards(self, turns, guard):
-        return original(self, dict(reversed(turns.items())), guard)
 
-    monkeypatch.setattr(Executor, "__call__", backwards)
-    assert same_bits(usual.server, make(name, executor=executor).stream().server)
+# -- settings, budgets and what is replayed ---------------------------------------------------------------------------
 
 
 @every
 def test_settings_are_frozen_and_each_has_a_help_text(name):
-    params = method_of(name).Params
+    params = METHODS[name].Params
     assert dataclasses.is_dataclass(params)
     assert params.__dataclass_params__.frozen
     for f in dataclasses.fields(params):
@@ -203,10 +207,59 @@ def test_settings_are_frozen_and_each_has_a_help_text(name):
 
 
 @every
-def test_a_method_says_where_it_comes_from_and_holds_nothing_but_its_settings(make, name):
-    module = rooms.find("methods", name)
-    assert module.__doc__
-    run = make(name)
-    before = dict(vars(run.method))
-    run.stream()
-    assert vars(run.method) == before == {"params": run.world.config.params}
+def test_regimes_are_settings_that_exist(name):
+    method = METHODS[name]
+    assert set(method.regimes) <= {"expanded"}
+    for values in method.regimes.values():
+        assert build(method.Params, values, name) != method.Params()
+
+
+@every
+def test_a_method_with_a_budget_records_what_was_asked_for_and_served(at_home, name):
+    budget = {f.name for f in dataclasses.fields(METHODS[name].Params)} & {"budget", "quota"}
+    tally = at_home.run.state.tally
+    assert ("replay_requested" in tally) == ("replay_served" in tally) == bool(budget)
+    if budget:
+        assert tally["replay_requested"] > 0
+        assert 0 < tally["replay_served"] < 1.5 * tally["replay_requested"]  # more only by rounding to whole steps
+
+
+@every
+def test_what_is_replayed_can_be_shown_and_showing_it_changes_nothing(at_home, same_bits):
+    run = at_home.run
+    world, server = run.world, run.server
+    last = run.when(world.plan.positions - 1, world.config.train.rounds - 1)
+    clients = [world.client(c, last, own) for c, own in sorted(run.state.private.items())]
+    world.net.load(server.weights())
+    world.net.eval()
+    for label in world.plan.seen(last.position):
+        with torch.no_grad():
+            shown = run.method.replay(world.net, server, clients, label, 3, torch.Generator().manual_seed(label))
+            if shown is None:
+                continue
+            found = world.net.base(*shown.tensors) if shown.space == "inputs" else shown.tensors[0]
+        assert shown.space in ("inputs", "base", "adapted")
+        assert 1 <= len(found) <= 3 and found.shape[1] == world.net.features
+        assert bool(torch.isfinite(found.float()).all())
+    assert same_bits(server, run.trail[-1][2])
+
+
+# -- what a method says of itself -------------------------------------------------------------------------------------
+
+
+@every
+def test_a_method_says_where_it_comes_from_and_what_became_of_it(name):
+    doc = rooms.find("methods", name).__doc__
+    title, parts = sections(doc)
+    assert len(title) > 30
+    assert "TODO" not in doc
+    assert len(parts) > 1
+
+
+@every
+def test_a_method_says_what_it_stores_and_stores_nothing_else(at_home, name):
+    said = [not what.startswith("nothing") for what in stored(rooms.find("methods", name).__doc__)]
+    run = at_home.run
+    known = {*MODEL, *run.world.net.attached}
+    beyond = any(b.tensors for s in run.trail for n, b in s[2].blocks.items() if n not in known or b.kind != "model")
+    assert said == [beyond, any(run.state.private.values())]

@@ -1,66 +1,64 @@
-"""What a run costs on this machine, measured: each case in a process of its own, so that peak memory is its own."""
+"""Whole streams of the paper's protocol, as `profcil run` plays them, and a plan for very many clients."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PLAN_CLIENTS = 100_000
+# How the first release ran: one client after another, every step as it is written, everything sent every time.
+FIRST = ("--executor", "serial", "--transfer", "full", "--set", "workers=1", "--set", "graphs=false")
 
 
-def stream_case(dataset: str, method: str, data: Path) -> dict[str, Any]:
-    """A full paper-protocol stream under severe heterogeneity, warm-up computed and timed apart."""
+def stream_case(dataset: str, method: str, data: Path, device: str = "cpu", flags: tuple[str, ...] = ()) -> dict:
+    """A stream under severe heterogeneity, scores included, the shared warm-up computed and timed apart."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
-        command = ["run", "--dataset", dataset, "--method", method, "--out", str(out), "--data-dir", str(data)]
+        command = ["run", "--dataset", dataset, "--method", method, "--device", device, *flags]
         done = subprocess.run(
-            [sys.executable, "-m", "profcil", *command, "--quiet", "--json"],
+            [sys.executable, "-m", "profcil", *command, "--out", out, "--data-dir", data, "--quiet", "--json"],
             capture_output=True,
             text=True,
-            env=_environment(scratch),
+            env={**os.environ, "PROFCIL_CACHE": scratch},  # so that the warm-up is computed, and timed
         )
         if done.returncode:
-            return {"seconds": None, "note": done.stderr.strip().removeprefix("profcil: ")}
+            return {"note": done.stderr.strip().removeprefix("profcil: ")}
         row = json.loads(done.stdout)
         events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     resident = [e["resident_mb"] for e in events if e["event"] == "position"]
-    return {
-        "seconds": row["seconds"],
-        "warmup_seconds": row["warmup_seconds"],
-        "peak_memory_mb": row["peak_memory_mb"],
-        "resident_first_mb": resident[0],
-        "resident_last_mb": resident[-1],
-    }
+    kept = {k: row[k] for k in ("warmup_seconds", "peak_memory_mb")}
+    return {"ours": row["seconds"], "unit": "s", **kept, **grown(resident)}
 
 
-def plan_case() -> dict[str, Any]:
-    """A severe plan for a hundred thousand clients: twenty tasks of five classes, a million examples."""
+def grown(resident: list[float]) -> dict[str, float]:
+    """Resident memory after the first and the last position, where growth over rounds and tasks would show."""
+    return {"resident_first_mb": resident[0], "resident_last_mb": resident[-1]}
+
+
+def first_release_case(dataset: str, method: str, data: Path, repeats: int = 3, flags: tuple[str, ...] = ()) -> dict:
+    """The default path against the eager sequential path of the first release, in turn; the best of some runs each."""
+    paths = [flags, (*flags, *FIRST)] * repeats
+    runs = [stream_case(dataset, method, data, flags=path) for path in paths]
+    if failed := next((r for r in runs if "note" in r), None):
+        return failed
+    ours, eager = (min(runs[i::2], key=lambda r: r["ours"]) for i in (0, 1))
+    return ours | {"reference": eager["ours"], "against": "the eager sequential path of the first release"}
+
+
+def plan_case(clients: int, samples: int) -> dict[str, Any]:
+    """A severe plan of twenty tasks of five classes."""
     import numpy as np
 
     from profcil.protocol.plan import make_plan
     from profcil.protocol.settings import StreamSettings
 
-    labels = np.arange(1_000_000) % 100
-    settings = StreamSettings(PLAN_CLIENTS, 100, 5, support=0.4, coverage=0.5, disorder=0.6)
+    labels = np.arange(samples) % 100
+    settings = StreamSettings(clients, 100, 5, support=0.4, coverage=0.5, disorder=0.6)
     began = time.perf_counter()
-    plan = make_plan(labels, 100, settings, seed=0)
-    assert plan.clients == PLAN_CLIENTS
-    return {"seconds": time.perf_counter() - began}
-
-
-def cases(data: Path) -> dict[str, Callable[[], dict[str, Any]]]:
-    streams = [(d, m) for d in ("cora", "clinc150", "digits") for m in ("promax", "fedavg")]
-    found = {f"{m} on {d}, severe": (lambda d=d, m=m: stream_case(d, m, data)) for d, m in streams}
-    return {f"plan for {PLAN_CLIENTS:,} clients": plan_case, **found}
-
-
-def _environment(scratch: str) -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PROFCIL_CACHE": scratch}  # so that the warm-up is computed, and timed
+    make_plan(labels, 100, settings, seed=0)
+    return {"ours": time.perf_counter() - began, "unit": "s"}

@@ -1,47 +1,50 @@
-"""Measure full streams and a large plan on this machine.
+"""Measure what rounds and streams cost on this machine, against a reference in the same run.
 
-Times exclude the shared warm-up, which has a column of its own; resident memory is shown after the first and the last
-position, so that growth over rounds would be seen.
+Every case has a process of its own. Cases for a GPU come first where one is used; the rest needs none. Times of streams
+leave out the shared warm-up. A ratio is the reference's time divided by ours; for a growing number of clients or
+classes the reference is the smallest. Resident memory is shown after the first and the last position, so that growth
+over rounds, tasks and clients would be seen.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
-from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
-
-COLUMNS = {
-    "seconds": "seconds",
-    "warmup_seconds": "warm-up s",
-    "peak_memory_mb": "peak MB",
-    "resident_first_mb": "MB at first position",
-    "resident_last_mb": "MB at last position",
-}
+from profcil.cli.parser import Parser, data_dir, data_root, print_json
 
 
 def add(parser: Parser) -> None:
     parser.add_argument("only", nargs="*", help="only cases whose name contains one of these words")
+    parser.add_argument("--device", help="torch device: cpu, cuda or cuda:N; a GPU where there is one")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write rows and machine to FILE; `-` prints nothing else"
+    )
     data_dir(parser)
-    json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.bench.streams import cases
-    from profcil.reporting.tables import text_table
+    from profcil.bench import table
+    from profcil.engine.files import write_json
 
-    found = {
-        name: case
-        for name, case in cases(data_root(args)).items()
-        if not args.only or any(w in name for w in args.only)
-    }
-    results = {name: case() for name, case in found.items()}
-    if args.json:
-        print_json(results)
-        return 0
-    rows = [[name, *(_number(r.get(key)) for key in COLUMNS), r.get("note", "")] for name, r in results.items()]
-    print(text_table(["case", *COLUMNS.values(), ""], rows))
-    return 0
+    rows = []
+    for row in table.measure(args.only, data_root(args), device(args.device)):
+        rows.append(row)
+        print(table.render([row]).splitlines()[-1], file=sys.stderr, flush=True)
+    if args.json == "-":
+        print_json(table.report(rows))
+    else:
+        print(table.render(rows))
+        if args.json:
+            write_json(Path(args.json), table.report(rows))
+    return int(any(row.get("failed") for row in rows))
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def device(asked: str | None) -> str:
+    """The one asked for, if it can be used; else a GPU where there is one."""
+    import torch
+
+    from profcil.engine.world import device_of
+
+    return str(device_of(asked)) if asked else "cuda" if torch.cuda.is_available() else "cpu"

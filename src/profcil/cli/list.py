@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from profcil.cli.parser import Parser, json_flag, print_json
-from profcil.errors import unknown
+from profcil.errors import ConfigError, unknown
 
 
 def add(parser: Parser) -> None:
     parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes, studies or encoders")
+    parser.add_argument("--page", metavar="FILE", help="write the page of all methods to FILE; its experiments stay")
     json_flag(parser)
 
 
@@ -19,11 +21,23 @@ def run(args: argparse.Namespace) -> int:
 
     if args.kind not in KINDS:
         raise unknown("kind of thing to list", args.kind, KINDS)
+    if args.page:
+        return write_page(args.kind, Path(args.page))
     rows = KINDS[args.kind]()
     if args.json:
         print_json(rows)
     else:
         print(text_table(list(rows[0]), [[spoken(value) for value in row.values()] for row in rows]))
+    return 0
+
+
+def write_page(kind: str, path: Path) -> int:
+    from profcil.reporting.methods import update
+
+    if kind != "methods":
+        raise ConfigError(f"--page was given with {kind}, there is a page of methods only; leave --page out")
+    update(path)
+    print(f"written: {path}")
     return 0
 
 

@@ -70,7 +70,7 @@ def _tile(block, channels, B: tl.constexpr):
     return c, c < channels
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])  # or every number of pieces would be compiled anew
 def _moments(x, partial, rows, channels, pieces, BM: tl.constexpr, BC: tl.constexpr):
     """Σ (x − x₀) and Σ (x − x₀)² over a piece of a group's pixels."""
     piece, g = tl.program_id(0), tl.program_id(2)
@@ -91,7 +91,7 @@ def _moments(x, partial, rows, channels, pieces, BM: tl.constexpr, BC: tl.conste
     tl.store(at + channels, tl.sum(two, 0), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "groups"])
 def _settle(
     x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces,
     BP: tl.constexpr, BC: tl.constexpr,
@@ -155,7 +155,7 @@ def _slope(grad, y, at, there, before, ADDS: tl.constexpr, RECTIFY: tl.constexpr
     return d
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def _products(
     grad, x, y, mean, scale, weight, bias, partial, rows, channels, pieces, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
@@ -181,7 +181,7 @@ def _products(
     tl.store(at + channels, tl.sum(two, 0), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces", "groups"])
 def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, BC: tl.constexpr):
     """The pieces' sums to each group's, and over groups to the gradients of weight and bias."""
     c, real = _tile(tl.program_id(0), channels, BC)

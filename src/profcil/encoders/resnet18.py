@@ -9,27 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
-from profcil.encoders.fused import normalised
+from profcil.encoders.fused import normalised, thinned
 from profcil.encoders.norms import Pixels, drawn, image_shape, layers
 
 Norm = Callable[[int], nn.Module]
 
 
 class Projection(nn.Sequential):
-    """A shortcut where the shape changes: a 1x1 convolution, normalised. The pixels it steps over are left out first,
-    because libraries have no good kernel for a wide step of a narrow filter."""
+    """A shortcut where the shape changes: a 1x1 convolution, normalised."""
 
     def forward(self, x: Tensor) -> Tensor:
         convolution, norm = self
-        step = convolution.stride[0]  # type: ignore[index]
-        seen = x[:, :, ::step, ::step]
-        if x.is_contiguous(memory_format=torch.channels_last):
-            seen = seen.contiguous(memory_format=torch.channels_last)
-        return normalised(norm, F.conv2d(seen, convolution.weight), rectify=False)  # type: ignore[arg-type]
+        return normalised(norm, thinned(convolution, x), rectify=False)
 
 
 class Block(nn.Module):

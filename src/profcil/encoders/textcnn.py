@@ -29,9 +29,10 @@ class TextCNN(nn.Module):
         tokens = F.pad(tokens if tokens.is_cuda else tokens[:, : used(tokens)], (0, self.widest - 1))
         words, place = distinct(tokens)
         embedded, real = self.embedding(words), tokens > 0
-        return torch.cat([self.pooled(c, embedded, place, real) for c in self.convolutions], 1)  # type: ignore[arg-type]
+        pooled = self.everywhere if tokens.is_cuda else self.winners
+        return torch.cat([pooled(c, embedded, place, real) for c in self.convolutions], 1)  # type: ignore[arg-type]
 
-    def pooled(self, conv: nn.Conv1d, embedded: Tensor, place: Tensor, real: Tensor) -> Tensor:
+    def everywhere(self, conv: nn.Conv1d, embedded: Tensor, place: Tensor, real: Tensor) -> Tensor:
         """The largest response over the windows that hold a real token, at least 0; an empty text gives 0.
 
         A window's response is the sum of what each tap of the filter makes of the word under it, so every tap is
@@ -46,6 +47,29 @@ class TextCNN(nn.Module):
         valid = torch.stack([real[:, j : j + length] for j in range(k)]).any(0)
         responses = (responses + conv.bias) * valid.unsqueeze(2)  # type: ignore[operator]
         return F.relu(responses.max(1).values)
+
+    def winners(self, conv: nn.Conv1d, embedded: Tensor, place: Tensor, real: Tensor) -> Tensor:
+        """The same, faster on a CPU: only the window that wins has a gradient, so the windows are searched without one,
+        and then each filter's winner is looked up again. Windows of padding alone stand for the text's first real one.
+        """
+        (k,), length = conv.kernel_size, place.shape[1] - self.widest + 1
+        taps = F.linear(embedded, conv.weight.permute(2, 0, 1).flatten(0, 1)).view(-1, len(conv.weight))
+        windows = place.unfold(1, k, 1)[:, :length] * k + torch.arange(k)  # rows of `taps`, one for each tap
+        valid = real.unfold(1, k, 1)[:, :length].any(2)
+        texts, first = torch.arange(len(place))[:, None], valid.byte().argmax(1, keepdim=True)
+        windows = torch.where(valid.unsqueeze(2), windows, windows[texts, first])
+        found = F.embedding_bag(windows.flatten(0, 1), taps.detach(), mode="sum")
+        best = argmax(found.view(len(place), length, -1))
+        rows = windows[texts, best].movedim(2, 0)  # [taps, texts, filters]
+        responses = taps.gather(0, rows.flatten(0, 1)).view(rows.shape).sum(0)
+        return F.relu(responses + conv.bias) * valid.any(1, keepdim=True)  # type: ignore[operator]
+
+
+def argmax(responses: Tensor) -> Tensor:
+    """Where along the middle axis the largest is, [texts, filters]; as a pooling, whose kernel runs along filters and is
+    ten times as fast as torch.max."""
+    images = responses.unsqueeze(2).permute(0, 3, 1, 2)  # channels last in memory, as it lies
+    return F.max_pool2d(images, (responses.shape[1], 1), return_indices=True)[1].flatten(1)
 
 
 def used(tokens: Tensor) -> int:

@@ -24,6 +24,7 @@ AREA = 0.4  # the smallest part of an image that a strong crop keeps
 ASPECT = 4 / 3  # and its largest aspect ratio
 STRENGTH = 0.4  # of brightness, contrast and saturation
 GRAY = 0.2
+LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
 DROP, MASK, UNKNOWN = 0.1, 0.1, 1  # texts: tokens that become padding, tokens that become the unknown id
 EDGES, COLUMNS = 0.2, 0.2  # graphs: edges and feature columns that vanish
 
@@ -105,20 +106,23 @@ def _window(part: Tensor, draw: Tensor, size: int) -> Tensor:
 
 
 def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Brightness and contrast; for colour images saturation as well, and sometimes no colour at all."""
-    draws = _uniform(generator, x, 4, len(x), 1, 1, 1)
+    """Brightness and contrast; for colour images saturation as well, and sometimes no colour at all.
+
+    Each of these mixes an image's channels linearly, and all of them together are one small matrix an image.
+    """
+    draws = _uniform(generator, x, 4, len(x), 1)
     bright, contrast, saturation = 1 + STRENGTH * (2 * draws[:3] - 1)
-    x = x * bright
-    mean = _gray(x).mean((2, 3), keepdim=True)
-    x = mean + contrast * (x - mean)
-    gray = _gray(x)
-    x = gray + saturation * (x - gray)
-    return torch.where(draws[3] < GRAY, gray, x).clamp(0, 1)
-
-
-def _gray(x: Tensor) -> Tensor:
-    """Luma of colour images; for others the channels as they are, which makes saturation and graying do nothing."""
-    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:] if x.shape[1] == 3 else x
+    colours, mean = x.shape[1], x.mean((2, 3))
+    mixing = torch.eye(colours, device=x.device).expand(len(x), -1, -1)
+    if colours == 3:
+        gray = torch.stack([torch.full_like(bright[:, 0], part) for part in LUMA], 1)
+        mean = (mean * gray).sum(1, keepdim=True)
+        saturation = torch.where(draws[3] < GRAY, 0.0, saturation)[:, :, None]
+        mixing = saturation * mixing + (1 - saturation) * gray[:, None, :]
+    with torch.autocast(x.device.type, enabled=False):
+        offset = ((1 - contrast) * bright * mean)[:, :, None]
+        mixed = torch.baddbmm(offset, (contrast * bright)[:, :, None] * mixing, x.flatten(2))
+    return mixed.view_as(x).clamp(0, 1)
 
 
 def _thin(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from profcil.encoders.model import Net, Weights
 from profcil.engine.door import When
 from profcil.engine.payload import Block
 from profcil.engine.phases import Batch, Source, Train, source_of
+from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import number
 
 
@@ -30,6 +32,7 @@ class Client:
     seen: tuple[int, ...]  # Y^(p): the classes introduced to the federation so far
     net: Net  # a skeleton to compute with; holds no one's weights between calls
     settings: TrainSettings
+    budget: float = 1.0  # share of the local epochs this turn has; less where its task is the weak one
     private: Mapping[str, Tensor] | None = None
     cache: dict[Any, Tensor] = field(default_factory=dict)  # features by base version, for this position
     extra_bytes: int = 0  # client memory that the method asked for in this turn
@@ -38,7 +41,7 @@ class Client:
     def y(self) -> Tensor:
         return self.examples.y[self.current]
 
-    @property
+    @cached_property
     def labels(self) -> tuple[int, ...]:
         """The classes this client observes now."""
         return tuple(int(v) for v in torch.unique(self.y))
@@ -77,7 +80,7 @@ class Client:
             loss=loss,
             source=source,
             settings=self.settings,
-            epochs=epochs or self.settings.epochs,
+            epochs=share_of(self.budget, epochs or self.settings.epochs),
             seed=self.number(name),
             proximal=proximal,
             constants=constants,

@@ -2,6 +2,7 @@
 
 config.toml, plan.npz   what the run is; written before anything is computed
 state.safetensors       all that is needed to go on, and the truth if anything disagrees
+clients/                what clients keep for themselves, where that is more than a state should hold
 scores.json, ledger.csv, run.json, events.jsonl   the same in readable form, rewritten with every state
 """
 
@@ -19,6 +20,7 @@ import torch
 from profcil.cost.ledger import Ledger
 from profcil.engine.files import read_tensors, write_json, write_tensors, write_text
 from profcil.engine.loop import RunState
+from profcil.engine.parked import Parked, sweep
 from profcil.engine.payload import Block, ServerState
 from profcil.errors import RunFolderError
 from profcil.metrics.scores import Scores
@@ -98,6 +100,11 @@ class RunFolder:
         with self.writing(f"the last saved state is whole, continue with `profcil resume {self.path}`"):
             write_tensors(self.path / "state.safetensors", tensors, record)
             self.publish(record)
+            sweep(self.clients, dict(record["parked"]).values())
+
+    @property
+    def clients(self) -> Path:
+        return self.path / "clients"
 
     def publish(self, record: Mapping[str, Any]) -> None:
         """The readable files, as the state has them."""
@@ -116,7 +123,8 @@ class RunFolder:
             )
         try:
             tensors, record = read_tensors(self.path / "state.safetensors") or ({}, {})
-            state, found = unpack(tensors, record, device), (str(record["events"]), dict(record["facts"]))
+            state = unpack(tensors, record, device, self.clients)
+            found = str(record["events"]), dict(record["facts"])
         except (KeyError, ValueError, TypeError, AttributeError):
             raise RunFolderError(
                 f"{self.path}/state.safetensors is missing or damaged; start the run again with another --out"
@@ -144,10 +152,12 @@ class RunFolder:
 def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The state as flat tensors and plain values."""
     tensors = {f"server/{n}/{k}": t for n, b in state.server.blocks.items() for k, t in b.tensors.items()}
-    tensors |= {f"client/{c}/{k}": t for c, own in state.private.items() for k, t in own.items()}
+    near, away = (p.near, p.away) if isinstance(p := state.private, Parked) else (p, {})
+    tensors |= {f"client/{c}/{k}": t for c, own in near.items() for k, t in own.items()}
     return tensors, {
         "blocks": {n: [b.kind, list(b.labels), b.version, list(b.tensors)] for n, b in state.server.blocks.items()},
-        "private": [[c, list(own)] for c, own in state.private.items()],
+        "private": [[c, list(own)] for c, own in near.items()],
+        "parked": [[c, file] for c, file in away.items()],
         "clock": state.server.clock,
         "held": [[c, h] for c, h in state.held.items()],
         "scores": state.scores.to_json(),
@@ -156,8 +166,13 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     }
 
 
-def unpack(tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], device: torch.device) -> RunState:
-    """What `pack` took apart."""
+def unpack(
+    tensors: Mapping[str, torch.Tensor],
+    record: Mapping[str, Any],
+    device: torch.device,
+    clients: Path = Path("clients"),
+) -> RunState:
+    """What `pack` took apart; `clients` is the folder of what is parked."""
 
     def under(place: str, names: list[str]) -> dict[str, torch.Tensor]:
         return {k: tensors[f"{place}/{k}"].to(device) for k in names}
@@ -166,11 +181,12 @@ def unpack(tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], devic
         name: Block(kind, under(f"server/{name}", names), tuple(labels), version)
         for name, (kind, labels, version, names) in record["blocks"].items()
     }
+    near = {c: under(f"client/{c}", names) for c, names in record["private"]}
     return RunState(
         server=ServerState(blocks, record["clock"]),
         scores=Scores.from_json(record["scores"]),
         ledger=Ledger.from_csv(record["ledger"]),
         held={c: dict(h) for c, h in record["held"]},
-        private={c: under(f"client/{c}", names) for c, names in record["private"]},
+        private=Parked(clients, device, near, dict(record.get("parked", []))),
         **{k: record[k] for k in ("position", "round", "client_bytes", "server_bytes", "tally")},
     )

@@ -100,7 +100,8 @@ class Graphs:
         step.used = width
         try:
             for stride in step.strides:
-                step.replays[width, stride] = self.recorder.record(partial(step.step, stride), len(rngs))
+                again = partial(step.step, stride)
+                step.replays[width, stride] = self.recorder.record(again, len(rngs), warm=not step.replays)
         except RuntimeError as error:
             raise Failure(
                 f"the step of phase '{phases[0].name}' could not be recorded as a CUDA graph ({error}); "

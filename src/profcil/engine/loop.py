@@ -14,10 +14,9 @@ from profcil.cost.ledger import Ledger
 from profcil.diagnostics.alignment import compare_means
 from profcil.engine.client import embed
 from profcil.engine.door import Door, When, stored_bytes
+from profcil.engine.parked import Parked
 from profcil.engine.payload import Reply, ServerState
-from profcil.engine.phases import Train, Trained
 from profcil.engine.world import World
-from profcil.errors import Diverged
 from profcil.methods.base import Method
 from profcil.metrics.scores import Scores
 from profcil.protocol.participation import participants
@@ -31,7 +30,7 @@ class RunState:
     scores: Scores
     ledger: Ledger
     held: dict[int, dict[str, int]] = field(default_factory=dict)
-    private: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    private: dict[int, dict[str, Tensor]] | Parked = field(default_factory=dict)
     position: int = 0
     round: int = 0  # the next one to play
     client_bytes: int = 0  # largest extra memory a client needed
@@ -92,7 +91,7 @@ def play(
     sums = {k: sum(r.notes.get(k, 0.0) for r in replies) for k in sorted(counted)}
     if method.server_gradients:
         sums["server_seconds"] = spent + more
-    return server, {"clients": len(clients), "skipped": skipped, "loss": loss, **sums}
+    return server, {"clients": len(clients), "skipped": skipped, "loss": loss, **sums, **world.fleet.facts()}
 
 
 def train_server(world: World, method: Method, server: ServerState, when: When) -> tuple[ServerState, float]:
@@ -111,12 +110,12 @@ def refresh(
     world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When, server: ServerState
 ) -> ServerState:
     """The participants' statistics under the server's model, through the door, and what the server makes of them."""
-    asked, told = When("refresh", when.position, when.round, when.rounds), []
+    asked = When("refresh", when.position, when.round, when.rounds)
     with torch.no_grad():
-        names = method.survey_blocks(server, asked)
-        for c in clients:
-            inbox = door.down(c, server, names, asked)
-            told.append(door.up(inbox, method.survey(world.client(c, asked, state.private.get(c)), inbox), asked))
+        names, here = method.survey_blocks(server, asked), world.fleet.reach(world, state, asked, clients)
+        inboxes = {c: door.down(c, server, names, asked) for c in here}
+        done = world.fleet.surveys(world, method, state, asked, inboxes)
+        told = [door.up(inboxes[c], done[c], asked) for c in sorted(done)]
         return method.absorb(server, told, asked)
 
 
@@ -131,9 +130,9 @@ def turns(
 ) -> list[Reply]:
     """The participants' turns, through the door both ways; replies in client order, whoever was computed first."""
     server = server or state.server
-    inboxes = {c: door.down(c, server, method.broadcast_to(c, server, when), when) for c in clients}
-    at_work = {c: method.turn(world.client(c, when, state.private.get(c)), inboxes[c]) for c in clients}
-    done = world.executor(at_work, guard_of(world, when))
+    here = world.fleet.reach(world, state, when, clients)
+    inboxes = {c: door.down(c, server, method.broadcast_to(c, server, when), when) for c in here}
+    done = world.fleet.turns(world, method, state, when, inboxes)
     replies = []
     for c in sorted(done):
         if done[c].private is not None:
@@ -141,24 +140,6 @@ def turns(
         state.client_bytes = max(state.client_bytes, int(done[c].notes.get("extra_bytes", 0)))
         replies.append(door.up(inboxes[c], done[c], when))
     return replies
-
-
-def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
-    """Nothing unusable is ever averaged in: by policy the run ends, naming the client, or goes on without it."""
-    s = world.config.train
-
-    def guard(phase: Train, result: Trained) -> bool:
-        finite = all(bool(torch.isfinite(t).all()) for b in phase.blocks for t in result.weights[b].values())
-        if finite and abs(result.loss) <= s.loss_limit:
-            return True
-        if s.on_divergence == "skip-client":
-            return False
-        raise Diverged(
-            f"client {phase.client} diverged at position {when.position}, {when.stage} {when.round} ({phase.name}, "
-            f"loss {result.loss:.3g}); lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
-        )
-
-    return guard
 
 
 def judged_features(world: World, server: ServerState) -> Tensor:

@@ -23,17 +23,14 @@ def clip_(grads: Sequence[Tensor], limit: float, stacked: bool) -> None:
         return
     if not stacked:
         norm = torch.stack(torch._foreach_norm(list(grads))).norm()
+        if not norm.is_cuda and norm + 1e-6 <= limit:  # a factor of 1; on a CPU the question costs nothing
+            return
         torch._foreach_mul_(list(grads), (limit / (norm + 1e-6)).clamp(max=1.0))
         return
     norms = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
     factors = (limit / (norms + 1e-6)).clamp(max=1.0)
     for g in grads:
         g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
-
-
-def excess(grad: Tensor, limit: float) -> Tensor | None:
-    """What a gradient must be divided by to be clipped; the fused kernels can do that on the way."""
-    return ((grad.norm() + 1e-6) / limit).clamp(min=1.0) if limit else None
 
 
 class Optimiser:

@@ -25,7 +25,9 @@ class Recorder(Protocol):
         """The one that a recorded step draws from for the client in this row."""
         ...
 
-    def record(self, step: Do, rows: int) -> Do: ...
+    def record(self, step: Do, rows: int, warm: bool = True) -> Do:
+        """`warm` = nothing like this step has run yet."""
+        ...
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
         """Within a step: parts that do not depend on each other."""
@@ -45,11 +47,11 @@ class Capture:
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
-    def record(self, step: Do, rows: int) -> Do:
+    def record(self, step: Do, rows: int, warm: bool = True) -> Do:
         with torch.cuda.device(self.device):
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                for _ in range(WARM):
+                for _ in range(WARM * warm):
                     step()
             torch.cuda.current_stream().wait_stream(self.stream)
             graph = torch.cuda.CUDAGraph()
@@ -82,8 +84,8 @@ class Repeat:
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
-    def record(self, step: Do, rows: int) -> Do:
-        for _ in range(WARM):
+    def record(self, step: Do, rows: int, warm: bool = True) -> Do:
+        for _ in range(WARM * warm):
             step()
         return step
 

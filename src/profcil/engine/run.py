@@ -17,9 +17,11 @@ import torch
 from profcil import __version__, rooms
 from profcil.config import plain
 from profcil.cost.ledger import Ledger, stream_bytes
+from profcil.diagnostics.snapshots import keep
 from profcil.engine.door import When
 from profcil.engine.folder import RunFolder
 from profcil.engine.loop import RunState, stream, task_totals
+from profcil.engine.parked import Parked
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, device_of, make_world
 from profcil.errors import Failure, RunFolderError
@@ -66,7 +68,8 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
         with torch.no_grad():
             server = method.begin(warmed.weights)
-        keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries))))
+        private = Parked(folder.clients, world.device)
+        keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private))
         keeper.save()
         return finish(keeper, method)
 
@@ -158,7 +161,7 @@ class Keeper:
             scores=Scores(state.scores.correct.copy(), state.scores.total),
             ledger=Ledger(list(state.ledger.entries)),
             held={c: dict(h) for c, h in state.held.items()},
-            private=dict(state.private),
+            private=state.private.copy(),
             tally=dict(state.tally),
         )
         self.whole = copy, events
@@ -182,6 +185,8 @@ class Keeper:
         event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}
         if what == "position":
             event["resident_mb"] = resident_mb()
+            if c.keep_memories:
+                keep(self.folder.path, self.world, self.state.server, when.position)
         self.folder.append(line := json.dumps(event) + "\n")
         self.hold(self.state, self.whole[1] + line)
         if what == "position" or time.perf_counter() - self.saved > SAVE_SECONDS:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch.nn import Parameter
 
 from profcil.config import TrainSettings
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
-from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_, excess
+from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.recorders import WIDTH, Do, Recorder
 from profcil.engine.steps import in_order, loss_of
@@ -127,7 +128,7 @@ class OnNets(Static):
         self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
         self.grad = torch.zeros_like(self.matrix)
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
-        self.rules = [Optimiser(phase.settings, [row]) for row in self.matrix]
+        self.rules = [self.rule(row, phase) for row in range(WIDTH)]
         self.slopes = [list(self.moving.views(row).values()) for row in self.grad]
         self.nets = [self.module(net, row) for row in range(WIDTH)]
         self.parameters = [[own.get_parameter(f"{b}.{k}") for b, k in self.moving.places] for own in self.nets]
@@ -155,6 +156,13 @@ class OnNets(Static):
             self.rules[row].reset()
         if self.anchor is not None:
             self.anchor.copy_(self.matrix[:, : self.pulled])
+        if self.low is not None:
+            self.low.copy_(self.matrix)
+
+    def rule(self, row: int, phase: Train) -> Update:
+        anchor = None if self.anchor is None else self.anchor[row]
+        made = Descent if self.low is not None and Descent.fits(self.matrix, phase.settings) else Update
+        return made(phase, self.matrix[row], None if self.low is None else self.low[row], anchor)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
         self.numbers.zero_()
@@ -177,15 +185,11 @@ class OnNets(Static):
 
     def one(self, row: int) -> None:
         """One client's step: `steps.step` on its row."""
-        p, grad, buffers, active = self.like, self.grad[row], self.buffers[row], self.numbers[row] < self.lengths[row]
+        buffers, active = self.buffers[row], self.numbers[row] < self.lengths[row]
         before = buffers.clone()
-        if self.low is not None:
-            self.low[row].copy_(self.matrix[row])
-        loss = loss_of(self.nets[row], p, self.batch(row))
+        loss = loss_of(self.nets[row], self.like, self.batch(row))
         copy_by_type(self.slopes[row], torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True))
-        if self.anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-            grad[: self.pulled].add_(self.matrix[row, : self.pulled] - self.anchor[row], alpha=2 * p.proximal)
-        self.rules[row].step([grad], excess=excess(grad, p.settings.clip), still=(~active).float())
+        self.rules[row].step(self.grad[row], still=(~active).float())
         buffers.copy_(torch.where(active, buffers, before))
         self.total[row].add_(loss.detach().masked_fill(~active, 0.0))
         self.numbers[row].add_(1)
@@ -207,6 +211,56 @@ class OnNets(Static):
                 if b in blocks:
                     blocks[b][k] = value
         return blocks
+
+
+class Update:
+    """Pull, clip and update of one client's row; what is rounded for the convolutions follows."""
+
+    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None) -> None:
+        self.row, self.low, self.anchor, self.s = row, low, anchor, phase.settings
+        self.twice = 2 * phase.proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+        self.optimiser = Optimiser(phase.settings, [row])
+
+    def reset(self) -> None:
+        self.optimiser.reset()
+
+    def step(self, grad: Tensor, still: Tensor) -> None:
+        """In place; nothing changes where `still` is 1."""
+        if self.anchor is not None:
+            n = len(self.anchor)
+            grad[:n].add_(self.row[:n] - self.anchor, alpha=self.twice)
+        excess = ((grad.norm() + 1e-6) / self.s.clip).clamp(min=1.0) if self.s.clip else None
+        self.optimiser.step([grad], excess=excess, still=still)
+        if self.low is not None:
+            self.low.copy_(self.row)
+
+
+class Descent(Update):
+    """The same for SGD on a GPU, by kernels that pass over the row twice."""
+
+    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None) -> None:
+        super().__init__(phase, row, low, anchor)
+        self.partial = row.new_zeros(_kernels().pieces(row))
+
+    @staticmethod
+    def fits(matrix: Tensor, settings: TrainSettings) -> bool:
+        return matrix.is_cuda and settings.optimiser == "sgd" and _kernels() is not None
+
+    def step(self, grad: Tensor, still: Tensor) -> None:
+        _kernels().squares(grad, self.row, self.anchor, self.twice, self.partial)
+        length = self.partial.sum().sqrt() + 1e-6
+        excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
+        where = (self.row, self.optimiser.first[0], self.anchor, self.low)
+        _kernels().descend(grad, *where, excess, still, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        from profcil.engine import _kernels as found
+    except ImportError:
+        return None
+    return found
 
 
 class OnFeatures(Static):

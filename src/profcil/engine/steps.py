@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from profcil.config import TrainSettings
-from profcil.encoders.model import MODEL, TAIL, Net, Tail
+from profcil.encoders.byhand import gradient_of
+from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
 from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.phases import Batch, Train, Trained, cut
 
@@ -21,7 +22,8 @@ from profcil.engine.phases import Batch, Train, Trained, cut
 def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     """Runs phases of different clients that may be computed together (see `together`)."""
     if phases[0].on_features:
-        return run_stacked(net, phases)
+        alone = len(phases) == 1 and known(net, phases[0])
+        return [run_by_hand(net, phases[0])] if alone else run_stacked(net, phases)
     return [run_on_net(net, phase) for phase in phases]
 
 
@@ -65,6 +67,42 @@ def unfreeze(net: Net, blocks: Sequence[str]) -> tuple[list[Parameter], list[Par
     for p in parameters:
         p.requires_grad_(True)
     return parameters, net.trainable([b for b in blocks if b in MODEL])
+
+
+def known(net: Net, phase: Train) -> bool:
+    """Whether a phase's gradient is written down, and that way is the faster one: on a CPU."""
+    linear, whole = not net.cosine, phase.blocks == TAIL
+    return gradient_of(phase.loss) is not None and linear and whole and next(net.parameters()).device.type == "cpu"
+
+
+def run_by_hand(net: Net, phase: Train) -> Trained:
+    """One client's phase on features, with adapter and head as one vector: one clipping, one update."""
+    vector, tail = joined(phase.weights)
+    slope, slopes = joined(phase.weights)
+    anchor = vector.clone() if phase.proximal else None
+    optimiser, rng, gradient = Optimiser(phase.settings, [vector]), generator_of(net, phase), gradient_of(phase.loss)
+    losses: list[Tensor] = []
+    for _ in range(phase.epochs):
+        rows, losses = epoch_of([phase], [rng])[0], []
+        for parts in zip(*(v[0] for v in rows.values()), strict=True):
+            losses.append(gradient(tail, dict(zip(rows, parts, strict=True)) | phase.constants, slopes))  # type: ignore[misc]
+            if anchor is not None:
+                slope.add_(vector - anchor, alpha=2 * phase.proximal)
+            clip_([slope], phase.settings.clip, stacked=False)
+            optimiser.step([slope])
+    own = {b: {k: v.clone() for k, v in getattr(tail, b).items()} for b in TAIL}
+    return Trained({**phase.weights, **own}, float(torch.stack(losses).mean()), optimiser.time)
+
+
+def joined(weights: Weights) -> tuple[Tensor, Tail]:
+    """A copy of adapter and head in one vector, and the tail made of views of it."""
+    named = [(b, k, t) for b in TAIL for k, t in weights[b].items()]
+    vector = torch.cat([t.flatten() for _, _, t in named])
+    views = vector.split([t.numel() for _, _, t in named])
+    parts: Weights = {b: {} for b in TAIL}
+    for (b, k, t), view in zip(named, views, strict=True):
+        parts[b][k] = view.view(t.shape)
+    return vector, Tail(parts["adapter"], parts["head"])
 
 
 def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
@@ -149,7 +187,8 @@ def epoch_of(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[d
         for k, v in rows.items():
             if client == 0:  # the longest
                 table[k] = v.new_zeros(len(stack), *index.shape, *v.shape[1:])
-            table[k][client, : len(index)] = v[index]
+            into = table[k][client, : len(index)]
+            torch.index_select(v, 0, index.flatten(), out=into.flatten(0, 1))
     return table, steps
 
 

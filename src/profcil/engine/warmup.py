@@ -7,12 +7,13 @@ everything it depends on, so that all methods and ablations of a study start fro
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,16 +98,39 @@ def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
     if not world.config.warmup.rounds:
         return Warmed(world.net.weights(own), 0.0, False, Ledger())
     path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
-    found = read_tensors(path) if path.exists() else None
-    if found is not None:
-        base, facts = found
-        weights = {**world.net.weights(own), "base": {k: v.to(world.device) for k, v in base.items()}}
-        return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
-    warmed = compute(world, watch)
-    facts = {"seconds": warmed.seconds, "ledger": warmed.ledger.to_csv()}
-    with suppress(OSError):  # a cache that cannot be written costs time later, nothing else
-        write_tensors(path, warmed.weights["base"], facts)
-    return warmed
+    with alone_with(path):
+        found = read_tensors(path) if path.exists() else None
+        if found is not None:
+            base, facts = found
+            weights = {**world.net.weights(own), "base": {k: v.to(world.device) for k, v in base.items()}}
+            return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
+        warmed = compute(world, watch)
+        facts = {"seconds": warmed.seconds, "ledger": warmed.ledger.to_csv()}
+        with suppress(OSError):  # a cache that cannot be written costs time later, nothing else
+            write_tensors(path, warmed.weights["base"], facts)
+        return warmed
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Runs that start together on one warm-up wait for the one that computes it, where locks can be had."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path.with_suffix(".lock"), "a")  # noqa: SIM115 - held until the warm-up is there
+    except OSError:
+        yield
+        return
+    with lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def player(world: World) -> tuple[World, Warmup]:
+    """The world as the warm-up sees it, with batches of its own size, and its method."""
+    c = world.config.warmup
+    train = replace(world.config.train, batch=c.batch)
+    return replace(world, config=replace(world.config, train=train)), Warmup(WarmupParams(c.temperature, c.epochs))
 
 
 def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
@@ -118,10 +142,9 @@ def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
     c, began = world.config.warmup, time.perf_counter()
     own = (*MODEL, *world.net.attached)
     start = world.net.weights((*own, "projector"))
-    method = Warmup(WarmupParams(c.temperature, c.epochs))
+    inner, method = player(world)
     state = RunState(method.begin({b: start[b] for b in BLOCKS}), Scores.empty(0, torch.zeros(0).numpy()), Ledger())
-    door = Door(state.ledger, world.config.transfer)
-    inner = replace(world, config=replace(world.config, train=replace(world.config.train, batch=c.batch)))
+    door = Door(state.ledger, world.config.transfer, held=state.held)
     for r in range(c.rounds):
         when = When("warmup", 0, r, c.rounds)
         clients = warmup_participants(world.plan, r)

@@ -17,6 +17,7 @@ from profcil.data.shelf import load_bundle
 from profcil.encoders.model import Net
 from profcil.engine.client import Client
 from profcil.engine.door import When
+from profcil.engine.executors.fleet import Fleet, Here
 from profcil.engine.executors.local import Executor
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, NotApplicable
@@ -39,6 +40,7 @@ class World:
     weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, where there is one
     features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; one position long
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
+    fleet: Fleet = field(default_factory=Here)  # where the clients are
 
     @property
     def device(self) -> torch.device:
@@ -95,19 +97,24 @@ class World:
 
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
-    method = rooms.find("methods", config.method).METHOD(config.params)
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
-    workers = set_threads(config, bundle)
-    bundle = bundle.to(device_of(config.device))
-    labels = bundle.train.y.cpu().numpy()
+    labels = bundle.train.y.numpy()
     clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
     weak = weakened(clean, labels, config.stream)
+    return furnish(config, bundle, weak.plan, weak.epochs_factor)
+
+
+def furnish(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 1.0) -> World:
+    """The world around some data and a plan: device and threads, model, executor."""
+    method = rooms.find("methods", config.method).METHOD(config.params)
+    workers = set_threads(config, bundle)
+    bundle = bundle.to(device_of(config.device))
     net = make_net(config, bundle)
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
     method.attach(net, bundle.train.inputs(bundle.train.y[:0]), torch_generator(config.seed, "model", config.method))
     executor = Executor(net, config.executor, workers, graphs=config.graphs, precision=config.model.precision)
-    return World(config, bundle, weak.plan, net, executor, weak.epochs_factor)
+    return World(config, bundle, plan, net, executor, weak_epochs)
 
 
 def make_net(config: RunConfig, bundle: Bundle) -> Net:

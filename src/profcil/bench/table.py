@@ -1,0 +1,107 @@
+"""The bench itself: cases one after another, each in a process of its own, into rows, one table and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from profcil import __version__
+from profcil.bench.cases import Case, cases
+from profcil.errors import ConfigError
+from profcil.reporting.tables import text_table
+
+Row = dict[str, Any]
+COLUMNS = {
+    "what": "what",
+    "ours": "ours",
+    "unit": "",
+    "reference": "reference",
+    "ratio": "ratio",
+    "peak_memory_mb": "peak MB",
+    "images_per_second": "images/s",
+    "share_of_matmul_peak": "of peak",
+    "resident_first_mb": "MB, first position",
+    "resident_last_mb": "MB, last position",
+    "against": "reference is",
+    "note": "",
+}
+
+
+def chosen(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
+    """The cases whose name contains one of the words; all, where there are none."""
+    known = cases(data, device)
+    for word in words:
+        if not any(word in name for name in known):
+            raise ConfigError(f"no case of the bench contains '{word}'; the cases are: {'; '.join(known)}")
+    return {name: case for name, case in known.items() if not words or any(w in name for w in words)}
+
+
+def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
+    """A row for every chosen case, as soon as it is measured."""
+    done: dict[str, Row] = {}
+    for name, case in chosen(words, data, device).items():
+        row = {"what": name, **apart(name, data, device)}
+        if case.base in done and "ours" in done[case.base]:
+            row |= {"reference": done[case.base]["ours"], "against": case.base}
+        if row.get("ours") and row.get("reference"):
+            row["ratio"] = row["reference"] / row["ours"]
+        done[name] = row
+        yield row
+
+
+def apart(name: str, data: Path, device: str) -> Row:
+    """One case in a process of its own; whatever that has started ends with it."""
+    command = [sys.executable, "-m", "profcil.bench", name, str(data), device]
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        out, err = child.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # the session that was made for it, and nobody else's
+    if child.returncode:
+        last = (err.strip().splitlines() or [f"status {child.returncode}"])[-1]
+        return {"failed": True, "note": f"this case failed ({last})"}
+    return json.loads(out.splitlines()[-1])
+
+
+def render(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows as text, with the columns that any of them fills."""
+    rows = list(rows)
+    used = [key for key in COLUMNS if any(key in row for row in rows)]
+    return text_table([COLUMNS[key] for key in used], [[figure(key, row.get(key)) for key in used] for row in rows])
+
+
+def figure(key: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if key == "share_of_matmul_peak":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if key.endswith(("_mb", "_second")) else f"{value:.3g}"
+
+
+def report(rows: Sequence[Row]) -> dict[str, Any]:
+    """What a reader of the numbers needs beside them."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    machine = {"cpu": processor(), "cores": os.cpu_count(), "gpu": gpu, "system": platform.platform()}
+    versions = {"profcil": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "versions": versions, "rows": list(rows)}
+
+
+def processor() -> str:
+    """The processor's name, as the system tells it."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return platform.processor()

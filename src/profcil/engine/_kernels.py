@@ -1,0 +1,65 @@
+"""Pull, clip, decay, momentum, step and rounding of a row of parameters, in two passes over memory.
+
+The first pass gives the length of the pulled gradient, the second does the rest. See `static.Descent`.
+"""
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+BLOCK = 4096
+
+
+def pieces(row):
+    return triton.cdiv(row.numel(), BLOCK)
+
+
+def squares(grad, row, anchor, twice, partial):
+    """Σ (g + 2λ(p − a))² by pieces; the pull covers as much of the row as there is an anchor for."""
+    pulled = 0 if anchor is None else anchor.numel()
+    _squares[(pieces(row),)](
+        grad, row, row if anchor is None else anchor, partial, row.numel(), pulled, twice, pulled > 0, BLOCK
+    )
+
+
+def descend(grad, row, moment, anchor, low, excess, still, twice, lr, momentum, decay):
+    """One step of SGD in place, and the row rounded to bfloat16; nothing where `still` is 1."""
+    pulled = 0 if anchor is None else anchor.numel()
+    _descend[(pieces(row),)](
+        grad, row, moment, row if anchor is None else anchor, low, excess, still, row.numel(), pulled, twice, lr,
+        momentum, decay, pulled > 0, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _pulled(grad, row, anchor, at, there, p, pulled, twice, PULL: tl.constexpr):
+    g = tl.load(grad + at, mask=there, other=0.0)
+    if PULL:
+        near = there & (at < pulled)
+        g += tl.where(near, twice * (p - tl.load(anchor + at, mask=near, other=0.0)), 0.0)
+    return g
+
+
+@triton.jit
+def _squares(grad, row, anchor, partial, n, pulled, twice, PULL: tl.constexpr, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    there = at < n
+    p = tl.load(row + at, mask=there, other=0.0) if PULL else 0.0
+    g = _pulled(grad, row, anchor, at, there, p, pulled, twice, PULL)
+    tl.store(partial + tl.program_id(0), tl.sum(g * g, 0))
+
+
+@triton.jit
+def _descend(
+    grad, row, moment, anchor, low, excess, still, n, pulled, twice, lr, momentum, decay, PULL: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    there = (at < n) & (tl.load(still) == 0.0)
+    p = tl.load(row + at, mask=there, other=0.0)
+    g = _pulled(grad, row, anchor, at, there, p, pulled, twice, PULL) / tl.load(excess) + decay * p
+    m = momentum * tl.load(moment + at, mask=there, other=0.0) + g
+    p -= lr * m
+    tl.store(moment + at, m, mask=there)
+    tl.store(row + at, p, mask=there)
+    tl.store(low + at, p.to(low.dtype.element_ty), mask=there)
