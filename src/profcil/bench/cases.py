@@ -58,11 +58,12 @@ def streams(data: Path) -> dict[str, Case]:
 
 
 def scales() -> dict[str, Case]:
-    """As the federation grows, every client has ten images; as the classes grow, a hundred clients have 1,000 each."""
+    """As the federation grows, every client has ten images; as the classes grow, a hundred clients have 200 each.
+    PRO-MAX rehearses so many features of every class, so with them its rounds must grow."""
     few, least = f"{CLIENTS[0]:,} clients", f"{CLASSES[0]:,} classes"
     grown = {f"{m}, {n:,} clients": ({"method": m, "clients": n}, f"{m}, {few}") for m in METHODS for n in CLIENTS}
     grown |= {
-        f"{m}, {n:,} classes": ({"method": m, "classes": n, "each": 1_000}, f"{m}, {least}")
+        f"{m}, {n:,} classes": ({"method": m, "classes": n, "each": 200, "rounds": 1}, f"{m}, {least}")
         for m in METHODS
         for n in CLASSES
     }

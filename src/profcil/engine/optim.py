@@ -22,15 +22,21 @@ def clip_(grads: Sequence[Tensor], limit: float, stacked: bool) -> None:
     if not limit:
         return
     if not stacked:
-        norm = torch.stack(torch._foreach_norm(list(grads))).norm()
-        if not norm.is_cuda and norm + 1e-6 <= limit:  # a factor of 1; on a CPU the question costs nothing
-            return
-        torch._foreach_mul_(list(grads), (limit / (norm + 1e-6)).clamp(max=1.0))
+        norm = length(grads)
+        if norm.is_cuda or not norm + 1e-6 <= limit:  # else by 1; on a CPU the question costs nothing
+            torch._foreach_mul_(list(grads), (limit / (norm + 1e-6)).clamp(max=1.0))
         return
     norms = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
     factors = (limit / (norms + 1e-6)).clamp(max=1.0)
     for g in grads:
         g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
+
+
+def length(grads: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients together. On a CPU a dot product is several times as fast as torch's norm."""
+    if grads[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(list(grads))).norm()
+    return torch.stack([torch.dot(g, g) for g in (g.reshape(-1) for g in grads)]).sum().sqrt()
 
 
 class Optimiser:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from profcil.config import TrainSettings
-from profcil.encoders.byhand import gradient_of
+from profcil.encoders.byhand import Gradient
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
 from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.phases import Batch, Train, Trained, cut
@@ -22,8 +22,8 @@ from profcil.engine.phases import Batch, Train, Trained, cut
 def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     """Runs phases of different clients that may be computed together (see `together`)."""
     if phases[0].on_features:
-        alone = len(phases) == 1 and known(net, phases[0])
-        return [run_by_hand(net, phases[0])] if alone else run_stacked(net, phases)
+        gradient = gradient_of(net, phases[0]) if len(phases) == 1 else None
+        return [run_by_hand(net, phases[0], gradient)] if gradient else run_stacked(net, phases)
     return [run_on_net(net, phase) for phase in phases]
 
 
@@ -69,24 +69,24 @@ def unfreeze(net: Net, blocks: Sequence[str]) -> tuple[list[Parameter], list[Par
     return parameters, net.trainable([b for b in blocks if b in MODEL])
 
 
-def known(net: Net, phase: Train) -> bool:
-    """Whether a phase's gradient is written down, and that way is the faster one: on a CPU."""
-    linear, whole = not net.cosine, phase.blocks == TAIL
-    return gradient_of(phase.loss) is not None and linear and whole and next(net.parameters()).device.type == "cpu"
+def gradient_of(net: Net, phase: Train) -> Gradient | None:
+    """The phase's gradient where it is written down, and that way is the faster one: on a CPU."""
+    fits = phase.blocks == TAIL and not net.cosine and next(net.parameters()).device.type == "cpu"
+    return getattr(phase.loss, "gradient", None) if fits else None
 
 
-def run_by_hand(net: Net, phase: Train) -> Trained:
-    """One client's phase on features, with adapter and head as one vector: one clipping, one update."""
-    vector, tail = joined(phase.weights)
-    slope, slopes = joined(phase.weights)
+def run_by_hand(net: Net, phase: Train, gradient: Gradient) -> Trained:
+    """One client's phase on features, with adapter and head as one vector: one pull, one clipping, one update."""
+    (vector, tail), (slope, slopes) = joined(phase.weights), joined(phase.weights)
+    descend = gradient(tail, slopes, phase.settings.batch or phase.source.size, phase.constants)
     anchor = vector.clone() if phase.proximal else None
-    optimiser, rng, gradient = Optimiser(phase.settings, [vector]), generator_of(net, phase), gradient_of(phase.loss)
+    optimiser, rng = Optimiser(phase.settings, [vector]), generator_of(net, phase)
     losses: list[Tensor] = []
     for _ in range(phase.epochs):
         rows, losses = epoch_of([phase], [rng])[0], []
-        for parts in zip(*(v[0] for v in rows.values()), strict=True):
-            losses.append(gradient(tail, dict(zip(rows, parts, strict=True)) | phase.constants, slopes))  # type: ignore[misc]
-            if anchor is not None:
+        for batch in zip(*(v[0] for v in rows.values()), strict=True):
+            losses.append(descend(dict(zip(rows, batch, strict=True))))
+            if anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
                 slope.add_(vector - anchor, alpha=2 * phase.proximal)
             clip_([slope], phase.settings.clip, stacked=False)
             optimiser.step([slope])

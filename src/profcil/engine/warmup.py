@@ -115,8 +115,9 @@ def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
 def alone_with(path: Path) -> Iterator[None]:
     """Runs that start together on one warm-up wait for the one that computes it, where locks can be had."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path.with_suffix(".lock"), "a")  # noqa: SIM115 - held until the warm-up is there
+        locks = cache_folder() / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        lock = open(locks / path.stem, "a")  # noqa: SIM115 - held until the warm-up is there
     except OSError:
         yield
         return

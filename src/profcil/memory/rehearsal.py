@@ -53,10 +53,10 @@ class Rehearsal:
         current = set(self.real.classes.tolist())
         rows = [i for i, label in enumerate(bank.labels) if label not in current] if bank else []
         index = torch.tensor(rows, dtype=torch.long, device=features.device)
-        labels = torch.tensor([bank.labels[i] for i in rows] if bank else [], dtype=torch.long, device=y.device)
+        self.labels = torch.tensor([bank.labels[i] for i in rows] if bank else [], dtype=torch.long, device=y.device)
         self.mean = bank.mean[index] if bank else features[:0]
         self.spread = bank.spread[index] if bank else features[:0]
-        self.y = torch.cat([self.real.labels, labels.repeat_interleave(quota)])
+        self.y = torch.cat([self.real.labels, self.labels.repeat_interleave(quota)])
         self.size = len(self.y)
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
