@@ -17,7 +17,7 @@ from profcil.errors import RunFolderError
 HEADER = "header"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """Bytes of one kind that crossed the door once, in one direction."""
 

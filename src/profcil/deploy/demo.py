@@ -22,6 +22,7 @@ EVERY = 1.0
 
 def play(config: RunConfig, out: Path, data: Path, ray: bool = False) -> dict[str, Any]:
     """The run twice, alone and deployed, in folders below `out`."""
+    out = out.absolute()  # Flower's processes work elsewhere
     alone = out / "serial"
     if not finished(alone):
         start(config, alone, data)
@@ -32,7 +33,7 @@ def play(config: RunConfig, out: Path, data: Path, ray: bool = False) -> dict[st
             trial.superlink("--simulation")
             trial.run(out / "app", "--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1")
         else:
-            home, share = out.absolute() / "sites", str(Path(data).absolute())
+            home, share = out / "sites", str(Path(data).absolute())
             federation(trial, out / "app", [{"client": i, "home": home, "data-dir": share} for i in range(nodes)])
         wait(trial, out / "run")
     return compare(alone, out / "run", nodes, time.monotonic() - began)

@@ -133,7 +133,7 @@ class Flower:
     def book(self, exchange: Exchange, state: RunState, again: bool) -> None:
         """What clients hold now, and what Flower added to the payload."""
         for c in exchange.kept:
-            state.held.setdefault(c, {})[PRIVATE] = exchange.asks[c].next
+            state.held[c] = {**state.held.get(c, {}), PRIVATE: exchange.asks[c].next}
         for c in (*exchange.silent, *exchange.refused):  # nobody knows what such a client has in hand
             state.held[c] = {n: v for n, v in state.held.get(c, {}).items() if n == PRIVATE}
         counted, payload = self.post.counted, exchange.payload

@@ -55,7 +55,7 @@ def finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
     found = read_tensors(path / "state.safetensors")
     if found is None:
         raise RunFolderError(f"run folder {path} has no readable state; run it again")
-    return world, unpack(*found, world.device)
+    return world, unpack(*found, world.device, path / "clients")
 
 
 def replay(path: Path, world: World, state: RunState, warmed: Weights) -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ class Door:
     @contextmanager
     def round(self, clients: Sequence[int]) -> Iterator[None]:
         """A round counts as a whole or not at all: whatever breaks it off leaves the books as they were."""
-        mark, before = len(self.ledger.entries), {c: dict(self.held[c]) for c in clients if c in self.held}
+        mark, before = len(self.ledger.entries), {c: self.held[c] for c in clients if c in self.held}
         try:
             yield
         except BaseException:
@@ -64,11 +64,11 @@ class Door:
     def down(self, client: int, state: ServerState, names: Sequence[str], when: When) -> Inbox:
         """What the client has in hand for its turn; the ledger sees what had to be sent for that."""
         wanted = {n: state.blocks[n] for n in names if n in state.blocks}
-        holds = self.held.setdefault(client, {})
+        holds = self.held.get(client, {})
         parcel = Parcel(wanted)
         parcel.sent = tuple(n for n, b in wanted.items() if self.transfer == "full" or holds.get(n) != b.version)
         self._book(when, client, "down", [wanted[n] for n in parcel.sent], 0)
-        holds.update({n: b.version for n, b in wanted.items()})
+        self.held[client] = {**holds, **{n: b.version for n, b in wanted.items()}}  # a new one: copies share the old
         return parcel
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:

@@ -163,8 +163,7 @@ def evaluate(world: World, method: Method, server: ServerState, position: int, f
 @torch.no_grad()
 def examine(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> dict[str, dict]:
     """How well each memory of old classes points at their true means; nothing where a method keeps none."""
-    current = {y for c in world.plan.active(position) for y in world.plan.observed(int(c), position)}
-    found = {}
+    current, found = world.plan.current(position), {}
     for name, (memory, project) in method.memories(world.net, server).items():
         rows = [i for i, y in enumerate(memory.labels) if y not in current]
         if rows:

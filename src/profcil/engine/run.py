@@ -160,7 +160,7 @@ class Keeper:
             state,
             scores=Scores(state.scores.correct.copy(), state.scores.total),
             ledger=Ledger(list(state.ledger.entries)),
-            held={c: dict(h) for c, h in state.held.items()},
+            held=dict(state.held),
             private=state.private.copy(),
             tally=dict(state.tally),
         )

@@ -90,13 +90,32 @@ class Plan:
     def active(self, position: int) -> np.ndarray:
         """The clients with data at a position; all others are idle there."""
         self._inside(0, position)
-        return np.flatnonzero(self.counts[np.arange(self.clients), self.orders[:, position]])
+        return self._active[position]
+
+    @cached_property
+    def _active(self) -> list[np.ndarray]:
+        """Of every position: asked for in every round, which should not cost more the more clients there are."""
+        there = np.take_along_axis(self.counts, self.orders, axis=1) > 0
+        return [np.flatnonzero(column) for column in there.T]
 
     def seen(self, position: int) -> frozenset[int]:
         """Y^(p): the classes of all tasks that any client, idle ones too, has met up to a position."""
         self._inside(0, position)
-        met = np.unique(self.orders[:, : position + 1])
-        return frozenset(y for t in met for y in self.tasks[t])
+        return self._seen[position]
+
+    @cached_property
+    def _seen(self) -> list[frozenset[int]]:
+        """Of every position: asked for in every turn."""
+        met = np.zeros((self.positions, self.positions), dtype=bool)
+        met[np.arange(self.positions), self.orders] = True
+        upto = np.logical_or.accumulate(met)
+        return [frozenset(y for t in np.flatnonzero(row) for y in self.tasks[t]) for row in upto]
+
+    def current(self, position: int) -> frozenset[int]:
+        """The classes that anyone observes at a position."""
+        self._inside(0, position)
+        here = self.orders[:, [position]] == np.arange(self.positions)  # cells of this position
+        return frozenset(np.unique(self.labels[np.repeat(here.ravel(), np.diff(self.label_starts))]).tolist())
 
     def _cell(self, client: int, position: int) -> int:
         self._inside(client, position)
