@@ -59,3 +59,20 @@ def test_every_client_is_clipped_by_its_own_norm():
     flat = torch.full((4,), 10.0)
     clip_([flat], 1.0, stacked=False)
     assert flat.norm() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_gradient_within_the_limit_keeps_its_bits_and_one_beyond_is_scaled_with_all_others():
+    within = [torch.tensor([0.3, 0.1]), torch.full((2, 2), 0.2).T]
+    before = [g.clone() for g in within]
+    clip_(within, 1.0, stacked=False)
+    assert all(torch.equal(g, b) for g, b in zip(within, before, strict=True))
+    clip_(within, 0.1, stacked=False)
+    factors = torch.cat([(g / b).flatten() for g, b in zip(within, before, strict=True)])
+    assert torch.allclose(factors, factors[0].expand(6)) and factors[0] < 0.5
+    assert torch.cat([g.flatten() for g in within]).norm() == pytest.approx(0.1, abs=1e-5)
+
+
+def test_clipping_hides_no_gradient_that_is_not_a_number():
+    grads = [torch.tensor([1.0]), torch.tensor([torch.nan])]
+    clip_(grads, 1.0, stacked=False)
+    assert all(g.isnan().all() for g in grads)

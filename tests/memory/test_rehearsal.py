@@ -55,6 +55,14 @@ def test_pseudo_features_have_the_remembered_mean_and_spread():
     torch.testing.assert_close(drawn.std(1), 0.5 * spread, rtol=0.03, atol=0)
 
 
+def test_an_epoch_draws_its_rows_first_and_then_one_normal_number_for_every_coordinate():
+    features, y, bank = torch.rand(9, 4, generator=rng(1)), torch.arange(9) % 3, bank_of((5, 7), 4)
+    epoch, again = Rehearsal(features, y, bank, quota=6, noise=0.3).epoch(rng()), rng()
+    real = features[balanced_rows(y, 6, again)]
+    old = bank.mean[:, None] + 0.3 * bank.spread[:, None] * torch.randn(2, 6, 4, generator=again)
+    torch.testing.assert_close(epoch["u"], torch.cat([real, old.flatten(0, 1)]))
+
+
 def test_a_radius_spreads_all_coordinates_alike():
     drawn = pseudo(torch.zeros(1, 3), torch.full((1, 1), 2.0), 20_000, 1.0, rng())
     torch.testing.assert_close(drawn.std(0), torch.full((3,), 2.0), rtol=0.03, atol=0)

@@ -181,7 +181,7 @@ def test_training_with_the_contrastive_loss_lowers_it(fresh):
 
 
 def test_the_log_says_what_the_quota_asks_for_and_what_was_drawn(fresh):
-    """One class is old for a client as soon as the federation has seen it, and can be served once it has a prototype."""
+    """A class is old for a client once the federation has seen it, and can be served once it has a prototype."""
     run = second(fresh, quota=7, train__batch=16, train__epochs=2)
     known = set(bank(run.server))
     for reply in run.turns(1, 0):

@@ -59,17 +59,19 @@ class TextCNN(nn.Module):
         texts, first = torch.arange(len(place))[:, None], valid.byte().argmax(1, keepdim=True)
         windows = torch.where(valid.unsqueeze(2), windows, windows[texts, first])
         found = F.embedding_bag(windows.flatten(0, 1), taps.detach(), mode="sum")
-        best = argmax(found.view(len(place), length, -1))
-        rows = windows[texts, best].movedim(2, 0)  # [taps, texts, filters]
-        responses = taps.gather(0, rows.flatten(0, 1)).view(rows.shape).sum(0)
+        responses, best = largest(found.view(len(place), length, -1))
+        if taps.requires_grad:
+            rows = windows[texts, best].movedim(2, 0)  # [taps, texts, filters]
+            responses = taps.gather(0, rows.flatten(0, 1)).view(rows.shape).sum(0)
         return F.relu(responses + conv.bias) * valid.any(1, keepdim=True)  # type: ignore[operator]
 
 
-def argmax(responses: Tensor) -> Tensor:
-    """Where along the middle axis the largest is, [texts, filters]; as a pooling, whose kernel runs along filters and is
-    ten times as fast as torch.max."""
+def largest(responses: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest along the middle axis and where it is, [texts, filters] each; as a pooling, whose kernel runs along
+    filters and is ten times as fast as torch.max."""
     images = responses.unsqueeze(2).permute(0, 3, 1, 2)  # channels last in memory, as it lies
-    return F.max_pool2d(images, (responses.shape[1], 1), return_indices=True)[1].flatten(1)
+    values, places = F.max_pool2d(images, (responses.shape[1], 1), return_indices=True)
+    return values.flatten(1), places.flatten(1)
 
 
 def used(tokens: Tensor) -> int:

@@ -51,7 +51,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
     try:
         with safe_open(path, framework="pt") as file:
-            tensors, about = {k: file.get_tensor(k) for k in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            # Copied: mapped from the file they lie unaligned, and kernels would round them in another order.
+            tensors, about = {k: file.get_tensor(k).clone() for k in file.keys()}, file.metadata() or {}  # noqa: SIM118
         return (tensors, json.loads(about["facts"])) if about["digest"] == digest(tensors, about["facts"]) else None
     except (SafetensorError, OSError, KeyError, ValueError):
         return None

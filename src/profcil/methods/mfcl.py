@@ -110,7 +110,8 @@ class MFCL(Method):
         fit = self.fit(client, inbox, old, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        counts = served(fit.epochs, self.params.budget * len(old), source)
+        asked = self.params.budget * len(set(client.seen) - set(client.labels))
+        counts = served(fit.epochs, asked, source)
         return replace(answer, notes={**answer.notes, **counts, **drawn})
 
     def source(self, client: Client, inbox: Inbox, old: tuple[int, ...]) -> tuple[Mixed, dict[str, float]]:

@@ -99,8 +99,8 @@ class Target(Method):
         fit = self.fit(client, inbox, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        old = set(inbox["pool"].labels if source else ()) - set(client.labels)
-        return replace(answer, notes={**answer.notes, **served(fit.epochs, self.params.budget * len(old), source)})
+        asked = self.params.budget * len(set(client.seen) - set(client.labels))
+        return replace(answer, notes={**answer.notes, **served(fit.epochs, asked, source)})
 
     def source(self, client: Client, inbox: Inbox) -> Mixed:
         """The client's own examples, and the pool's images of classes it does not have now."""

@@ -9,9 +9,10 @@ is possible. `serial` is the plain reference, client by client and step by step.
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 import torch
@@ -25,6 +26,7 @@ from profcil.engine.phases import Train, Trained, Turn
 from profcil.engine.recorders import Capture
 
 Guard = Callable[[Train, Trained], bool]  # whether a phase came to usable numbers; may end the run instead
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 SMALL = 40_000  # parameters per client up to which a stack beats one client after another on a CPU
 
 
@@ -37,6 +39,8 @@ class Executor:
         self.net, self.mode, device = net, mode, next(net.parameters()).device
         self.on_cpu = device.type == "cpu"
         set_precision(net, precision)
+        if self.on_cpu:
+            keep_freed_memory()
         captures = graphs and device.type == "cuda" and mode != "serial"
         self.graphs = Graphs(net, Capture(device)) if captures else None
         self.workers = workers if self.on_cpu and mode != "serial" else 1
@@ -99,6 +103,16 @@ class Executor:
             yield net
         finally:
             self.nets.put(net)
+
+
+def keep_freed_memory() -> None:
+    """Asks glibc to reuse what a step frees instead of handing it back: every fresh page has to be cleared by the
+    system, which can cost more than what is computed in it. Other C libraries have no such knob, and go on as they do.
+    """
+    with suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the largest that is allowed
+        libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
 def set_precision(net: Net, precision: str) -> None:
