@@ -110,7 +110,8 @@ class Crew:
         if process.exitcode == 0:
             said.unlink(missing_ok=True)
             return 0
-        words = last_words(said) or f"ended with status {process.exitcode}"
+        status = f"ended with status {process.exitcode}"  # below 0: by that signal
+        words = status if (process.exitcode or 0) < 0 else last_words(said) or status
         if self.stopped.is_set() and process.exitcode in (INTERRUPTED, -signal.SIGINT):
             return None
         self.tell(cell, words)

@@ -17,6 +17,8 @@ WIDTHS = (1, 2, 3)
 
 
 class TextCNN(nn.Module):
+    joins = True  # several batches may be encoded as one: no text depends on another
+
     def __init__(self, vocabulary: int, filters: int, widths: tuple[int, ...]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, EMBEDDING, padding_idx=0)

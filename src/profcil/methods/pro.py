@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import Checked, setting
+from profcil.encoders.byhand import Classification, with_gradient
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights, contrast, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -122,6 +123,7 @@ class Pro(Method):
         auxiliary = contrast(net.project(a), net.project(b), self.params.temperature)
         return cross_entropy(net.classify(u), batch["y"], batch["allowed"]) + self.params.auxiliary * auxiliary
 
+    @with_gradient(Classification)
     def tail_loss(self, tail: Tail, batch: Batch) -> Tensor:
         return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
 
