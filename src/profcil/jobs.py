@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
@@ -102,20 +103,31 @@ class Crew:
         if self.stopped.is_set():
             return None
         said = self.out / f"{cell.name}.log"
-        process = self.start.Process(target=work, args=(line, str(said), dict(os.environ)))
+        ended = self.wait(line, said)
+        if ended == 0:
+            said.unlink(missing_ok=True)
+            return 0
+        if self.stopped.is_set() and ended in (INTERRUPTED, -signal.SIGINT):
+            return None
+        words = last_words(said) or f"ended with status {ended}"
+        self.tell(cell, words)
+        return None if words.startswith(NOT_APPLICABLE) else ended
+
+    def wait(self, line: list[str], said: Path) -> int:
+        """Starts a process and waits for it. It tells its exit status itself: where several threads look after
+        processes, multiprocessing may lose one."""
+        here, there = self.start.Pipe(duplex=False)
+        process = self.start.Process(target=work, args=(line, str(said), dict(os.environ), there))
         process.start()
+        there.close()
         self.alive.add(process)
         process.join()
         self.alive.discard(process)
-        if process.exitcode == 0:
-            said.unlink(missing_ok=True)
-            return 0
-        status = f"ended with status {process.exitcode}"  # below 0: by that signal
-        words = status if (process.exitcode or 0) < 0 else last_words(said) or status
-        if self.stopped.is_set() and process.exitcode in (INTERRUPTED, -signal.SIGINT):
-            return None
-        self.tell(cell, words)
-        return None if words.startswith(NOT_APPLICABLE) else process.exitcode
+        with here:
+            try:
+                return here.recv()
+            except EOFError:  # it was killed
+                return process.exitcode or -signal.SIGKILL
 
     def stop(self) -> None:
         """Lets every process save and end; nothing new is begun."""
@@ -125,7 +137,7 @@ class Crew:
                 os.kill(process.pid, signal.SIGINT)
 
 
-def work(line: list[str], said: str, surroundings: dict[str, str]) -> None:
+def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connection) -> None:
     """In a child: a command line whose words go to a file. The terminal's Ctrl-C is for the study, which hands it on
     once; a second one could hit a run while it saves."""
     os.setpgid(0, 0)
@@ -135,7 +147,9 @@ def work(line: list[str], said: str, surroundings: dict[str, str]) -> None:
         os.dup2(file.fileno(), 2)
     from profcil.cli.main import main
 
-    sys.exit(main(line))
+    status = main(line)
+    tell.send(status)
+    sys.exit(status)
 
 
 def last_words(said: Path) -> str:
