@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,10 @@ LITERAL = {
 
 hypothesis_settings.register_profile("same every time", derandomize=True)
 hypothesis_settings.load_profile("same every time")
+
+# A shell's background job ignores Ctrl-C, and so would every test of it.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
