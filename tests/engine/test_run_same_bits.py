@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tiny_runs import outcome, tiny
 from profcil.engine import run, steps, world
 from profcil.engine.executors.local import Executor
 from profcil.engine.run import Progress
-from profcil.engine.warmup import cache_key
+from profcil.engine.warmup import alone_with, cache_key
 from profcil.engine.world import make_world
 
 
@@ -79,6 +80,21 @@ def test_a_damaged_cache_is_computed_again(harm: Any, tmp_path: Path, own_cache:
     assert not cached(tmp_path / "second")
     end(tmp_path / "third")
     assert cached(tmp_path / "third")
+
+
+def test_who_starts_on_the_same_warm_up_waits_for_the_one_that_computes_it(own_cache: Path) -> None:
+    entered = {name: threading.Event() for name in ("same", "other")}
+
+    def enter(name: str) -> None:
+        with alone_with(own_cache / "warmup" / f"{name}.safetensors"):
+            entered[name].set()
+
+    threads = [threading.Thread(target=enter, args=(name,)) for name in entered]
+    with alone_with(own_cache / "warmup" / "same.safetensors"):
+        for thread in threads:
+            thread.start()
+        assert entered["other"].wait(20) and not entered["same"].wait(0.2)
+    assert entered["same"].wait(20)
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():
         found[0].copy_(torch.rand(1000, generator=recorder.generator(0), device=device))
         found[1].copy_(torch.randn(1000, generator=recorder.generator(0), device=device))
 
-    replay = recorder.record(draw)
+    replay = recorder.record(draw, 1)
     for seed in (3, 2**62 + 11):
         recorder.generator(0).manual_seed(seed), eager.manual_seed(seed)
         for _ in range(3):

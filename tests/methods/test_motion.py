@@ -291,24 +291,6 @@ def test_only_the_model_travels(on_graph):  # noqa: F811
     assert ours.ledger.total() == plain.ledger.total()
 
 
-def test_clients_with_one_node_and_alone(on_graph, deal):  # noqa: F811
-    alone = on_graph("motion", clients=1, participants=1).stream()
-
-    def owner(labels, tasks):
-        given = np.full(len(labels), -1)
-        for task in tasks:
-            for label in task:
-                given[np.flatnonzero(labels == label)[5:]] = 2
-            for c in (0, 1):
-                given[np.flatnonzero(labels == task[c])[0]] = c
-        return given
-
-    deal(owner)
-    few = on_graph("motion").stream()
-    for run in (alone, few):
-        assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
-
-
 def test_replay_is_the_coarse_nodes_of_a_class_each_in_its_own_graph(on_graph):  # noqa: F811
     run = on_graph("motion", reservoir=0)
     client, _ = later(run)

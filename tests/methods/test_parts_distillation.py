@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.methods.parts.distillation import Mixed, along_head, mean_of, served, soft_cross_entropy, viewed
+from profcil.methods.parts.distillation import Mixed, along_head, mean_of, soft_cross_entropy, viewed
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -103,5 +103,3 @@ def test_without_made_examples_an_epoch_is_the_real_ones():
     source = Mixed({"x": torch.arange(3), "y": torch.tensor([7, 7, 1])}, nothing, 3)
     assert source.size == 3 and not source.replayed
     assert source.epoch(rng())["x"].tolist() == [0, 1, 2]
-    assert served(2, 12, source) == {"replay_requested": 24.0, "replay_served": 0.0}
-    assert served(2, 0, None) == {"replay_requested": 0.0, "replay_served": 0.0}

@@ -221,24 +221,6 @@ def test_a_class_is_taught_by_who_had_most_of_it_last(on_graph):  # noqa: F811
 # -- edges ------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_with_one_node_and_alone(on_graph, deal):  # noqa: F811
-    alone = on_graph("power", clients=1, participants=1).stream()
-
-    def owner(labels, tasks):
-        given = np.full(len(labels), -1)
-        for task in tasks:
-            for label in task:
-                given[np.flatnonzero(labels == label)[5:]] = 2
-            for c in (0, 1):
-                given[np.flatnonzero(labels == task[c])[0]] = c
-        return given
-
-    deal(owner)
-    few = on_graph("power").stream()
-    for run in (alone, few):
-        assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
-
-
 def test_replay_is_the_buffered_nodes_of_a_class_without_edges(on_graph):  # noqa: F811
     run = on_graph("power", budget=3)
     client, _ = later(run)

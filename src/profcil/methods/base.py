@@ -7,7 +7,7 @@ client's private tensors. The defaults here are FedAvg, so a method overrides wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -141,6 +141,14 @@ def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: floa
     model = {name: Block("model", weights[name]) for name in blocks}
     notes = {"loss": loss, "extra_bytes": float(client.extra_bytes)}
     return Reply(client.id, len(client.current), {**model, **more}, notes=notes)
+
+
+def with_replay(client: Client, answer: Reply, epochs: int, quota: int, served: float) -> Reply:
+    """The reply with a note for the log: replays that a budget of `quota` a class and epoch asks for, of all classes
+    that are old for this client, and what an epoch was served."""
+    asked = quota * len(set(client.seen) - set(client.labels))
+    counts = {"replay_requested": float(epochs * asked), "replay_served": float(epochs * served)}
+    return replace(answer, notes={**answer.notes, **counts})
 
 
 def average(replies: Sequence[Reply]) -> Weights:

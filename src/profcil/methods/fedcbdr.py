@@ -43,7 +43,7 @@ from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
-from profcil.methods.base import Method, Params, Samples, reply
+from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation, together
 from profcil.randomness import torch_generator
 
@@ -82,13 +82,8 @@ class FedCBDR(Method):
         fit = self.fit(client, inbox, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        notes = {**answer.notes, **self.served(client, source, fit.epochs)}
-        return replace(answer, private={"rows": rows}, notes=notes)
-
-    def served(self, client: Client, source: Replay, epochs: int) -> dict[str, float]:
-        """For the log: replays that the budget asks for, of all old classes, and those that the store could serve."""
-        old = len(set(client.seen) - set(client.labels))
-        return {"replay_requested": epochs * self.params.budget * old, "replay_served": epochs * source.replayed}
+        answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
+        return replace(answer, private={"rows": rows})
 
     def fit(self, client: Client, inbox: Inbox, source: Replay) -> Train:
         allowed = client.allowed(self.label_space(client, inbox))

@@ -41,9 +41,9 @@ from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, cross_ent
 from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
-from profcil.engine.phases import Batch, Train, Turn
+from profcil.engine.phases import Batch, Turn
 from profcil.memory.bank import measure, remember
-from profcil.methods.base import Method, Samples, reply
+from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
 
 
@@ -90,14 +90,9 @@ class FedSpace(Method):
         if int(own["first"]) == client.when.position:
             sent["radius"] = Block("prototype", {"radius": radius_of(z, client.y)})
         answer = reply(client, done.weights, MODEL, loss=done.loss, **sent)
-        return replace(answer, private=own, notes={**answer.notes, **self.served(client, fit)})
-
-    def served(self, client: Client, fit: Train) -> dict[str, float]:
-        """For the log: pseudo-features that the quota asks for, of all old classes, and those of prototyped ones."""
-        told, steps = fit.constants, steps_of(client)
-        drawn = steps * len(told["place"]) * int(told["old"].sum()) / max(1, len(told["labels"]))
-        asked = self.params.quota * len(set(client.seen) - set(client.labels))
-        return {"replay_requested": fit.epochs * asked, "replay_served": fit.epochs * drawn}
+        told = fit.constants
+        drawn = steps_of(client) * len(told["place"]) * int(told["old"].sum()) / max(1, len(told["labels"]))
+        return replace(with_replay(client, answer, fit.epochs, self.params.quota, drawn), private=own)
 
     def context(self, client: Client, inbox: Inbox, met: Tensor) -> Tensors:
         """What the loss needs to know besides its batch. `place` deals one step's pseudo-features out to classes."""

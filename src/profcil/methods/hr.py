@@ -47,7 +47,7 @@ from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
-from profcil.methods.base import Method, Samples, reply
+from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.centroids import around, closeness, mean_codes, nowhere, place, pooled, table
 from profcil.methods.parts.decoder import Mixture, decode, encode, halves, latent_size, make_decoder, make_latent
 
@@ -106,8 +106,8 @@ class HR(Method):
         done = yield fit
         own = self.remembered(client, start, done.weights, codes, y)
         answer = reply(client, done.weights, BLOCKS, loss=done.loss)
-        notes = {**answer.notes, **self.served(client, source, fit.epochs)}
-        return replace(answer, samples=source.real, private=own, notes=notes)
+        answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
+        return replace(answer, samples=source.real, private=own)
 
     def mixture(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> Mixture:
         """Real images of current classes beside decoded ones of old classes, each with what the starting model makes
@@ -158,11 +158,6 @@ class HR(Method):
         position = torch.tensor(client.when.position)
         own = {"codes": codes, "y": y, "later": later, "later_y": labels[kept], "position": position}
         return {k: client.keep(t) for k, t in own.items()}
-
-    def served(self, client: Client, source: Mixture, epochs: int) -> dict[str, float]:
-        """For the log: replays that the budget asks for, of all old classes, and those of classes learned before."""
-        old = len(set(client.seen) - set(client.labels))
-        return {"replay_requested": epochs * self.params.budget * old, "replay_served": epochs * source.replayed}
 
     # -- centroids --------------------------------------------------------------------------------------------------
 

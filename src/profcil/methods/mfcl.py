@@ -40,8 +40,8 @@ from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
-from profcil.methods.base import Method, Params, Samples, reply
-from profcil.methods.parts.distillation import Mixed, along_head, mean_of, outputs, served, viewed
+from profcil.methods.base import Method, Params, Samples, reply, with_replay
+from profcil.methods.parts.distillation import Mixed, along_head, mean_of, outputs, viewed
 from profcil.methods.parts.generator import (
     Generator,
     Statistics,
@@ -110,9 +110,8 @@ class MFCL(Method):
         fit = self.fit(client, inbox, old, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        asked = self.params.budget * len(set(client.seen) - set(client.labels))
-        counts = served(fit.epochs, asked, source)
-        return replace(answer, notes={**answer.notes, **counts, **drawn})
+        answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed if source else 0)
+        return replace(answer, notes={**answer.notes, **drawn})
 
     def source(self, client: Client, inbox: Inbox, old: tuple[int, ...]) -> tuple[Mixed, dict[str, float]]:
         """The client's own examples and images drawn for this turn, with the teacher's answers to both; and how many

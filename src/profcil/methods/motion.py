@@ -45,10 +45,10 @@ from profcil.engine.client import Client, embed
 from profcil.engine.door import When
 from profcil.engine.payload import Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
-from profcil.methods.base import Method, Params, Samples, reply
+from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.coarsening import merged, quotient, worth
 from profcil.methods.parts.exemplars import Replay, together
-from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of, served
+from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of
 from profcil.methods.parts.merging import merged_step
 from profcil.randomness import torch_generator
 
@@ -87,7 +87,8 @@ class Motion(Method):
         fit = self.fit(client, inbox, graph, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        return replace(answer, private=own, notes={**answer.notes, **served(client, source, fit.epochs)})
+        answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
+        return replace(answer, private=own)
 
     def fit(self, client: Client, inbox: Inbox, graph: Nodes, source: Replay) -> Train:
         weights, allowed = weights_of(inbox), client.allowed(self.label_space(client, inbox))

@@ -49,11 +49,11 @@ from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
 from profcil.memory.bank import measure
-from profcil.methods.base import Method, Params, Samples, reply
+from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.covering import cover
 from profcil.methods.parts.exemplars import Replay
 from profcil.methods.parts.inversion import invert, label_of, leak, mirror
-from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of, served, with_isolated
+from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of, with_isolated
 
 TOLD, LOCAL, PSEUDO = "gradients/", "local/", "pseudo/"  # blocks of a client's: gradients, model, inverted means
 
@@ -106,8 +106,8 @@ class Power(Method):
         told = {"gradients": gradients(client, inbox["mirror"])} if "mirror" in inbox else {}
         answer = reply(client, done.weights, MODEL, loss=done.loss, **told)
         kept = torch.cat([old, self.chosen(client, inbox, done.weights)])
-        notes = {**answer.notes, **served(client, source, fit.epochs)}
-        return replace(answer, private={"rows": kept}, notes=notes)
+        answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
+        return replace(answer, private={"rows": kept})
 
     def fit(self, client: Client, inbox: Inbox, graph: Nodes, source: Replay) -> Train:
         weights, allowed = weights_of(inbox), client.allowed(self.label_space(client, inbox))

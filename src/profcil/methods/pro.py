@@ -16,7 +16,7 @@ Stored: on the server mean, diagonal spread and count of every class; on a clien
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
 from profcil.memory.bank import Bank, Moments, empty_bank, measure, pool, rewind, update
 from profcil.memory.rehearsal import Rehearsal, pseudo
-from profcil.methods.base import Method, Samples, reply
+from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.randomness import torch_generator
 
 
@@ -92,13 +92,8 @@ class Pro(Method):
         if self.params.refresh == "local" and self.settles(client.when):
             sent |= self.statistics(client, done.weights, features)
         answer = reply(client, done.weights, MODEL if plastic else TAIL, loss=done.loss, **sent)
-        return replace(answer, notes={**answer.notes, **self.served(client, phase)})
-
-    def served(self, client: Client, phase: Train) -> dict[str, float]:
-        """For the log: pseudo-features that the quota asks for, of all old classes, and those of remembered ones."""
-        per_class, old = phase.epochs * self.params.quota, len(set(client.seen) - set(client.labels))
-        remembered = phase.source.size // self.params.quota - len(client.labels)
-        return {"replay_requested": per_class * old, "replay_served": per_class * remembered}
+        remembered = phase.source.size - self.params.quota * len(client.labels)
+        return with_replay(client, answer, phase.epochs, self.params.quota, remembered)
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""

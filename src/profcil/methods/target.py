@@ -29,7 +29,7 @@ Uncertain: all weights are the authors', for ResNet-32 and 100 rounds a task. On
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -42,8 +42,8 @@ from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
-from profcil.methods.base import Method, Params, Samples, reply
-from profcil.methods.parts.distillation import Mixed, mean_of, served, soft_cross_entropy, viewed
+from profcil.methods.base import Method, Params, Samples, reply, with_replay
+from profcil.methods.parts.distillation import Mixed, mean_of, soft_cross_entropy, viewed
 from profcil.methods.parts.generator import frozen, lacking, outdated
 from profcil.methods.parts.synthesis import Synthesis
 
@@ -99,8 +99,7 @@ class Target(Method):
         fit = self.fit(client, inbox, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
-        asked = self.params.budget * len(set(client.seen) - set(client.labels))
-        return replace(answer, notes={**answer.notes, **served(fit.epochs, asked, source)})
+        return with_replay(client, answer, fit.epochs, self.params.budget, source.replayed if source else 0)
 
     def source(self, client: Client, inbox: Inbox) -> Mixed:
         """The client's own examples, and the pool's images of classes it does not have now."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from profcil.engine.door import When
 from profcil.engine.payload import Inbox, Reply
@@ -64,9 +65,7 @@ def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
 
     def guard(phase: Train, result: Trained) -> bool:
         moved = [t for b in phase.blocks for t in result.weights[b].values() if t.numel()]
-        ends = [x for t in moved for x in torch.aminmax(t)]  # carries NaN and infinity along, and is cheap on a CPU
-        finite = bool(torch.isfinite(torch.stack(ends)).all())
-        if finite and abs(result.loss) <= s.loss_limit:
+        if finite(moved) and abs(result.loss) <= s.loss_limit:
             return True
         if s.on_divergence == "skip-client":
             return False
@@ -76,3 +75,12 @@ def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
         )
 
     return guard
+
+
+def finite(tensors: list[Tensor]) -> bool:
+    """Whether every number is one. On a GPU few kernels count, on a CPU few operations; both carry NaN along."""
+    if tensors[0].is_cuda:
+        ends = list(torch._foreach_norm(tensors, torch.inf))
+    else:
+        ends = [x for t in tensors for x in torch.aminmax(t)]
+    return bool(torch.isfinite(torch.stack(ends)).all())

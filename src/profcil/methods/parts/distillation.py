@@ -65,9 +65,3 @@ class Mixed:
     def epoch(self, rng: torch.Generator) -> Rows:
         rows = self.old.draw(rng)
         return {k: torch.cat([v, self.made[k][rows]]) for k, v in self.real.items()}
-
-
-def served(epochs: int, asked: int, source: Mixed | None) -> dict[str, float]:
-    """For the log of a turn: replays an epoch that the budget asks for, and those there were, over all epochs."""
-    got = source.replayed if source else 0
-    return {"replay_requested": float(epochs * asked), "replay_served": float(epochs * got)}

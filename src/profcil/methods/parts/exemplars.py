@@ -57,7 +57,7 @@ class Replay:
     """Current examples once an epoch, and `quota` stored ones of each stored class; a class with fewer is repeated."""
 
     def __init__(self, current: Tensor, stored: Tensor, y: Tensor, quota: int) -> None:
-        self.current, self.stored, self.y, self.quota = current, stored, y, quota
+        self.current, self.stored, self.y = current, stored, y
         self.old = Balanced(y[stored], quota)
         self.replayed = len(self.old.labels)
         self.size = len(current) + self.replayed

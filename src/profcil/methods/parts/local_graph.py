@@ -14,7 +14,6 @@ from profcil.data.bundle import Inputs, Nodes
 from profcil.encoders.model import Tensors
 from profcil.engine.client import Client
 from profcil.engine.phases import Batch
-from profcil.methods.parts.exemplars import Replay
 
 
 def graph_of(client: Client) -> Nodes:
@@ -41,9 +40,3 @@ def constants_of(graph: Nodes) -> Tensors:
 def inputs_of(batch: Batch) -> Inputs:
     """What the encoder is given for a batch of rows of such a graph."""
     return batch["x"], batch["edges"], batch["nodes"][batch["index"]]
-
-
-def served(client: Client, source: Replay, epochs: int) -> dict[str, float]:
-    """For the log: replays that the budget asks for, of all old classes, and those that the store could serve."""
-    old = len(set(client.seen) - set(client.labels))
-    return {"replay_requested": epochs * source.quota * old, "replay_served": epochs * source.replayed}
