@@ -44,7 +44,7 @@ def test_what_is_kept_is_the_memory_and_the_truth_under_the_model_of_that_positi
     folder, run = kept
     found = gather(folder, run.world.plan.positions)
     for p, server in enumerate(run.after_positions()):
-        bank, features = server.blocks["memory"], judged_features(run.world, server)
+        bank, features = server.blocks["memory"], judged_features(run.world, run.method, server)
         now = (found["position"] == p) & (found["kind"] != "stale")
         assert set(found["labels"][now]) <= set(bank.labels)
         for label, mean, truth in zip(found["labels"][now], found["means"][now], found["oracle"][now], strict=True):

@@ -12,6 +12,7 @@ from profcil.methods.prolin import ProLin, memory_of
 from profcil.metrics.client_first import summary
 
 ALL = {"participants": 4}  # every client with data takes part in every round
+PLAIN = {**ALL, "anchor": False}  # and the memory is of the moving features alone
 
 
 def current(run, client: int, position: int, base) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,14 +61,16 @@ def test_on_a_frozen_base_the_federation_solves_what_one_machine_would(tiny, for
     torch.testing.assert_close(scores, u.double() @ weight.T + bias, rtol=1e-3, atol=1e-3)
 
 
-def test_a_position_opens_with_a_head_for_old_and_new_classes(fresh):
-    run = at(fresh("prolin", **ALL), 1)
+@pytest.mark.parametrize("anchor", [True, False])
+def test_a_position_opens_with_a_head_for_old_and_new_classes(fresh, anchor):
+    run = at(fresh("prolin", anchor=anchor, **ALL), 1)
     before, clients = run.server, run.clients(1, 0)
     held = before.blocks["bank"].labels
     after = run.play(1, 0)
     fresh_ones = [current(run, c, 1, before.blocks["base"]) for c in clients]
     new = [(u[keep], y[keep]) for u, y in fresh_ones for keep in [~torch.isin(y, torch.tensor(held))]]
-    memory = linear.pool([memory_of(before), *(linear.summarise(u, y) for u, y in new if len(y))])
+    held_still = linear.narrow(memory_of(before), run.world.net.features)
+    memory = linear.pool([held_still, *(linear.summarise(u, y) for u, y in new if len(y))])
     assert set(held) < set(memory.labels) == set(after.blocks["linear"].labels)
     weight, bias = linear.lda(memory, 0.3)
     torch.testing.assert_close(after.blocks["linear"].tensors["weight"].double(), 0.2 * weight, rtol=1e-3, atol=1e-4)
@@ -86,7 +89,7 @@ def test_rounds_move_the_base_only_and_leave_the_head(fresh):
 
 def test_what_lives_for_a_position_ends_with_it(fresh):
     run = at(fresh("prolin"), 1)
-    assert set(run.server.blocks) == {"base", "adapter", "head", "bank", "gram", "known"}
+    assert set(run.server.blocks) == {"base", "adapter", "head", "anchor", "bank", "gram", "known"}
     assert run.server.blocks["known"].labels == run.server.blocks["bank"].labels
 
 
@@ -97,8 +100,7 @@ def test_the_base_is_drawn_towards_its_starting_features(fresh):
     phase = next(run.method.turn(client, dict(run.server.blocks)))
     assert phase.blocks == ("base",)
     assert phase.proximal == pytest.approx(0.01)
-    held = {k.removeprefix("start/"): t for k, t in phase.constants.items() if k.startswith("start/")}
-    assert same(run.server.blocks["start"], Block("model", held))
+    assert same(run.server.blocks["start"], Block("model", phase.weights["start"]))
     strong, weak = (moved(fresh, distill=w, proximal=0.0) for w in (1.0, 0.0))
     assert strong < weak
 
@@ -139,7 +141,7 @@ def test_examples_of_classes_without_statistics_wait(fresh):
 
 
 def test_a_position_closes_with_the_old_memory_carried_and_fresh_statistics_added(fresh):
-    run = at(fresh("prolin", **ALL), 1)
+    run = at(fresh("prolin", **PLAIN), 1)
     old, start = memory_of(run.server), run.server.blocks["base"]
     after = [run.play(1, r) for r in range(3)][-1]
     clients, final = run.clients(1, 2), after.blocks["base"]
@@ -229,23 +231,53 @@ def test_a_free_head_starts_at_the_closed_form_and_is_trained(fresh):
     )
 
 
-def test_random_features_come_before_the_closed_form(tiny, fresh):
-    run = tiny("prolin", random_features=50)
-    assert run.server.blocks["bank"].tensors["mean"].shape[1] == 50
-    assert run.server.blocks["gram"].tensors["gram"].numel() == 51 * 52 // 2
-    assert run.ledger.total(kind="model") < 1.2 * tiny("prolin").ledger.total(kind="model")  # the directions stay home
-    u = torch.randn(3, run.world.net.features, generator=torch.Generator().manual_seed(0))
-    assert bool((run.method.expanded(u) >= 0).all())
+@pytest.mark.parametrize("settings", [{}, {"base_rounds": 0}], ids=str)
+def test_random_features_widen_what_never_moves(tiny, fresh, settings):
+    run, plain = tiny("prolin", random_features=50, **settings), tiny("prolin", **settings)
+    width, narrow = (r.server.blocks["bank"].tensors["mean"].shape[1] for r in (run, plain))
+    assert width == narrow + 50
+    assert run.ledger.total(kind="model") == plain.ledger.total(kind="model")  # the directions stay home
+    assert run.ledger.total(kind="transport") == plain.ledger.total(kind="transport")
+    z = run.method.views(run.server, lambda base: torch.randn(3, run.world.net.features))
+    assert z.shape[1] == width
+    assert bool((z[:, -50:] >= 0).all())
     with pytest.raises(ConfigError, match="random_features"):
-        fresh("prolin", random_features=50, classifier="free")
+        fresh("prolin", random_features=50, anchor=False)
+
+
+def test_what_is_remembered_of_the_anchor_is_exact(tiny):
+    """Whatever the base does: old classes' means of warmed features are the true ones, those of moving ones are not."""
+    run = tiny("prolin", **ALL)
+    plan, d, bank = run.world.plan, run.world.net.features, run.server.blocks["bank"]
+    for half, base in enumerate(("base", "anchor")):
+        rows = [current(run, int(c), p, run.server.blocks[base]) for p in busy(run) for c in plan.active(p)]
+        true = linear.summarise(*(torch.cat(column) for column in zip(*rows, strict=True)))
+        found = bank.tensors["mean"][:, half * d : (half + 1) * d]
+        assert bank.labels == true.labels
+        assert torch.allclose(found.double(), true.mean, atol=1e-4) == (base == "anchor")
+
+
+def test_the_map_reads_the_anchor_too(fresh):
+    run = at(fresh("prolin", **ALL), 1)
+    old, start, anchor = memory_of(run.server), run.server.blocks["base"], run.server.blocks["anchor"]
+    final, d = [run.play(1, r) for r in range(3)][-1].blocks["base"], run.world.net.features
+    pairs = [[current(run, c, 1, b)[0] for b in (start, anchor, final)] for c in run.clients(1, 2)]
+    drift = linear.pool_drift([linear.drift(torch.cat([u, a], 1), after) for u, a, after in pairs])
+    carried, found = linear.carry(old, *linear.fit_drift(drift, 0.1)), memory_of(run.server)
+    here = {int(y) for c in run.clients(1, 0) for y in run.client(c, 1, 0).labels}
+    kept = [y for y in old.labels if y not in here]
+    one, two = (s.mean[[s.labels.index(y) for y in kept]] for s in (carried, found))
+    assert kept
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+    assert torch.allclose(one[:, d:], old.mean[[old.labels.index(y) for y in kept]][:, d:])
 
 
 def test_statistics_of_few_examples_stay_with_the_client(fresh):
-    run = fresh("prolin", **ALL)
+    run = fresh("prolin", **PLAIN)
     clients = {c: run.client(c, 0, 0) for c in run.clients(0, 0)}
     counts = [int((c.y == y).sum()) for c in clients.values() for y in c.labels]
     least = max(counts)
-    shy = fresh("prolin", min_support=least, **ALL)
+    shy = fresh("prolin", min_support=least, **PLAIN)
     inbox = {n: shy.server.blocks[n] for n in ("base", "known")}
     for c in clients:
         told = shy.method.survey(shy.client(c, 0, 0), inbox).blocks
@@ -265,19 +297,22 @@ def test_statistics_of_few_examples_stay_with_the_client(fresh):
 # -- what it costs, and what it brings ----------------------------------------------------------------------------
 
 
-def test_the_ledger_counts_the_matrices(fresh):
-    run = at(fresh("prolin", **ALL), 1)
+@pytest.mark.parametrize("anchor", [True, False])
+def test_the_ledger_counts_the_matrices(fresh, anchor):
+    run = at(fresh("prolin", anchor=anchor, **ALL), 1)
     d, k, book = run.world.net.features, {}, run.ledger
+    w = 2 * d if anchor else d
     for c in run.clients(0, 0):
         k[c] = len(run.client(c, 0, 0).labels)
     for c in k:
         where = {"stage": "refresh", "position": 0, "client": c, "direction": "up"}
-        told = 4 * (k[c] * (d + 1) + (d + 1) * (d + 2) // 2)
+        told = 4 * (k[c] * (w + 1) + (w + 1) * (w + 2) // 2)
         assert book.total(kind="statistics", round=0, **where) == told  # all classes are new at the first position
         assert book.total(kind="statistics", round=2, **where) == told
-        moves = 4 * ((d + 1) * (d + 2) // 2 + (d + 1) * d + d * (d + 1) // 2)
+        moves = 4 * ((w + 1) * (w + 2) // 2 + (w + 1) * d + d * (d + 1) // 2)
         assert book.total(kind="transport", round=2, **where) == moves
-    assert book.total(kind="memory") == 0  # neither bank nor matrix ever goes down
+    once = run.server.blocks["base"].bytes * len(k) if anchor else 0  # the anchor, to each client
+    assert book.total(kind="memory", position=0) == once  # neither bank nor matrix ever goes down
 
 
 def test_the_starting_base_is_sent_once_a_position(fresh):
@@ -324,4 +359,5 @@ def test_its_means_are_examined(tiny):
     run = tiny("prolin")
     memory, project = run.method.memories(run.world.net, run.server)["memory"]
     assert memory.tensors["mean"].shape == (len(memory.labels), run.world.net.features)
-    assert project(torch.ones(2, 3)).shape == (2, 3)
+    d = run.world.net.features
+    assert torch.equal(project(torch.arange(2 * d)[None]), torch.arange(d)[None])  # the anchor would flatter it

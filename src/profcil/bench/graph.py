@@ -58,7 +58,7 @@ def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges:
     state.server, _ = play(world, made, state, Door(state.ledger, held=state.held), clients, when)
     settle(world)
     seconds, began = time.perf_counter() - began, time.perf_counter()
-    evaluate(world, made, state.server, 0, judged_features(world, state.server))
+    evaluate(world, made, state.server, 0, judged_features(world, made, state.server))
     found = {"clients": len(clients), "scoring_seconds": time.perf_counter() - began}
     return {"ours": seconds, "unit": "s a round", "peak_memory_mb": peak_memory_mb(world), **found}
 

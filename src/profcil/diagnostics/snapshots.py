@@ -45,7 +45,7 @@ def keep(folder: Path, world: World, server: ServerState, position: int) -> None
     from profcil.engine.loop import judged_features
 
     method = rooms.find("methods", world.config.method).METHOD(world.config.params)
-    features = judged_features(world, server)
+    features = judged_features(world, method, server)
     memories = method.memories(world.net, server)
     if not memories:
         return

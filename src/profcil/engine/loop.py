@@ -59,7 +59,7 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
         when = When("round", state.position, rounds - 1, rounds)
         with torch.no_grad():
             state.server = method.end_position(state.server, when)
-        features = judged_features(world, state.server)
+        features = judged_features(world, method, state.server)
         state.scores.correct[state.position] = evaluate(world, method, state.server, state.position, features)
         aligned = examine(world, method, state.server, state.position, features)
         state.position, state.round = state.position + 1, 0
@@ -142,11 +142,13 @@ def turns(
     return replies
 
 
-def judged_features(world: World, server: ServerState) -> Tensor:
-    """Base features of the examples that scores are measured on, once a position."""
-    world.net.load(server.weights())
+@torch.no_grad()
+def judged_features(world: World, method: Method, server: ServerState) -> Tensor:
+    """What a method's scores see of the examples they are measured on, once a position."""
     index = torch.arange(len(world.judged), device=world.device)
-    return embed(world.net, server.weights()["base"], world.judged, index)
+    features = method.views(server, lambda base: embed(world.net, base.tensors, world.judged, index))
+    world.net.load(server.weights())
+    return features
 
 
 @torch.no_grad()

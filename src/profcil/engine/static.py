@@ -124,7 +124,7 @@ class OnNets(Static):
         self.noted, self.pulled = Layout(buffers_of(net, phase.weights)), Layout(parameters_of(net, pulled)).size
         like = self.total
         self.matrix, self.still, self.buffers = (m.matrix(like) for m in (self.moving, self.fixed, self.noted))
-        self.low = self.moving.matrix(like.bfloat16()) if net.bf16 else None
+        self.low, self.still_low = (m.matrix(like.bfloat16()) if net.bf16 else None for m in (self.moving, self.fixed))
         self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
         self.grad = torch.zeros_like(self.matrix)
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
@@ -136,13 +136,12 @@ class OnNets(Static):
     def module(self, net: Net, row: int) -> Net:
         """A copy of the module with its tensors in this row."""
         own = copy.deepcopy(net).train()
-        values = self.moving.views(self.matrix[row])
-        if self.low is not None:
-            values |= {at: v for at, v in self.moving.views(self.low[row]).items() if v.dim() == 4}
-        for at, value in values.items():
-            replace_in(own, at, Parameter(value))
-        for at, value in self.fixed.views(self.still[row]).items():
-            replace_in(own, at, Parameter(value, requires_grad=False))
+        for layout, high, low in ((self.moving, self.matrix, self.low), (self.fixed, self.still, self.still_low)):
+            values = layout.views(high[row])
+            if low is not None:
+                values |= {at: v for at, v in layout.views(low[row]).items() if v.dim() == 4}
+            for at, value in values.items():
+                replace_in(own, at, Parameter(value, requires_grad=layout is self.moving))
         for at, value in self.noted.views(self.buffers[row]).items():
             replace_in(own, at, value)
         return own
@@ -156,8 +155,9 @@ class OnNets(Static):
             self.rules[row].reset()
         if self.anchor is not None:
             self.anchor.copy_(self.matrix[:, : self.pulled])
-        if self.low is not None:
+        if self.low is not None and self.still_low is not None:
             self.low.copy_(self.matrix)
+            self.still_low.copy_(self.still)
 
     def rule(self, row: int, phase: Train) -> Update:
         anchor = None if self.anchor is None else self.anchor[row]

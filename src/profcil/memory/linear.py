@@ -117,9 +117,15 @@ def solve(matrix: Tensor, right: Tensor) -> Tensor:
     )
 
 
+def narrow(s: Summary, d: int) -> Summary:
+    """The summary of the first d features alone."""
+    keep = [*range(d), s.mean.shape[1]]
+    return replace(s, mean=s.mean[:, :d], gram=s.gram[keep][:, keep])
+
+
 def drift(before: Tensor, after: Tensor) -> Drift:
-    """The sums of some examples' features under two models."""
-    old, delta = extended(before), after.double() - before.double()
+    """The sums of some examples' features under two models. `after` may have fewer: the first ones, that moved."""
+    old, delta = extended(before), after.double() - before[:, : after.shape[1]].double()
     return Drift(old.T @ old, old.T @ delta, delta.T @ delta)
 
 
@@ -136,18 +142,20 @@ def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
 
 def carry(s: Summary, shift: Tensor, residual: Tensor) -> Summary:
     """The summary under the moved representation: μ ← μ + Bᵀ[μ; 1], G by congruence with I + [B 0], and the residual
-    covariance once an example, so that classes spread as real features did."""
-    d = s.mean.shape[1]
-    move = torch.eye(d + 1, dtype=shift.dtype, device=shift.device)
-    move[:, :d] += shift
+    covariance once an example, so that classes spread as real features did. The map reads as many features as it has
+    rows, and moves as many as it has columns; those after them stay."""
+    d, width = shift.shape[1], s.mean.shape[1]
+    move = torch.eye(width + 1, dtype=shift.dtype, device=shift.device)
+    move[[*range(len(shift) - 1), width], :d] += shift
     gram = move.T @ s.gram @ move
     gram[:d, :d] += s.count.sum() * residual
-    return replace(s, mean=s.mean + extended(s.mean) @ shift, gram=symmetric(gram))
+    return replace(s, mean=(extended(s.mean) @ move)[:, :-1], gram=symmetric(gram))
 
 
 def displace(s: Summary, shift: Tensor) -> Summary:
-    """The summary with each mean moved by its own row and the scatter around the means left as it is."""
-    old, new = extended(s.mean), extended(s.mean + shift)
+    """The summary with the first features of each mean moved by its own row, and the scatter around it as it was."""
+    old, new = extended(s.mean), extended(s.mean)
+    new[:, : shift.shape[1]] += shift
     scatter = s.gram - old.T @ (s.count[:, None] * old)
     return replace(s, mean=new[:, :-1], gram=symmetric(scatter + new.T @ (s.count[:, None] * new)))
 

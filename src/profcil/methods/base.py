@@ -131,6 +131,10 @@ class Method:
         `clients` come with their private memory."""
         return None
 
+    def views(self, state: ServerState, under: Callable[[Block], Tensor]) -> Tensor:
+        """What `scores` sees of some examples, which `under` embeds by a base's weights: the global base's features."""
+        return under(state.blocks["base"])
+
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         """Class scores from base features under the loaded global model; prediction is their masked arg-max."""
         return net.classify(features)

@@ -11,16 +11,22 @@ towards the features of the position's starting base, and a proximal term). It c
 base, and with sums that tell how current features moved: one ridge regression carries every old mean and G along.
 The deployed head is the same closed form, less shrunk.
 
-Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `closed_form`,
-`random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support` holds such
-statistics back, and a deployment would add secure summation.
+The warmed base serves as an anchor: memory and deployed head are over z = [u; a], the features u that move and a of the
+warmed base, which never do. What is remembered of a is exact for ever, so the stream can only add to a closed form on
+the warmed base; random ReLU features widen a at no risk for the same reason. The linear map reads both and moves u;
+the position's head sees u alone.
+
+Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `anchor`,
+`closed_form`, `random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support`
+holds such statistics back, and a deployment would add secure summation.
 
 Stored: on the server mean and count of every class, and one second-moment matrix; on a client nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import Checked, setting
-from profcil.encoders.model import Net, Weights, cross_entropy
+from profcil.data.bundle import Inputs
+from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
@@ -39,8 +46,6 @@ from profcil.memory.linear import Drift, Summary
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import Method, reply
 from profcil.randomness import torch_generator
-
-START = "start/"  # before the names of the starting base's tensors, among a phase's constants
 
 
 @dataclass(frozen=True)
@@ -71,17 +76,18 @@ class ProLinParams(Checked):
     ridge: float = setting(0.1, "regularisation of the linear map, as a part of its diagonal", low=0.0)
     neighbours: int = setting(5, "K: current features that speak for an old mean", low=1)
     bandwidth: float = setting(1.0, "their bandwidth, as a multiple of the median distance", low=1e-6)
-    random_features: int = setting(0, "random ReLU features between base and closed form; 0 = none", low=0)
+    anchor: bool = setting(True, "whether memory and deployed head see the warmed base's features beside the present")
+    random_features: int = setting(0, "random ReLU features of the warmed base beside its own; 0 = none", low=0)
     min_support: int = setting(
         1, "classes of which a client has fewer examples than this are left out of its statistics", low=1
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classifier == "free" and self.random_features:
+        if self.random_features and self.base_rounds and not self.anchor:
             raise ConfigError(
-                f"classifier = 'free' trains the model's own head, which does not fit random_features = "
-                f"{self.random_features}; set one of them back"
+                f"random_features = {self.random_features} are of the anchor, which anchor = false leaves out; set one "
+                f"of them back, or base_rounds = 0"
             )
 
 
@@ -90,6 +96,11 @@ class ProLin(Method):
 
     Params = ProLinParams
     kinds = frozenset({"model", "memory", "statistics", "transport"})
+
+    def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
+        """A place for the position's starting base."""
+        if self.params.distill:
+            net.attach("start", copy.deepcopy(net.base))
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -104,13 +115,11 @@ class ProLin(Method):
 
     def fit(self, client: Client, inbox: Inbox, rows: Tensor, allowed: Tensor) -> Train:
         constants = {"allowed": allowed, **dense(inbox["linear"], client.net.classes)}
-        if self.params.random_features:
-            constants["directions"] = self.directions(client.net.features, allowed.device)
-        if self.params.distill:  # copies, since a normalisation layer may count what passes through it
-            start = (inbox.get("start") or inbox["base"]).tensors
-            constants |= {START + k: client.keep(t.clone()) for k, t in start.items()}
-        source = Shuffled(client.current[rows], client.y[rows])
         weights = {b: dict(inbox[b].tensors) for b in self.trained}
+        if self.params.distill:
+            start = (inbox.get("start") or inbox["base"]).tensors
+            weights["start"] = {k: client.keep(t) for k, t in start.items()}
+        source = Shuffled(client.current[rows], client.y[rows])
         phase = client.train("fit", weights, self.trained, self.fit_loss, source, proximal=self.params.proximal)
         return replace(phase, inputs=client.examples.inputs, constants=constants)
 
@@ -120,13 +129,12 @@ class ProLin(Method):
         views = net.weak(batch["inputs"], batch["rng"])
         u = net.base(*views)
         weight = net.head["weight"] if self.params.classifier == "free" else batch["weight"]
-        logits = F.linear(expand(u, batch.get("directions")), weight, batch["bias"])
+        logits = F.linear(u, weight, batch["bias"])
         loss = cross_entropy(logits, batch["y"], batch["allowed"])
         if not self.params.distill:
             return loss
         with torch.no_grad():
-            start = {k.removeprefix(START): t for k, t in batch.items() if k.startswith(START)}
-            target = torch.func.functional_call(net.base, start, views)
+            target = net.start(*views)  # type: ignore[operator]
         return loss + self.params.distill * (u - target).square().sum(-1).mean(-1)
 
     @property
@@ -138,44 +146,56 @@ class ProLin(Method):
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Opening a position: the classes not held yet. Closing it: all current ones, and how their features moved.
         Examples of a class with too few of them are in no sum at all, so that differences tell nothing either."""
-        features, rows = (
-            self.expanded(client.features(inbox["base"])),
-            linear.supported(client.y, self.params.min_support),
-        )
+        rows, features = linear.supported(client.y, self.params.min_support), self.seen(inbox, client.features)
         if "known" in inbox:
             rows &= ~client.allowed(inbox["known"].labels)[client.y]
         sent: dict[str, Block] = {}
         if bool(rows.any()):
             sent["statistics"] = block_of_summary(linear.summarise(features[rows], client.y[rows]))
             if "start" in inbox:
-                sent |= self.movement(inbox, self.expanded(client.features(inbox["start"]))[rows], features[rows])
+                before = self.seen({**inbox, "base": inbox["start"]}, client.features)
+                sent |= self.movement(inbox, before[rows], features[rows, : client.net.features])
         return Reply(client.id, len(client.current), sent)
 
     def movement(self, inbox: Inbox, before: Tensor, after: Tensor) -> dict[str, Block]:
         """The drift of current features under the aggregated model, as sums or as one shift a remembered class."""
-        p = self.params
+        p, d = self.params, after.shape[1]
         if p.transport == "linear":
-            return {"transport": block_of_drift(linear.drift(before, after))}
+            return {"transport": block_of_drift(linear.drift(before[:, : 2 * d], after))}
         bank = inbox["bank"]
         if not bank.labels:
             return {}
-        moves = local_transport(bank.tensors["mean"], before, after, neighbours=p.neighbours, factor=p.bandwidth)
+        old = bank.tensors["mean"][:, :d]
+        moves = local_transport(old, before[:, :d], after, neighbours=p.neighbours, factor=p.bandwidth)
         return {"transport": Block("transport", dict(zip(("shift", "confidence"), moves, strict=True)), bank.labels)}
+
+    def seen(self, blocks: Mapping[str, Block], under: Callable[[Block], Tensor]) -> Tensor:
+        """z = [u; a] of some examples, which `under` embeds by a base's weights; of a base that never moves, u alone.
+        Random features come last."""
+        z = [under(blocks["base"])]
+        if self.anchored:
+            z.append(under(blocks["anchor"]))
+        if self.params.random_features:
+            z.append(F.linear(z[-1], self.directions(z[-1].shape[1], z[-1].device)).relu())
+        return torch.cat(z, 1)
 
     def directions(self, d: int, device: torch.device) -> Tensor:
         """The random directions; everyone can draw them, so they never travel."""
         rng = torch_generator(0, "random features", d)
         return (torch.randn(self.params.random_features, d, generator=rng) / d**0.5).to(device)
 
-    def expanded(self, u: Tensor) -> Tensor:
-        return expand(u, self.directions(u.shape[1], u.device) if self.params.random_features else None)
+    @property
+    def anchored(self) -> bool:
+        return self.params.anchor and self.params.base_rounds != 0
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def begin(self, weights: Weights) -> ServerState:
-        like = weights["adapter"]["scale"]
-        empty = linear.summarise(like.new_zeros(0, self.params.random_features or len(like)), like.new_zeros(0).long())
-        return remember(super().begin(weights), empty)
+        u = weights["adapter"]["scale"].new_zeros(0, len(weights["adapter"]["scale"]))
+        state = super().begin({b: weights[b] for b in MODEL})
+        if self.anchored:
+            state = state.put(anchor=Block("memory", weights["base"]))
+        return remember(state, linear.summarise(self.seen(state.blocks, lambda base: u), u.new_zeros(0).long()))
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""
@@ -197,9 +217,10 @@ class ProLin(Method):
         return when.final or (self.params.classifier == "rounds" and self.plastic(when))
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
+        bases = ("base", "anchor") if self.anchored else ("base",)
         if self.opening(state, when):
-            return ("base", "known")
-        return ("base", *{"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport])
+            return (*bases, "known")
+        return (*bases, *{"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport])
 
     def opening(self, state: ServerState, when: When) -> bool:
         return self.opens(when) and "start" not in state.blocks
@@ -224,7 +245,8 @@ class ProLin(Method):
     def fix_head(self, state: ServerState, memory: Summary) -> ServerState:
         if not memory.labels:
             return state
-        weight, bias = (self.params.scale * t.float() for t in self.solve(memory, self.params.shrink))
+        moving = linear.narrow(memory, len(state.blocks["adapter"].tensors["scale"]))
+        weight, bias = (self.params.scale * t.float() for t in self.solve(moving, self.params.shrink))
         head = Block("model", {"weight": weight, "bias": bias}, memory.labels)
         if self.params.classifier != "free":
             return state.put(linear=head)
@@ -254,7 +276,13 @@ class ProLin(Method):
         return {"lda": linear.lda, "ridge": linear.ridge}[self.params.closed_form](memory, shrink)
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
-        return {"memory": (state.blocks["bank"], self.expanded)}
+        """Of the features that move; the anchor's means are exact anyway."""
+        bank, d = state.blocks["bank"], net.features
+        rows = {**bank.tensors, "mean": bank.tensors["mean"][:, :d]}
+        return {"memory": (Block("memory", rows, bank.labels), lambda z: z[:, :d])}
+
+    def views(self, state: ServerState, under: Callable[[Block], Tensor]) -> Tensor:
+        return self.seen(state.blocks, under)
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         """The deployed head; a class without statistics is never chosen over one that has them."""
@@ -262,13 +290,8 @@ class ProLin(Method):
         scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
         if memory.labels:
             weight, bias = self.solve(memory, self.params.shrink_deployed)
-            scores[:, list(memory.labels)] = F.linear(self.expanded(features).double(), weight, bias)
+            scores[:, list(memory.labels)] = F.linear(features.double(), weight, bias)
         return scores
-
-
-def expand(u: Tensor, directions: Tensor | None) -> Tensor:
-    """Features as the closed form sees them: as they are, or as random ReLU features of them."""
-    return u if directions is None else F.linear(u, directions).relu()
 
 
 def dense(head: Block, classes: int) -> dict[str, Tensor]:
