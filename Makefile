@@ -44,7 +44,7 @@ studies-smoke: $(VENV)/installed
 	  $(BIN)/profcil table $$t --scale smoke --out $(SMOKE) > $(SMOKE)/tables/$$t.md; \
 	  $(BIN)/profcil table $$t --scale smoke --out $(SMOKE) --format latex > $(SMOKE)/tables/$$t.tex; \
 	  $(BIN)/profcil table $$t --scale smoke --out $(SMOKE) --format csv > $(SMOKE)/tables/$$t.csv; done
-	set -e; for f in accuracy cta heatmap final communication mismatch; do \
+	set -e; for f in accuracy cta explain heatmap final communication mismatch; do \
 	  $(BIN)/profcil figure $$f $(SMOKE) --out $(SMOKE)/figures; done
 	$(BIN)/profcil figure snapshots $$(dirname $$(ls $(SMOKE)/*-promax-*/snapshots.npz | head -1)) --out $(SMOKE)/figures
 	$(BIN)/profcil figure embedding $$(dirname $$(ls $(SMOKE)/*-promax-*/replay.npz | head -1)) --out $(SMOKE)/figures

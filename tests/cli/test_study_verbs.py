@@ -16,6 +16,7 @@ from profcil import rooms
 from profcil.cli.main import main
 from profcil.jobs import expected, measured
 from profcil.reporting.layouts import LAYOUTS
+from profcil.reporting.study import best
 from profcil.study import cells, expand, load_study, narrowed, study_names
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
@@ -55,6 +56,26 @@ def test_a_study_runs_what_is_missing_and_reuses_the_rest(study, capsys):
     out, err = capsys.readouterr()
     assert "3 runs, 0 of them to do" in err and "promax (no noise)" in out and "run folders: cells" in out
     assert {p: p.stat().st_mtime_ns for p in Path("cells").rglob("*")} == made
+
+
+def candidate(method: str, faa: float, seeds: int = 3, dataset: str = "digits") -> dict:
+    return {"dataset": dataset, "setting": "severe", "method": method, "seeds": seeds, "faa": (faa, 1.0)}
+
+
+def test_the_best_variant_of_each_method_is_named_with_how_many_were_tried():
+    rows = [candidate("pro (a)", 50.0), candidate("pro (b)", 60.0), candidate("promax (a)", 55.0)]
+    rows += [candidate("pro (a)", 70.0, dataset="cora"), candidate("pro (c)", 99.0, seeds=1)]
+    rows += [candidate("pro (d)", 0.0) | {"faa": None, "seeds": 0}]
+    found = {(r["dataset"], r["method"]): r["tried"] for r in best(rows)}
+    assert found == {("digits", "pro (b)"): 3, ("digits", "promax (a)"): 1, ("cora", "pro (a)"): 1}
+
+
+def test_a_study_can_show_the_best_only(study, capsys):
+    assert main(["study", study, "--out", "cells", "--seeds", "0", "--best", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["method"].split(" ")[0]: row["tried"] for row in rows} == {"fedavg": 1, "promax": 2}
+    assert main(["study", study, "--out", "cells", "--seeds", "0", "--best"]) == 0
+    assert "| tried |" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_does_not_stop_the_rest_and_is_not_filled_in(study, capsys):

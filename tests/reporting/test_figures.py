@@ -28,7 +28,7 @@ from profcil.reporting.figures import FIGURES, embedding, inputs, make, mismatch
 from profcil.reporting.gather import grouped, load_all
 from profcil.reporting.runs import load_run, row
 
-FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "communication")
+FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "communication")
 
 
 def made(name: str, path: Path, out: Path) -> dict:
@@ -81,6 +81,18 @@ def gaps() -> list[dict]:
     one = [{"method": "a", "strength": s, "seed": i, "task": 1, "mmd2": g + i / 50, "drop": (g + i / 50) ** 2}
            for i in range(3) for g, s in kinds]  # fmt: skip
     return [*one, {"method": "b", "strength": "mild", "seed": 0, "task": 1, "mmd2": 0.1, "drop": 1.0}]
+
+
+def test_the_explaining_figure_shows_accuracy_and_where_there_is_a_memory_its_alignment(runs, tmp_path):
+    shown = made("explain", runs, tmp_path)["digits, severe"]
+    assert shown["accuracy"] == made("accuracy", runs, tmp_path)["digits, severe"]
+    noted = {}
+    for path in runs.glob("promax-*"):
+        events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+        noted[path.name] = [e.get("alignment", {}) for e in events if e["event"] == "position"][-1]["memory"]["centred"]
+    assert shown["centred"]["promax"]["mean"][-1] == pytest.approx(fmean(noted.values()), abs=1e-3)
+    assert "fedavg" in shown["accuracy"]
+    assert "fedavg" not in shown["centred"]
 
 
 def test_curves_end_at_faa_and_average_to_cta(runs: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A study is a TOML of datasets, settings, methods, seeds and variants, built in or your own. Finished runs are reused,
 broken-off ones resumed, failed ones reported; the table shows what there is and how many seeds stand behind it.
-`profcil table NAME --out DIR` prints the paper's layout from the same runs.
+`profcil table NAME --out DIR` prints the paper's layout from the same runs. Where variants are candidates on
+validation data, `--best` says which one to take.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def add(parser: Parser) -> None:
     parser.add_argument("study", help="built-in study or a TOML file")
     parser.add_argument("--out", metavar="DIR", default="runs/study", help="where the runs lie (runs/study)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on one core")
+    parser.add_argument("--best", action="store_true", help="show each method's best variant only, by mean FAA")
     parser.add_argument("--dry-run", action="store_true", help="only say what is there, what is missing, how long")
     narrowing(parser)
     data_dir(parser)
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from profcil.cli.board import watching
     from profcil.diagnostics.mismatch import write_mismatch
     from profcil.jobs import play
-    from profcil.reporting.study import markdown, summarise
+    from profcil.reporting.study import best, markdown, summarise
     from profcil.study import cells
 
     if args.jobs < 1:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         with watching(todo, out, args.jobs) as tell:
             failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
         write_mismatch(todo, out)
-    rows = summarise(todo, out)
+    rows = best(summarise(todo, out)) if args.best else summarise(todo, out)
     print_json(rows) if args.json else print(f"{markdown(rows)}\n\nrun folders: {out}")
     return 1 if failures else 0
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profcil.metrics.client_first import accuracy, cumulative_accuracy
-from profcil.reporting.runs import Run
+from profcil.reporting.runs import Run, alignments
 
 
 def task_accuracy(run: Run) -> np.ndarray:
@@ -32,6 +32,16 @@ def current_accuracy(run: Run) -> np.ndarray:
     """CTA at each position; the mean over positions is the run's CTA. NaN before it was played."""
     here = np.arange(run.plan.positions)
     return task_accuracy(run)[here[None, :], run.plan.orders].mean(axis=0)
+
+
+def alignment(run: Run) -> np.ndarray:
+    """Centred cosine between remembered and true means of old classes at each position; NaN where nothing is old, or
+    the method remembers no means."""
+    noted = [a.get("memory", {}).get("centred") for a in alignments(run.path)]
+    out = np.full(run.plan.positions, np.nan)
+    for p, value in enumerate(noted[: len(out)]):
+        out[p] = np.nan if value is None else value
+    return out
 
 
 def kinds(run: Run) -> dict[tuple[str, str], int]:

@@ -37,6 +37,7 @@ def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[s
     out: dict[str, Any] = {"dataset": dataset, "setting": setting, "method": label, "seeds": len(group)}
     for name in (*METRICS, "norm_comm", "seconds", "warmup_seconds", "peak_memory_mb"):
         out[name] = spread([row[name] for _, row in group])
+    out["sent_mb"] = spread([(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group])
     probes = [read_json(run.path / "diagnostics.json") for run, _ in group]
     out["probe_warm"] = spread([d["probe_warm"]["ridge"] for d in probes if d])
     out["probe_final"] = spread([d["probe_final"]["ridge"] for d in probes if d])
@@ -59,10 +60,22 @@ def paper(dataset: str, setting: str, method: str) -> dict[str, float] | None:
     return {name: f[0] for name, f in found.items() if f} or None
 
 
+def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each method's variants the one with the highest mean FAA, by dataset and setting, and how many were tried.
+    A cell that lacks seeds is no candidate as long as another has more."""
+    tried: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["faa"] is not None:
+            tried.setdefault((row["dataset"], row["setting"], row["method"].split(" (")[0]), []).append(row)
+    whole = {key: [r for r in group if r["seeds"] == max(g["seeds"] for g in group)] for key, group in tried.items()}
+    return [{**max(group, key=lambda r: r["faa"][0]), "tried": len(tried[key])} for key, group in whole.items()]
+
+
 COLUMNS = {
     "faa": ("FAA", 1),
     "cta": ("CTA", 1),
     "af": ("AF", 1),
+    "sent_mb": ("MB sent", 0),
     "norm_comm": ("NormComm", 3),
     "probe_warm": ("probe, warm", 1),
     "probe_final": ("probe, end", 1),
@@ -74,9 +87,8 @@ COLUMNS = {
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table for the docs; a column that nobody has a value for is left out."""
-    table: dict[str, list[str]] = {
-        key: [str(row[key]) for row in rows] for key in ("dataset", "setting", "method", "seeds")
-    }
+    heads = [key for key in ("dataset", "setting", "method", "tried", "seeds") if not rows or key in rows[0]]
+    table: dict[str, list[str]] = {key: [str(row[key]) for row in rows] for key in heads}
     for key, (title, digits) in COLUMNS.items():
         table[title] = [_pair(row[key], digits, row["seeds"]) for row in rows]
     table["paper: FAA / CTA / AF"] = [_slashes(row["paper"]) for row in rows]

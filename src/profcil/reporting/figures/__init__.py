@@ -16,6 +16,7 @@ FIGURES = {
     "final": ("heatmap:final", "final accuracy of every task, a row per method"),
     "accuracy": ("curves:accuracy", "accuracy on the tasks met so far, over positions"),
     "cta": ("curves:cta", "accuracy on the current task, over positions"),
+    "explain": ("curves:explain", "accuracy, and whether the memory still points at the truth, over positions"),
     "communication": ("communication:communication", "bytes by kind and direction"),
     "snapshots": ("snapshots:snapshots", "remembered class means in one shared PCA"),
     "embedding": ("embedding:embedding", "real against replayed features, t-SNE and UMAP"),

@@ -53,6 +53,32 @@ def curves(
     return figure, numbers
 
 
+def explain(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """Why accuracy is kept or lost: above it, over positions; below, whether the memory still points at the truth."""
+    from matplotlib.figure import Figure
+
+    groups = grouped(finished(load_all(paths, tell), tell))
+    streams = list(dict.fromkeys(g.stream for g in groups))
+    looks = {label: style.look(i) for i, label in enumerate(dict.fromkeys(g.label for g in groups))}
+    figure = Figure(figsize=(style.COLUMN if len(streams) == 1 else style.PAGE, 3.6), layout="constrained")
+    axes = figure.subplots(2, len(streams), squeeze=False, sharex="col", sharey="row")
+    numbers: dict[str, dict[str, Any]] = {stream: {} for stream in streams}
+    for row, (name, value) in enumerate({"accuracy": series.seen_accuracy, "centred": series.alignment}.items()):
+        for stream, ax in zip(streams, axes[row], strict=True):
+            own = [g for g in groups if g.stream == stream]
+            kept = [g for g in own if not all(np.isnan(value(run)).all() for run in g.runs)]
+            numbers[stream][name] = {g.label: line(ax, g, value, looks[g.label], 0.0) for g in kept}
+            style.positions_axis(ax, own[0].runs[0].plan.positions)
+    for stream, above, below in zip(streams, *axes, strict=True):
+        above.set_title(stream)
+        below.set_xlabel("position")
+    axes[0, 0].set(ylabel="accuracy on met tasks (%)", ylim=(0, 100))
+    axes[1, 0].set(ylabel="centred alignment", ylim=(None, 1.02))
+    several = any(len(g.runs) > 1 for g in groups)
+    style.legend_below(figure, axes.ravel().tolist(), "band: ± one standard deviation over seeds" if several else None)
+    return figure, numbers
+
+
 def line(
     ax: Axes, group: Group, value: Callable[[Run], np.ndarray], look: dict[str, Any], beside: float
 ) -> dict[str, Any]:
