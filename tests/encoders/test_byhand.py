@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Facts
-from profcil.encoders.byhand import Classification, with_gradient
+from profcil.encoders.byhand import Classification, slopes, with_gradient
 from profcil.encoders.model import TAIL, Net, Tail, cross_entropy
-from profcil.engine import steps
+from profcil.engine import descent, steps
 from profcil.engine.phases import Batch, Features, Train
 
 WIDTH, CLASSES, ROWS = 12, 7, 30
@@ -59,22 +59,37 @@ def apart(a: steps.Trained, b: steps.Trained) -> float:
     return max(float((a.weights[n][k] - b.weights[n][k]).abs().max()) for n in TAIL for k in a.weights[n])
 
 
-def test_every_slope_and_the_loss_are_those_of_autograd():
-    (_, tail), (slope, slopes) = (steps.joined(net_of().weights(TAIL)) for _ in range(2))
-    slope.fill_(torch.nan)  # nothing may be left unwritten
+def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
     u, y, allowed = rows()
-    losses = Classification(tail, slopes, ROWS, {"allowed": allowed})({"u": u, "y": y})
-    named = [(block, k) for block in ("adapter", "head") for k in getattr(tail, block)]
-    parameters = [getattr(tail, block)[k].requires_grad_() for block, k in named]
-    expected = plain(tail, {"u": u, "y": y, "allowed": allowed})
-    assert losses.mean() == pytest.approx(expected.item(), rel=1e-6)
+    order = Classification.order({"allowed": allowed})
+    (_, tail), (slope, into) = (descent.joined(net_of().weights(TAIL), order) for _ in range(2))
+    slope.fill_(torch.nan)  # nothing may be left unwritten
+    by_hand = Classification(tail, into, ROWS, {"allowed": allowed})
+    slopes(by_hand.weights, by_hand.slopes, by_hand.room, u, by_hand.place[y].unsqueeze(0))
+    reference = net_of()
+    named = [(block, k) for block in TAIL for k in reference.weights(TAIL)[block]]
+    parameters = [getattr(reference, block)[k] for block, k in named]
+    expected = plain(reference.tail, {"u": u, "y": y, "allowed": allowed})
     for (block, k), g in zip(named, torch.autograd.grad(expected, parameters), strict=True):
-        assert torch.allclose(getattr(slopes, block)[k], g, atol=1e-6), k
-    assert torch.equal(slopes.head["weight"][~allowed], torch.zeros(2, WIDTH))
+        assert torch.allclose(getattr(into, block)[k], g[order] if block == "head" else g, atol=1e-6), k
+    assert torch.equal(into.head["weight"][int(allowed.sum()) :], torch.zeros(2, WIDTH))
+    assert torch.allclose(by_hand.room["logits"].T, reference.classify(u)[:, allowed], atol=1e-5)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.5])
-@pytest.mark.parametrize("train", [{}, {"batch": 0}, {"clip": 0.05}, {"clip": 0.0}, {"optimiser": "sgd"}])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"batch": 0},
+        {"clip": 0.05},
+        {"clip": 0.0},
+        {"weight_decay": 0.1},  # which moves classes that are not allowed, too
+        {"weight_decay": 0.1, "decay": "coupled"},
+        {"optimiser": "sgd", "weight_decay": 0.1},
+        {"optimiser": "sgd", "momentum": 0.9},
+    ],
+)
 def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train):
     net = net_of()
     by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (marked, plain))
@@ -82,6 +97,25 @@ def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train):
     (ours,), (theirs,) = steps.run(net, [by_hand]), steps.run(net, [reference])
     assert apart(ours, theirs) < 2e-5 < 1e-3 < apart(ours, steps.Trained(by_hand.weights, 0.0, 0))
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5) and ours.steps == theirs.steps
+
+
+@pytest.mark.parametrize("train", [{}, {"optimiser": "sgd"}])
+def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
+    net = net_of()
+    phase = phase_of(net, marked, proximal=0.1, **train)
+    ours = [steps.run(net, [phase])[0] for _ in range(3)]  # TorchScript rewrites itself after its first runs
+    assert isinstance(descent.epoch, torch.jit.ScriptFunction)
+    monkeypatch.setattr(descent, "epoch", descent.descend)
+    written = steps.run(net, [phase])[0]
+    assert all(apart(one, written) == 0 and one.loss == written.loss for one in ours)
+
+
+def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
+    def no_source(function):
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(torch.jit, "script", no_source)
+    assert descent.compiled(descent.descend) is descent.descend
 
 
 def test_the_starting_weights_are_left_alone():

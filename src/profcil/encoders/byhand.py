@@ -7,7 +7,7 @@ loss that has such a twin carries it as its `gradient`; autograd on the loss its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,9 @@ from torch import Tensor
 from profcil.encoders.model import Tail
 
 Loss = TypeVar("Loss", bound=Callable[..., Tensor])
-Slopes = Callable[[Mapping[str, Any]], Tensor]  # one batch: writes its slopes, and gives the loss of each row
-Gradient = Callable[[Tail, Tail, int, Mapping[str, Tensor]], Slopes]  # of a tail, into another, for batches of one size
 
 
-def with_gradient(gradient: Gradient) -> Callable[[Loss], Loss]:
+def with_gradient(gradient: type[Classification]) -> Callable[[Loss], Loss]:
     """Marks a loss on features whose gradient in adapter and head is written down."""
 
     def mark(loss: Loss) -> Loss:
@@ -30,49 +28,52 @@ def with_gradient(gradient: Gradient) -> Callable[[Loss], Loss]:
 
 
 class Classification:
-    """Of cross_entropy(tail.classify(u), y, allowed), for a linear head.
+    """What `slopes` computes with: the gradient of cross_entropy(tail.classify(u), y, allowed), for a linear head.
+
+    The head's rows are in the order of `order`, classes that are not allowed behind the others, so that nothing is
+    computed of them: their slopes are 0. Logits lie class by class, because products are at their fastest where a side
+    of odd length comes first.
+    """
+
+    def __init__(self, tail: Tail, into: Tail, rows: int, constants: Mapping[str, Tensor]) -> None:
+        new, few = tail.head["weight"].new_empty, int(constants["allowed"].sum())
+        narrow, d = tail.adapter["down"].shape
+        self.place = self.order(constants).argsort()  # of each class in the head
+        self.weights = {**tail.adapter, "head": tail.head["weight"][:few]}
+        self.slopes = {**into.adapter, "head": into.head["weight"][:few], "barred": into.head["weight"][few:]}
+        shapes = {"v": (rows, d), "z": (rows, d), "dz": (rows, d), "h": (rows, narrow), "dh": (rows, narrow)}
+        shapes |= {"x": (narrow, d), "scaled": (narrow, d), "logits": (few, rows), "p": (few, rows)}
+        self.room = {k: new(shape) for k, shape in shapes.items()} | {"minus": new(1, rows).fill_(-1)}
+
+    @staticmethod
+    def order(constants: Mapping[str, Tensor]) -> Tensor:
+        """Class ids, the allowed ones first."""
+        return (~constants["allowed"]).argsort(stable=True)
+
+
+def slopes(a: dict[str, Tensor], to: dict[str, Tensor], room: dict[str, Tensor], u: Tensor, y: Tensor) -> None:
+    """Writes the slopes of one batch of features and the rows of the head that they should excite; leaves its logits.
 
     With n = LayerNorm(u), v = scale ⊙ n + shift, h = ReLU(down v + bias) and X = dhᵀ n, the slope of `down` is
     X ⊙ scale + Σdh shiftᵀ and that of `scale` the column sums of X ⊙ down: v itself needs none, which saves a product.
     """
-
-    def __init__(self, tail: Tail, into: Tail, rows: int, constants: Mapping[str, Tensor]) -> None:
-        self.a, self.head, self.to, self.head_to = tail.adapter, tail.head["weight"], into.adapter, into.head["weight"]
-        (classes, d), narrow, new = self.head.shape, len(self.a["down"]), self.head.new_empty
-        self.v, self.z, self.dz = new(rows, d), new(rows, d), new(rows, d)
-        self.h, self.dh, self.x, self.scaled = new(rows, narrow), new(rows, narrow), new(narrow, d), new(narrow, d)
-        self.logits, self.p = new(rows, classes), new(rows, classes)
-        self.barred = torch.where(constants["allowed"], 0.0, torch.finfo(self.head.dtype).min)
-        self.minus = torch.full((rows, 1), -1.0, dtype=self.head.dtype)
-
-    @torch.no_grad()
-    def __call__(self, batch: Mapping[str, Any]) -> Tensor:
-        u, y = batch["u"], batch["y"].unsqueeze(1)
-        n = torch.native_layer_norm(u, u.shape[1:], None, None, 1e-5)[0]
-        losses = self.forward(u, n).gather(1, y).neg_()
-        self.p.exp_().scatter_add_(1, y, self.minus).div_(len(u))  # ∂loss/∂logits = (softmax − one-hot) / rows
-        self.backward(n)
-        return losses
-
-    def forward(self, u: Tensor, n: Tensor) -> Tensor:
-        """Log-probabilities; leaves h and z."""
-        a = self.a
-        torch.addcmul(a["shift"], n, a["scale"], out=self.v)
-        torch.mm(self.v, a["down"].T, out=self.h).add_(a["down_bias"]).relu_()
-        torch.add(u, a["up_bias"], out=self.z).addmm_(self.h, a["up"].T)
-        torch.addmm(self.barred, self.z, self.head.T, out=self.logits)
-        return torch.log_softmax(self.logits, 1, out=self.p)
-
-    def backward(self, n: Tensor) -> None:
-        a, to = self.a, self.to
-        torch.mm(self.p.T, self.z, out=self.head_to)
-        torch.mm(self.p, self.head, out=self.dz)
-        torch.sum(self.dz, 0, out=to["up_bias"])
-        torch.mm(self.dz.T, self.h, out=to["up"])
-        torch.mm(self.dz, a["up"], out=self.dh)
-        torch.ops.aten.threshold_backward.grad_input(self.dh, self.h, 0, grad_input=self.dh)
-        torch.sum(self.dh, 0, out=to["down_bias"])
-        torch.mm(self.dh.T, n, out=self.x)
-        torch.sum(torch.mul(self.x, a["down"], out=self.scaled), 0, out=to["scale"])
-        torch.mv(a["down"].T, to["down_bias"], out=to["shift"])
-        torch.mul(to["down_bias"].unsqueeze(1), a["shift"], out=to["down"]).addcmul_(self.x, a["scale"])
+    n = torch.native_layer_norm(u, u.shape[1:], None, None, 1e-5)[0]
+    v, z, h, p, dz, dh, x = room["v"], room["z"], room["h"], room["p"], room["dz"], room["dh"], room["x"]
+    torch.addcmul(a["shift"], n, a["scale"], out=v)
+    torch.addmm(a["down_bias"], v, a["down"].t(), out=h).relu_()
+    torch.add(u, a["up_bias"], out=z).addmm_(h, a["up"].t())
+    torch.mm(a["head"], z.t(), out=room["logits"])
+    torch.softmax(room["logits"], 0, out=p)
+    p.scatter_add_(0, y, room["minus"])  # ∂loss/∂logits = (softmax − one-hot) / rows
+    to["barred"].zero_()
+    to["head"].addmm_(p, z, beta=0, alpha=1 / len(u))
+    dz.addmm_(p.t(), a["head"], beta=0, alpha=1 / len(u))
+    torch.sum(dz, [0], out=to["up_bias"])
+    torch.mm(dz.t(), h, out=to["up"])
+    torch.mm(dz, a["up"], out=dh)
+    torch.ops.aten.threshold_backward(dh, h, 0, grad_input=dh)
+    torch.sum(dh, [0], out=to["down_bias"])
+    torch.mm(dh.t(), n, out=x)
+    torch.sum(torch.mul(x, a["down"], out=room["scaled"]), [0], out=to["scale"])
+    torch.mv(a["down"].t(), to["down_bias"], out=to["shift"])
+    torch.mul(to["down_bias"].unsqueeze(1), a["shift"], out=to["down"]).addcmul_(x, a["scale"])

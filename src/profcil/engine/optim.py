@@ -8,6 +8,7 @@ by its own gradient norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +37,64 @@ def clip_(grads: Sequence[Tensor], limit: float, stacked: bool) -> None:
         g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
 
 
+def clip_vector_(grad: Tensor, limit: float) -> None:
+    """The same for one vector on a CPU, in words that TorchScript reads."""
+    if limit != 0:
+        norm = float(torch.dot(grad, grad)) ** 0.5
+        if not norm + 1e-6 <= limit:
+            grad.mul_(limit / (norm + 1e-6))
+
+
+class Rule(NamedTuple):
+    """Which update, and by how much."""
+
+    kind: str  # sgd, adam or adamw
+    lr: float
+    decay: float
+    momentum: float
+
+
+class Moments(NamedTuple):
+    """What an update remembers of earlier gradients, for each tensor, and of how many."""
+
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+
+def fused(
+    p: list[Tensor],
+    grads: list[Tensor],
+    m: Moments,
+    rule: Rule,
+    excess: Tensor | None = None,
+    still: Tensor | None = None,
+    betas: tuple[float, float] = (BETA1, BETA2),
+    eps: float = EPSILON,
+) -> None:
+    """One update by torch's fused kernels, in words that TorchScript reads."""
+    lr, decay = rule.lr, rule.decay
+    if rule.kind == "sgd":
+        torch._fused_sgd_(
+            p, grads, m.first if rule.momentum != 0 else [], weight_decay=decay, momentum=rule.momentum, lr=lr,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False, grad_scale=excess, found_inf=still,
+        )  # fmt: skip
+        return
+    torch._foreach_add_(m.steps, 1)
+    if still is not None:
+        torch._foreach_sub_(m.steps, [still] * len(m.steps))
+    if rule.kind == "adam":
+        torch._fused_adam_(
+            p, grads, m.first, m.second, [], m.steps, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=decay,
+            eps=eps, amsgrad=False, maximize=False, grad_scale=excess, found_inf=still,
+        )  # fmt: skip
+    else:
+        torch._fused_adamw_(
+            p, grads, m.first, m.second, [], m.steps, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=decay,
+            eps=eps, amsgrad=False, maximize=False, grad_scale=excess, found_inf=still,
+        )  # fmt: skip
+
+
 class Optimiser:
     """The update rule of one phase; its moments live as long as the phase."""
 
@@ -47,6 +106,9 @@ class Optimiser:
         device = self.parameters[0].device
         self.times = torch.zeros(len(self.parameters[0]), device=device)  # steps each row of a stack has taken
         self.steps = [torch.zeros((), device=device) for _ in self.parameters]
+        kind = "sgd" if not self.adam else "adam" if settings.decay == "coupled" else "adamw"
+        self.rule = Rule(kind, settings.lr, settings.weight_decay, settings.momentum)
+        self.moments = Moments(self.first, self.second, self.steps)
 
     @torch.no_grad()
     def step(
@@ -61,7 +123,8 @@ class Optimiser:
         the device: gradients are divided by `excess`, and where `still` is 1, nothing changes."""
         self.time += 1
         if rows is None:
-            self._fused([g.contiguous() for g in grads], excess, still)  # kernels read memory in order, without strides
+            flat = [g.contiguous() for g in grads]  # kernels read memory in order, without strides
+            fused(self.parameters, flat, self.moments, self.rule, excess, still)
         elif self.adam:
             self._adam_rows(list(grads), rows)
         else:
@@ -71,23 +134,6 @@ class Optimiser:
         """As at the start of a phase, on the same tensors."""
         torch._foreach_zero_([*self.first, *self.second, *self.steps, self.times])
         self.time = 0
-
-    def _fused(self, grads: list[Tensor], excess: Tensor | None, still: Tensor | None) -> None:
-        s, p, more = self.s, self.parameters, {"grad_scale": excess, "found_inf": still}
-        if not self.adam:
-            torch._fused_sgd_(
-                p, grads, self.first if s.momentum else [], weight_decay=s.weight_decay, momentum=s.momentum, lr=s.lr,
-                dampening=0.0, nesterov=False, maximize=False, is_first_step=False, **more,
-            )  # fmt: skip
-            return
-        torch._foreach_add_(self.steps, 1)
-        if still is not None:
-            torch._foreach_sub_(self.steps, [still] * len(self.steps))
-        rule = torch._fused_adam_ if s.decay == "coupled" else torch._fused_adamw_
-        rule(
-            p, grads, self.first, self.second, [], self.steps, lr=s.lr, beta1=BETA1, beta2=BETA2,
-            weight_decay=s.weight_decay, eps=EPSILON, amsgrad=False, maximize=False, **more,
-        )  # fmt: skip
 
     def _sgd_rows(self, g: list[Tensor], rows: int) -> None:
         s, p, m = self.s, _top(self.parameters, rows), _top(self.first, rows)

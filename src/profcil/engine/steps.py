@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from profcil.config import TrainSettings
-from profcil.encoders.byhand import Gradient
-from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
+from profcil.encoders.byhand import Classification
+from profcil.encoders.model import MODEL, TAIL, Net, Tail
+from profcil.engine import descent
 from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.phases import Batch, Train, Trained, cut
 
@@ -23,7 +24,9 @@ def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     """Runs phases of different clients that may be computed together (see `together`)."""
     if phases[0].on_features:
         gradient = gradient_of(net, phases[0]) if len(phases) == 1 else None
-        return [run_by_hand(net, phases[0], gradient)] if gradient else run_stacked(net, phases)
+        if gradient is None:
+            return run_stacked(net, phases)
+        return [descent.run(phases[0], gradient, generator_of(net, phases[0]))]
     return [run_on_net(net, phase) for phase in phases]
 
 
@@ -69,40 +72,10 @@ def unfreeze(net: Net, blocks: Sequence[str]) -> tuple[list[Parameter], list[Par
     return parameters, net.trainable([b for b in blocks if b in MODEL])
 
 
-def gradient_of(net: Net, phase: Train) -> Gradient | None:
+def gradient_of(net: Net, phase: Train) -> type[Classification] | None:
     """The phase's gradient where it is written down, and that way is the faster one: on a CPU."""
     fits = phase.blocks == TAIL and not net.cosine and next(net.parameters()).device.type == "cpu"
     return getattr(phase.loss, "gradient", None) if fits else None
-
-
-def run_by_hand(net: Net, phase: Train, gradient: Gradient) -> Trained:
-    """One client's phase on features, with adapter and head as one vector: one pull, one clipping, one update."""
-    (vector, tail), (slope, slopes) = joined(phase.weights), joined(phase.weights)
-    descend = gradient(tail, slopes, phase.settings.batch or phase.source.size, phase.constants)
-    anchor = vector.clone() if phase.proximal else None
-    optimiser, rng = Optimiser(phase.settings, [vector]), generator_of(net, phase)
-    losses: list[Tensor] = []
-    for _ in range(phase.epochs):
-        rows, losses = epoch_of([phase], [rng])[0], []
-        for batch in zip(*(v[0] for v in rows.values()), strict=True):
-            losses.append(descend(dict(zip(rows, batch, strict=True))))
-            if anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-                slope.add_(vector - anchor, alpha=2 * phase.proximal)
-            clip_([slope], phase.settings.clip, stacked=False)
-            optimiser.step([slope])
-    own = {b: {k: v.clone() for k, v in getattr(tail, b).items()} for b in TAIL}
-    return Trained({**phase.weights, **own}, float(torch.stack(losses).mean()), optimiser.time)
-
-
-def joined(weights: Weights) -> tuple[Tensor, Tail]:
-    """A copy of adapter and head in one vector, and the tail made of views of it."""
-    named = [(b, k, t) for b in TAIL for k, t in weights[b].items()]
-    vector = torch.cat([t.flatten() for _, _, t in named])
-    views = vector.split([t.numel() for _, _, t in named])
-    parts: Weights = {b: {} for b in TAIL}
-    for (b, k, t), view in zip(named, views, strict=True):
-        parts[b][k] = view.view(t.shape)
-    return vector, Tail(parts["adapter"], parts["head"])
 
 
 def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:

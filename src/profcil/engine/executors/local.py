@@ -73,7 +73,7 @@ class Executor:
         if self.workers == 1 or len(work) == 1:
             done = [self.compute(group) for group in work]
         else:
-            with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            with ThreadPoolExecutor(self.threads(work), initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 done = list(pool.map(self.on_a_worker, work))
         return {
             p.client: r for group, results in zip(work, done, strict=True) for p, r in zip(group, results, strict=True)
@@ -85,7 +85,21 @@ class Executor:
             return self.graphs is not None and self.graphs.takes(phase)
         if self.mode != "auto":
             return self.mode == "stacked"
+        if self.by_hand([phase]):
+            return False  # one by one is faster still
         return not self.on_cpu or sum(t.numel() for b in phase.blocks for t in phase.weights[b].values()) <= SMALL
+
+    def threads(self, work: Sequence[Sequence[Train]]) -> int:
+        """One a core; a few more where that leaves no core idle in the end. Clients in excess share the cores, which is
+        the system's business, but only phases that need no model of their own can be in excess."""
+        if not all(self.by_hand(group) for group in work):
+            return self.workers
+        left = ((n, len(work) % n) for n in range(self.workers, len(work) + 1))
+        return next((n for n, odd in left if not 0 < odd < self.workers), self.workers)
+
+    def by_hand(self, group: Sequence[Train]) -> bool:
+        """Whether this is one client's phase on features whose gradient is written down."""
+        return len(group) == 1 and group[0].on_features and steps.gradient_of(self.net, group[0]) is not None
 
     def compute(self, group: Sequence[Train]) -> list[Trained]:
         if self.graphs is not None and self.graphs.takes(group[0]):
@@ -93,6 +107,8 @@ class Executor:
         return steps.run(self.net, group)
 
     def on_a_worker(self, group: Sequence[Train]) -> list[Trained]:
+        if self.by_hand(group):
+            return steps.run(self.net, group)
         with self.borrowed() as net:
             return steps.run(net, group)
 

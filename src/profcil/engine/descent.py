@@ -1,0 +1,99 @@
+"""One client's phase on features on a CPU, by the gradient that is written down: a whole epoch of steps in one call.
+
+A step is thirty small kernels. Called one by one from Python they cost a fifth more, and clients on other threads wait
+for the interpreter meanwhile; so the steps are compiled by TorchScript, which runs the same kernels in the same order
+without it. Where torch cannot do that, the same function runs as it is written.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from profcil.encoders.byhand import Classification, slopes
+from profcil.encoders.model import TAIL, Tail, Weights
+from profcil.engine.optim import Moments, Optimiser, Rule, clip_vector_, fused
+from profcil.engine.phases import Train, Trained, cut
+
+
+class Ground(NamedTuple):
+    """What the steps of a phase are taken on. Updates are of lists, and TorchScript must be handed them: an update of a
+    list that it has made itself looks to it like one that nobody sees, and is left out."""
+
+    vector: list[Tensor]  # adapter and head as one
+    slope: list[Tensor]
+    weights: dict[str, Tensor]  # the vector in parts
+    slopes: dict[str, Tensor]
+    room: dict[str, Tensor]
+    moments: Moments
+    anchor: list[Tensor]  # what a proximal term pulls towards; none without one
+
+
+def descend(
+    g: Ground, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
+) -> Tensor:
+    """An epoch of steps: slopes, proximal pull, clip, update. Gives the loss of each row, where it is the last."""
+    batch, losses = u.new_empty(index.size(1), u.size(1)), u.new_zeros(index.size(0), 1, index.size(1))
+    for i in range(len(index)):
+        label = y.index_select(0, index[i]).unsqueeze(0)
+        slopes(g.weights, g.slopes, g.room, torch.index_select(u, 0, index[i], out=batch), label)
+        if last:
+            torch.gather(g.room["logits"].log_softmax(0), 0, label, out=losses[i])
+        for anchor in g.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+            g.slope[0].add_(g.vector[0] - anchor, alpha=2 * proximal)
+        clip_vector_(g.slope[0], clip)
+        fused(g.vector, g.slope, g.moments, rule)
+    return -losses
+
+
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function as TorchScript, which wants its source and may be gone from a later torch."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.script(function)
+    except (AttributeError, OSError):
+        return function
+
+
+epoch = compiled(descend)
+
+
+@torch.no_grad()
+def run(phase: Train, gradient: type[Classification], rng: torch.Generator) -> Trained:
+    """The phase with adapter and head as one vector: one pull, one clipping, one update."""
+    s, order, losses, steps = phase.settings, gradient.order(phase.constants), torch.zeros(0), 0
+    with torch.inference_mode():  # like no_grad, and tensors made in it need less around every kernel
+        tail, ground, rule, place = prepared(phase, gradient, order)
+    for number in range(phase.epochs):
+        rows, index = phase.source.epoch(rng), cut(phase.source.size, s.batch, rng)
+        last = number == phase.epochs - 1
+        with torch.inference_mode():
+            losses = epoch(ground, rows["u"], place[rows["y"]], index, rule, phase.proximal, s.clip, last)
+        steps += len(index)
+    own = {b: {k: v.clone() for k, v in getattr(tail, b).items()} for b in TAIL}
+    own["head"] = {k: v[order.argsort()] for k, v in own["head"].items()}
+    return Trained({**phase.weights, **own}, float(losses.mean()), steps)
+
+
+def prepared(phase: Train, gradient: type[Classification], order: Tensor) -> tuple[Tail, Ground, Rule, Tensor]:
+    (vector, tail), (slope, into) = joined(phase.weights, order), joined(phase.weights, order)
+    g = gradient(tail, into, phase.settings.batch or phase.source.size, phase.constants)
+    anchor, optimiser = [vector.clone()] if phase.proximal else [], Optimiser(phase.settings, [vector])
+    ground = Ground([vector], [slope], g.weights, g.slopes, g.room, optimiser.moments, anchor)
+    return tail, ground, optimiser.rule, g.place
+
+
+def joined(weights: Weights, order: Tensor) -> tuple[Tensor, Tail]:
+    """A copy of adapter and head in one vector, the head's rows in this order, and the tail made of views of it."""
+    named = [(b, k, t[order] if b == "head" else t) for b in TAIL for k, t in weights[b].items()]
+    vector = torch.cat([t.flatten() for _, _, t in named])
+    views = vector.split([t.numel() for _, _, t in named])
+    parts: Weights = {b: {} for b in TAIL}
+    for (b, k, t), view in zip(named, views, strict=True):
+        parts[b][k] = view.view(t.shape)
+    return vector, Tail(parts["adapter"], parts["head"])
