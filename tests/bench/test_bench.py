@@ -86,7 +86,8 @@ def test_flower_and_our_executor_play_the_same_rounds(monkeypatch: pytest.Monkey
     sets = ("setting=severe", *TINY[1::2])
     (theirs, other), (ours, model) = flower.served(Grid(), sets), flower.here(sets)
     assert theirs > 0 and ours > 0
-    assert model.keys() == other.keys() and all((model[b][k] == other[b][k]).all() for b in model for k in model[b])
+    gap = max(float((model[b][k] - other[b][k]).abs().max()) for b in model for k in model[b])
+    assert model.keys() == other.keys() and gap < 1e-5  # ours are stacked
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_flowers_simulation_engine_is_measured() -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("ray")
     row = flower.case("severe", *TINY[1::2])
-    assert row["ours"] > 0 and row["reference"] > 0 and row["largest_difference"] == 0
+    assert row["ours"] > 0 and row["reference"] > 0 and row["largest_difference"] < 1e-5
 
 
 def test_without_flower_the_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

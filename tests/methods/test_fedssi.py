@@ -76,8 +76,9 @@ def into_the_second(fresh, **settings):
 
 
 def test_without_a_penalty_it_is_fedavg_to_the_bit(tiny, same_bits):
-    assert same_bits(tiny("fedssi", c=0.0).server, tiny("fedavg").server)
-    assert not same_bits(tiny("fedssi", c=50.0).server, tiny("fedavg").server)
+    plain = tiny("fedavg", executor="serial").server  # stacked, its rounding is another
+    assert same_bits(tiny("fedssi", executor="serial", c=0.0).server, plain)
+    assert not same_bits(tiny("fedssi", executor="serial", c=50.0).server, plain)
 
 
 def test_nothing_more_than_fedavg_is_sent(tiny):

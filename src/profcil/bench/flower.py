@@ -2,7 +2,8 @@
 
 Both play the rounds of the same stream in one process on the same machine; the first round, in which Flower's
 actors start and read the data, is not counted. Flower gets every core as an actor of its own, and is driven by its
-own call, which looks for replies every tenth of a second. That the two models came out the same is part of the row.
+own call, which looks for replies every tenth of a second. That the two models came out the same, within the rounding of
+clients computed together, is part of the row.
 """
 
 from __future__ import annotations

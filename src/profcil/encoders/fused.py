@@ -63,7 +63,7 @@ def groups(base: nn.Module, number: int) -> Iterator[None]:
 def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
     """Whether several batches of images can go through this encoder at once."""
     first = batches[0][0]
-    same = all(len(b) == 1 and b[0].shape == first.shape for b in batches)
+    same = all(len(b) == 1 and b[0].shape == first.shape and b[0].dtype == first.dtype for b in batches)
     on = first.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
     return same and on and first.dim() == 4 and base.training and any(isinstance(m, BatchNorm) for m in base.modules())
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from profcil.data.bundle import Facts, Inputs
 from profcil.encoders import fused, views
+from profcil.encoders.many import carried
 
 Tensors = dict[str, Tensor]
 Weights = dict[str, Tensors]  # block name → tensor name → tensor
@@ -125,8 +126,7 @@ class Net(nn.Module):
 
     def project(self, u: Tensor) -> Tensor:
         """v = r(u) / |r(u)|, the vector that the contrastive loss compares."""
-        r = self.projector
-        return F.normalize(linear(linear(u, r["first"], r["first_bias"]).relu(), r["second"]), dim=-1)
+        return project(dict(self.projector.items()), u)
 
     def weights(self, blocks: Iterable[str] = MODEL) -> Weights:
         """A copy of the blocks' tensors, buffers included."""
@@ -153,13 +153,23 @@ def consistency(net: Net, inputs: Inputs, rng: torch.Generator, temperature: flo
     return contrast(net.project(a), net.project(b), temperature)
 
 
+def project(r: Mapping[str, Tensor], u: Tensor) -> Tensor:
+    """r(u) / |r(u)|, by the tensors of a projector."""
+    return F.normalize(linear(linear(u, r["first"], r["first_bias"]).relu(), r["second"]), dim=-1)
+
+
+@carried
 def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
     """The symmetric contrastive consistency loss: each view must find its partner among the batch's other views."""
-    similarity = a @ b.T / temperature
+    similarity = a @ b.mT / temperature
+    if similarity.dim() == 3:
+        both = similarity.log_softmax(1) + similarity.log_softmax(2)
+        return -0.5 * both.diagonal(dim1=1, dim2=2).mean(1)
     target = torch.arange(len(a), device=a.device)
     return 0.5 * (F.cross_entropy(similarity, target) + F.cross_entropy(similarity.T, target))
 
 
+@carried
 def cross_entropy(logits: Tensor, y: Tensor, allowed: Tensor) -> Tensor:
     """Mean cross-entropy over the last batch axis, with classes outside `allowed` masked out; one value a client."""
     logits = logits.masked_fill(~allowed.unsqueeze(-2), torch.finfo(logits.dtype).min)

@@ -7,8 +7,9 @@ step that uses them can be captured. Image views are numbers in [0, 1]. This is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import log
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,8 @@ from profcil.data.bundle import Facts, Inputs
 from profcil.encoders.norms import unit
 from profcil.errors import unknown
 
-View = Callable[[Facts, Inputs, torch.Generator], Inputs]
+Generators = torch.Generator | Sequence[torch.Generator]  # of several clients, whose examples follow on each other
+View = Callable[[Facts, Inputs, Any], Inputs]
 
 AREA = 0.4  # the smallest part of an image that a strong crop keeps
 ASPECT = 4 / 3  # and its largest aspect ratio
@@ -29,12 +31,12 @@ DROP, MASK, UNKNOWN = 0.1, 0.1, 1  # texts: tokens that become padding, tokens t
 EDGES, COLUMNS = 0.2, 0.2  # graphs: edges and feature columns that vanish
 
 
-def weak(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def weak(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
     """A mild view for supervised training; nothing happens where no mild view is known to keep the label."""
     return _of(facts)[0](facts, inputs, generator)
 
 
-def strong(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def strong(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
     """One of the two views of a contrastive pair."""
     return _of(facts)[1](facts, inputs, generator)
 
@@ -53,11 +55,18 @@ def _uniform(generator: torch.Generator, like: Tensor, *shape: int) -> Tensor:
     return torch.rand(shape, generator=generator, device=like.device)
 
 
-def _shift(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _draws(generator: Generators, x: Tensor, count: int) -> Tensor:
+    """So many numbers an image, [count, images, 1]; of equal parts of a batch each from a generator of its own."""
+    if isinstance(generator, torch.Generator):
+        return _uniform(generator, x, count, len(x), 1)
+    return torch.cat([_uniform(g, x, count, len(x) // len(generator), 1) for g in generator], 1)
+
+
+def _shift(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
     """A crop of the image reflected by an eighth on each side, and a flip: one gather of rows and columns."""
     (x,) = inputs
     n, _, height, width = x.shape
-    draws = _uniform(generator, x, 3, n, 1)
+    draws = _draws(generator, x, 3)
     rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
     rows, columns = rows.expand(n, -1), columns.expand(n, -1)
     if "flip" in facts.views:
@@ -77,16 +86,16 @@ def _reflected(places: Tensor, draw: Tensor, size: int) -> Tensor:
     return (size - 1) - ((size - 1) - moved.abs()).abs()
 
 
-def _distort(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _distort(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
     """A resized crop, a flip and a change of colours, as far as the dataset's facts allow each."""
     x = unit(inputs[0])
     x = _zoom(x, "crop" in facts.views, "flip" in facts.views, generator)
     return (_jitter(x, generator) if "jitter" in facts.views else x,)
 
 
-def _zoom(x: Tensor, crop: bool, flip: bool, generator: torch.Generator) -> Tensor:
+def _zoom(x: Tensor, crop: bool, flip: bool, generator: Generators) -> Tensor:
     """Each image's own window, stretched to full size: area AREA to 1, anywhere inside the image."""
-    area, aspect, right, down, mirror = _uniform(generator, x, 5, len(x), 1)
+    area, aspect, right, down, mirror = _draws(generator, x, 5)
     if not (crop or flip):
         return x
     area = AREA + (1 - AREA) * area if crop else torch.ones_like(area)
@@ -105,12 +114,12 @@ def _window(part: Tensor, draw: Tensor, size: int) -> Tensor:
     return (2 * draw - 1) * (1 - part) + part * centres
 
 
-def _jitter(x: Tensor, generator: torch.Generator) -> Tensor:
+def _jitter(x: Tensor, generator: Generators) -> Tensor:
     """Brightness and contrast; for colour images saturation as well, and sometimes no colour at all.
 
     Each of these mixes an image's channels linearly, and all of them together are one small matrix an image.
     """
-    draws = _uniform(generator, x, 4, len(x), 1)
+    draws = _draws(generator, x, 4)
     bright, contrast, saturation = 1 + STRENGTH * (2 * draws[:3] - 1)
     colours, mean = x.shape[1], x.mean((2, 3))
     mixing = torch.eye(colours, device=x.device).expand(len(x), -1, -1)

@@ -52,6 +52,11 @@ class Train:
         """Whether only adapter and head move: then the base is not needed and clients can be stacked."""
         return set(self.blocks) <= set(TAIL)
 
+    @property
+    def length(self) -> int:
+        """Steps in an epoch."""
+        return -(-self.source.size // (self.settings.batch or self.source.size))
+
 
 @dataclass(frozen=True)
 class Trained:

@@ -1,4 +1,5 @@
-"""How training phases run: the base on its module, client by client; adapters and heads stacked over clients.
+"""How training phases run: the base on its module, client by client; adapters and heads stacked over clients, and on a
+CPU small bases, too (`stacks`).
 
 Every step is the same: loss, gradient, proximal pull, clip, update. Shapes are static and nothing is read back from
 the device before a phase ends. This is the reference; `graphs` replays the same steps on a GPU.
@@ -22,11 +23,15 @@ from profcil.engine.phases import Batch, Train, Trained, cut
 
 def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     """Runs phases of different clients that may be computed together (see `together`)."""
+    from profcil.engine import stacks  # which makes use of what stands here
+
     if phases[0].on_features:
         gradient = gradient_of(net, phases[0]) if len(phases) == 1 else None
         if gradient is None:
             return run_stacked(net, phases)
         return [descent.run(phases[0], gradient, generator_of(net, phases[0]))]
+    if stacks.fit(net, phases):
+        return stacks.run(net, phases)
     return [run_on_net(net, phase) for phase in phases]
 
 

@@ -1,6 +1,6 @@
 """Turns in this process: all advance in step, and the phases they ask for are run as fast as the machine allows.
 
-Phases that can share a stack are computed together where that pays; on a CPU the remaining ones are spread over
+Phases that can share a stack are computed together where that pays; on a CPU stacks and what remains are spread over
 worker threads, each with a model of its own and one core. What a phase computes depends on none of this: the number
 of workers never changes a bit, stacking only the rounding. On a GPU, steps are recorded once and replayed where that
 is possible. `serial` is the plain reference, client by client and step by step.
@@ -13,20 +13,24 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from queue import SimpleQueue
 
 import torch
 from torch import nn
 
+from profcil.encoders.many import Refused
 from profcil.encoders.model import Net
-from profcil.engine import steps
-from profcil.engine.graphs import Graphs
+from profcil.engine import stacks, steps
+from profcil.engine.graphs import Graphs, shares
 from profcil.engine.payload import Reply
 from profcil.engine.phases import Train, Trained, Turn
 from profcil.engine.recorders import Capture
 
 Guard = Callable[[Train, Trained], bool]  # whether a phase came to usable numbers; may end the run instead
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+FEW = 3  # clients in a stack of bases on a CPU
+SHARED = "warmup"  # a phase whose result runs of every executor take from one cache: it must not depend on theirs
 SMALL = 40_000  # parameters per client up to which a stack beats one client after another on a CPU
 
 
@@ -44,6 +48,7 @@ class Executor:
         captures = graphs and device.type == "cuda" and mode != "serial"
         self.graphs = Graphs(net, Capture(device)) if captures else None
         self.workers = workers if self.on_cpu and mode != "serial" else 1
+        self.alone: set[Callable] = set()  # losses that turned out to be for one client at a time
         self.nets: SimpleQueue[Net] = SimpleQueue()
         for number in range(self.workers):
             self.nets.put(net if number == 0 else copy.deepcopy(net))
@@ -65,24 +70,44 @@ class Executor:
 
     def run(self, phases: Sequence[Train]) -> dict[int, Trained]:
         """Every phase's result by client."""
-        groups: dict[tuple, list[Train]] = {}
-        for phase in phases:
-            alone = (phase.client,) if not self.stacks(phase) else ()
-            groups.setdefault(steps.together(phase) + alone, []).append(phase)
-        work = list(groups.values())
-        if self.workers == 1 or len(work) == 1:
-            done = [self.compute(group) for group in work]
-        else:
-            with ThreadPoolExecutor(self.threads(work), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                done = list(pool.map(self.on_a_worker, work))
+        work = self.groups(phases)
+        try:
+            done = self.all(work)
+        except Refused:
+            return self.run(phases)
         return {
             p.client: r for group, results in zip(work, done, strict=True) for p, r in zip(group, results, strict=True)
         }
 
+    def all(self, work: Sequence[Sequence[Train]]) -> list[list[Trained]]:
+        if self.workers == 1 or len(work) == 1:
+            return [self.compute(group) for group in work]
+        with ThreadPoolExecutor(self.threads(work), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(self.on_a_worker, work))
+
+    def groups(self, phases: Sequence[Train]) -> list[Sequence[Train]]:
+        """What is computed together; who is in a group depends on the phases alone, neither on order nor on workers."""
+        groups: dict[tuple, list[Train]] = {}
+        for phase in phases:
+            alone = (phase.client,) if not self.stacks(phase) else ()
+            groups.setdefault(steps.together(phase) + alone, []).append(phase)
+        return [part for group in groups.values() for part in self.parts(group)]
+
+    def parts(self, group: Sequence[Train]) -> list[Sequence[Train]]:
+        """Bases in step, of a few clients at a time: a step's tensors stay in the cache, and a second core has work."""
+        if group[0].on_features or self.graphs is not None:
+            return [group]
+        lengths = groupby(sorted(group, key=lambda p: (p.length, p.client)), lambda p: p.length)
+        alike = [list(phases) for _, phases in lengths]
+        return [[phases[i] for i in few] for phases in alike for few in shares(range(len(phases)), FEW)]
+
     def stacks(self, phase: Train) -> bool:
         """Whether this phase may be computed together with those of other clients."""
         if not phase.on_features:
-            return self.graphs is not None and self.graphs.takes(phase)
+            if self.graphs is not None:
+                return self.graphs.takes(phase)
+            one_by_one = self.mode == "serial" or phase.name == SHARED or phase.loss in self.alone
+            return stacks.carries(self.net) and not one_by_one
         if self.mode != "auto":
             return self.mode == "stacked"
         if self.by_hand([phase]):
@@ -104,13 +129,21 @@ class Executor:
     def compute(self, group: Sequence[Train]) -> list[Trained]:
         if self.graphs is not None and self.graphs.takes(group[0]):
             return self.graphs.run(group)
-        return steps.run(self.net, group)
+        return self.eagerly(self.net, group)
 
     def on_a_worker(self, group: Sequence[Train]) -> list[Trained]:
         if self.by_hand(group):
             return steps.run(self.net, group)
         with self.borrowed() as net:
+            return self.eagerly(net, group)
+
+    def eagerly(self, net: Net, group: Sequence[Train]) -> list[Trained]:
+        """Takes a note of a loss that is for one client at a time; `run` then begins again."""
+        try:
             return steps.run(net, group)
+        except Refused:
+            self.alone.add(group[0].loss)
+            raise
 
     @contextmanager
     def borrowed(self) -> Iterator[Net]:

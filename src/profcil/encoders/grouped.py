@@ -1,0 +1,102 @@
+"""Layers of a small convolutional network for several clients at once, on a CPU.
+
+The clients' channels lie side by side, so that each client is a group of one convolution. Images lie channels last:
+there, sums over pixels and products with a number a channel run at the speed of memory, and so does torch's pooling.
+Its group normalisation does not, and takes longer than the convolution before it: a layer with one is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LAST = torch.channels_last
+EDGE, WINDOW = [1, 1], [2, 2]  # pixels around an image, and those that pooling makes one
+aten = torch.ops.aten
+
+
+def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors of a module within another, by their names in it."""
+    return {k.removeprefix(f"{name}."): v for k, v in own.items() if k.startswith(f"{name}.")}
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """[clients, batch, channels, height, width] → [batch, clients * channels, height, width]."""
+    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=LAST)
+
+
+def filters(weight: Tensor) -> Tensor:
+    """The same for a convolution's weights, [clients, channels, ...] → [clients * channels, ...]."""
+    return weight.movedim(2, 4).flatten(0, 1).movedim(3, 1)
+
+
+def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping[str, Tensor]) -> Tensor:
+    """relu(max_pool(norm(conv(x)))), with tensors of all clients for a 3x3 convolution and the normalisation."""
+    if isinstance(norm, nn.GroupNorm):
+        tensors = (conv["weight"], state["weight"], state["bias"])
+        return GroupLayer.apply(x, *tensors, norm.num_groups, norm.eps)  # type: ignore[no-untyped-call]
+    bias = conv["bias"].flatten() if "bias" in conv else None
+    y = F.conv2d(x, filters(conv["weight"]), bias, padding=EDGE, groups=len(conv["weight"]))
+    y = torch.func.functional_call(norm, {k: v.flatten() for k, v in state.items()}, (y,))
+    return F.relu(F.max_pool2d(y, WINDOW))
+
+
+class GroupLayer(torch.autograd.Function):
+    """Such a layer with group normalisation: y = conv(x), z = scale·(y − mean)·inverse + shift, relu(max_pool(z)).
+
+    A window's largest number is chosen before the normalisation, which then touches a quarter of the numbers only.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
+        (clients, channels), kernel = scale.shape, filters(weight)
+        y = F.conv2d(x, kernel, padding=EDGE, groups=clients).contiguous(memory_format=LAST)
+        largest, places = chosen(y, scale)
+        even = evener(channels, groups, y[0, 0].numel(), y.dtype)
+        mean = y.sum((2, 3)).view(-1, channels) @ even
+        inverse = y.square().sum((2, 3)).view(-1, channels) @ even
+        inverse.addcmul_(mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
+        factor = inverse.view(-1, clients, channels) * scale
+        level = torch.addcmul(shift, factor, mean.view_as(factor), value=-1)
+        out = torch.addcmul(level.view(*y.shape[:2], 1, 1), largest, factor.view(*y.shape[:2], 1, 1)).relu_()
+        ctx.save_for_backward(x, kernel, y, largest, places, mean, inverse, factor, even, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """With ŷ = (y − mean)·inverse, factor = scale·inverse, and means over the pixels and channels of a group:
+        dy = factor·dz − mean(factor·dz) − ŷ·mean(factor·dz·ŷ)."""
+        x, kernel, y, largest, places, mean, inverse, factor, even, out = ctx.saved_tensors
+        (_, clients, _), rows, image = factor.shape, mean.shape, (*y.shape[:2], 1, 1)
+        dz = aten.threshold_backward(grads[0].contiguous(memory_format=LAST), out, 0)  # at the largest; 0 elsewhere
+        shift, scale = dz.sum((2, 3)).view(rows), (dz * largest).sum((2, 3)).view(rows)
+        scale.addcmul_(shift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
+        tilt = (scale * factor.view(rows) @ even).mul_(inverse)
+        level = (shift * factor.view(rows) @ even).addcmul_(tilt, mean, value=-1)
+        dz.mul_(factor.view(image))
+        dy = aten.max_pool2d_with_indices_backward(dz, y, WINDOW, WINDOW, [0, 0], [1, 1], False, places)
+        dy.addcmul_(y, tilt.view(image), value=-1).sub_(level.view(image))
+        wanted = [ctx.needs_input_grad[0], True, False]
+        dx, dk, _ = aten.convolution_backward(dy, x, kernel, None, [1, 1], EDGE, [1, 1], False, [0, 0], clients, wanted)
+        return dx, dk.unflatten(0, (clients, -1)), *(t.view_as(factor).sum(0) for t in (scale, shift)), None, None
+
+
+@lru_cache(maxsize=64)
+def evener(channels: int, groups: int, pixels: int, dtype: torch.dtype) -> Tensor:
+    """Sums over pixels, a row of channels times this matrix: each channel gets the mean of its group."""
+    group = torch.arange(channels) // (channels // groups)
+    return (group[:, None] == group).to(dtype) / (pixels * channels // groups)
+
+
+def chosen(y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every window the number that is largest once it is scaled, and its place."""
+    if float(scale.min()) >= 0:
+        return aten.max_pool2d_with_indices(y, WINDOW)
+    sign = torch.where(scale < 0, -1.0, 1.0).to(y.dtype).view(-1, 1, 1)
+    largest, places = aten.max_pool2d_with_indices(y * sign, WINDOW)
+    return largest * sign, places
