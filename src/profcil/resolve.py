@@ -45,7 +45,9 @@ class RunConfig(Checked):
     threads: int = knob(0, "torch threads within a step; 0 = all cores for large images, else one", low=0)
     workers: int = knob(0, "clients computed at once on a CPU; 0 = by cores; never changes a result", low=0)
     executor: str = knob("auto", "how a round's turns are computed", choices=("auto", "stacked", "serial"))
-    graphs: bool = knob(True, "on a GPU, record training steps once and replay them")
+    graphs: bool = knob(
+        True, "take training steps by their faster twins: recorded on a GPU, gradients by hand on a CPU"
+    )
     transfer: str = knob("changed", "what travels: what the receiver lacks, or everything", choices=("changed", "full"))
     regime: str = knob("matched", "what methods may replay and summarise of old classes", choices=REGIMES)
     evaluate: str = knob("test", "which part is scored", choices=("test", "validation"))

@@ -13,6 +13,7 @@ from profcil.data.bundle import Facts
 from profcil.encoders.byhand import Classification, slopes, with_gradient
 from profcil.encoders.model import TAIL, Net, Tail, cross_entropy
 from profcil.engine import descent, steps
+from profcil.engine.executors.local import Executor
 from profcil.engine.phases import Batch, Features, Train
 
 WIDTH, CLASSES, ROWS = 12, 7, 30
@@ -131,6 +132,7 @@ def test_what_the_gradient_was_not_written_for_goes_through_autograd():
     phase = phase_of(net, marked)
     assert steps.gradient_of(cosine, phase_of(cosine, marked)) is None
     assert steps.gradient_of(net, replace(phase, blocks=("head",))) is None
+    assert steps.gradient_of(Executor(net_of(), graphs=False).net, phase) is None
     stacked = steps.run(net, [phase, replace(phase, client=1)])
     assert apart(stacked[0], steps.run(net, [phase])[0]) < 2e-5
 

@@ -172,6 +172,9 @@ def test_a_label_names_what_sets_a_run_apart_and_no_more(runs: Path) -> None:
     fedavg = load_run(runs / "fedavg-0")
     labels = [g.label for g in grouped([run, other, fedavg])]
     assert labels == [f"promax (quota={params['quota']}, +1)", "promax (quota=3, +1)", "fedavg"]
+    weak = {**run.config["stream"], "weak_task": 3, "weak_strength": "mild"}
+    labels = [g.label for g in grouped([run, replace(run, config={**run.config, "stream": weak})])]
+    assert labels == ["promax (weak=none)", "promax (weak=mild)"]
     assert len(grouped(load_all([runs], pytest.fail))) == 2  # seeds and machines do not set apart
 
 

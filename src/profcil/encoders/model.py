@@ -56,6 +56,8 @@ class Tail:
 class Net(nn.Module):
     """One model of the federation; also the skeleton into which every client's weights are loaded in turn."""
 
+    twins = True  # whether steps on it may be taken by a faster twin, such as a gradient that is written down
+
     def __init__(
         self,
         base: nn.Module,

@@ -79,7 +79,7 @@ def unfreeze(net: Net, blocks: Sequence[str]) -> tuple[list[Parameter], list[Par
 
 def gradient_of(net: Net, phase: Train) -> type[Classification] | None:
     """The phase's gradient where it is written down, and that way is the faster one: on a CPU."""
-    fits = phase.blocks == TAIL and not net.cosine and next(net.parameters()).device.type == "cpu"
+    fits = phase.blocks == TAIL and not net.cosine and net.twins and next(net.parameters()).device.type == "cpu"
     return getattr(phase.loss, "gradient", None) if fits else None
 
 

@@ -43,6 +43,7 @@ class Executor:
         self.net, self.mode, device = net, mode, next(net.parameters()).device
         self.on_cpu = device.type == "cpu"
         set_precision(net, precision)
+        net.twins = graphs
         if self.on_cpu:
             keep_freed_memory()
         captures = graphs and device.type == "cuda" and mode != "serial"

@@ -24,17 +24,17 @@ def mismatch(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure,
 
 
 def drawn(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
-    """A panel per method (and dataset, of several) on common axes, with its least-squares trend and Spearman's rho."""
+    """A panel per method (and dataset, of several) with its least-squares trend and Spearman's rho. Drops share an
+    axis; gaps do not: methods differ by far more in them than a method's runs do."""
     several = len({row.get("dataset") for row in rows}) > 1
     rows = [row | {"method": f"{row['method']}, {row['dataset']}"} for row in rows] if several else rows
     methods = list(dict.fromkeys(row["method"] for row in rows))
     width = style.COLUMN if len(methods) == 1 else style.PAGE
-    figure, axes = style.panels(len(methods), 3, width, 2.2, sharex=True, sharey=True)
+    figure, axes = style.panels(len(methods), 3, width, 2.3, sharey=True)
     facts = {}
     for i, (method, ax) in enumerate(zip(methods, axes, strict=True)):
         own = [row for row in rows if row["method"] == method]
         facts[method] = panel(ax, own, style.COLOURS[i % len(style.COLOURS)])
-        ax.tick_params(labelbottom=True)
         ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel("replay gap, MMD²")
         if style.leftmost(ax):
@@ -55,7 +55,7 @@ def panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[str, An
     rank = correlation(x, y)
     slope = trend(ax, x, y) if rank else None
     told = f"ρ = {rank[0]:.2f} [{rank[1]:.2f}, {rank[2]:.2f}]" if rank else "no trend to tell"
-    ax.set_title(f"{rows[0]['method']}: {told}, {len(x)} runs")
+    ax.set_title(f"{rows[0]['method']}, {len(x)} runs\n{told}")
     return {"runs": len(x), "rho": rank and rank[0], "interval": rank and rank[1:], "slope": slope}
 
 
