@@ -35,6 +35,7 @@ class Variant(Checked):
     name: str = ""
     methods: tuple[str, ...] | str = ()  # empty: all of the study's
     datasets: tuple[str, ...] = ()  # empty: all of the study's
+    settings: tuple[str, ...] = ()  # empty: all of the study's
     set: tuple[str, ...] = ()
 
 
@@ -145,7 +146,7 @@ def cells(study: Study) -> list[Cell]:
     out: dict[str, Cell] = {}
     for raw, dataset, het in product(study.variants, study.datasets, study.settings):
         variant = build(Variant, raw, "a variant")
-        if variant.datasets and dataset not in variant.datasets:
+        if dataset not in (variant.datasets or study.datasets) or het not in (variant.settings or study.settings):
             continue
         for method in expand(variant.methods or study.methods):
             flags = {"dataset": dataset, "setting": het, "method": method}

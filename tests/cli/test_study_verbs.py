@@ -102,6 +102,14 @@ def test_cells_differ_where_a_result_could_and_only_there(study):
     assert [cell.name for cell in cells(load_study(study))] == [cell.name for cell in todo]
 
 
+def test_a_variant_can_be_of_some_settings_only(tmp_path):
+    path = tmp_path / "mine.toml"
+    variants = '[[variants]]\nname = "a"\nsettings = ["severe"]\n[[variants]]\nname = "b"\n'
+    path.write_text(f'methods = ["fedavg"]\nsettings = ["severe", "homogeneous"]\n{variants}')
+    found = sorted((c.variant, c.config.setting) for c in cells(load_study(str(path))))
+    assert found == [("a", "severe"), ("b", "homogeneous"), ("b", "severe")]
+
+
 def test_smoke_is_a_smaller_study_with_its_settings_on_top(study):
     Path(study).write_text('set = ["lr=0.1"]\n' + STUDY.replace(f"set = {SMALL}", "")
                            + '\n[smoke]\nseeds = [7]\nset = ["train.rounds=2"]\n')  # fmt: skip
