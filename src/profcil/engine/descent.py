@@ -52,12 +52,12 @@ def descend(
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function as TorchScript, which wants its source and may be gone from a later torch."""
+    """The function as TorchScript, which wants its source, may refuse it, and may be gone from a later torch."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.script(function)
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, RuntimeError):
         return function
 
 

@@ -12,15 +12,16 @@ base, and with sums that tell how current features moved: one ridge regression c
 The deployed head is the same closed form, less shrunk.
 
 The warmed base serves as an anchor: memory and deployed head are over z = [u; a], the features u that move and a of the
-warmed base, which never do. What is remembered of a is exact for ever, so the stream can only add to a closed form on
-the warmed base; random ReLU features widen a at no risk for the same reason. The linear map reads both and moves u;
+warmed base, which never do. What is remembered of a is exact for ever, however far the base moves, and so is what is
+remembered of random ReLU features of it, which widen it. The linear map reads both and moves u;
 the position's head sees u alone.
 
 Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `anchor`,
 `closed_form`, `random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support`
 holds such statistics back, and a deployment would add secure summation.
 
-Stored: on the server mean and count of every class, and one second-moment matrix; on a client nothing.
+Stored: on the server mean and count of every class, one second-moment matrix, and the warmed base; on a client the
+warmed base.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ class ProLin(Method):
         if self.params.distill:
             start = (inbox.get("start") or inbox["base"]).tensors
             weights["start"] = {k: client.keep(t) for k, t in start.items()}
+        if self.anchored:
+            client.extra_bytes += inbox["base"].bytes  # the warmed base, which it holds for surveys
         source = Shuffled(client.current[rows], client.y[rows])
         phase = client.train("fit", weights, self.trained, self.fit_loss, source, proximal=self.params.proximal)
         return replace(phase, inputs=client.examples.inputs, constants=constants)
