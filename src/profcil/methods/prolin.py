@@ -20,8 +20,8 @@ Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on
 `closed_form`, `random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support`
 holds such statistics back, and a deployment would add secure summation.
 
-Stored: on the server mean and count of every class, one second-moment matrix, and the warmed base; on a client the
-warmed base.
+Stored: on the server mean and count of every class, one second-moment matrix, and the warmed base; on a client nothing
+of its own, but the warmed base as it was sent.
 """
 
 from __future__ import annotations
