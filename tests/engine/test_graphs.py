@@ -167,6 +167,17 @@ def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
     assert len(graphs.known) == 1
 
 
+def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
+    run, taken = ready("fedavg"), []
+    phases, original = asked(run, 0), OnNets.one
+    graphs = Graphs(run.world.net, Repeat())
+    graphs.run(phases)  # recording takes steps of its own
+    monkeypatch.setattr(OnNets, "one", lambda self, row: (taken.append(row), original(self, row)))
+    graphs.run(phases)
+    assert len(set(lengths(phases))) > 1
+    assert [taken.count(row) for row in range(len(phases))] == sorted((2 * n for n in lengths(phases)), reverse=True)
+
+
 def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
     run = ready("pro")
     phases = asked(run, 2)
@@ -214,7 +225,9 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
         for key, step in graphs.known.items():
             assert at.setdefault(key, addresses(step)) == addresses(step)
     assert apart_servers(eager.server, replayed.server) < 1e-4
-    assert 1 <= graphs.made == len(graphs.known) <= 3
+    assert 1 <= len(graphs.known) <= 3
+    widths = [{width for width, _ in step.replays} for step in graphs.known.values()]
+    assert graphs.made == sum(map(len, widths))  # each number of clients at work together is recorded once
 
 
 @pytest.fixture(name="apart_servers")

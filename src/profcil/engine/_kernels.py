@@ -22,12 +22,12 @@ def squares(grad, row, anchor, twice, partial):
     )
 
 
-def descend(grad, row, moment, anchor, low, excess, still, twice, lr, momentum, decay):
-    """One step of SGD in place, and the row rounded to bfloat16; nothing where `still` is 1."""
+def descend(grad, row, moment, anchor, low, excess, twice, lr, momentum, decay):
+    """One step of SGD in place, and the row rounded to bfloat16."""
     pulled = 0 if anchor is None else anchor.numel()
     _descend[(pieces(row),)](
-        grad, row, moment, row if anchor is None else anchor, low, excess, still, row.numel(), pulled, twice, lr,
-        momentum, decay, pulled > 0, BLOCK,
+        grad, row, moment, row if anchor is None else anchor, low, excess, row.numel(), pulled, twice, lr, momentum,
+        decay, pulled > 0, BLOCK,
     )  # fmt: skip
 
 
@@ -51,11 +51,11 @@ def _squares(grad, row, anchor, partial, n, pulled, twice, PULL: tl.constexpr, B
 
 @triton.jit
 def _descend(
-    grad, row, moment, anchor, low, excess, still, n, pulled, twice, lr, momentum, decay, PULL: tl.constexpr,
+    grad, row, moment, anchor, low, excess, n, pulled, twice, lr, momentum, decay, PULL: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * B + tl.arange(0, B)
-    there = (at < n) & (tl.load(still) == 0.0)
+    there = at < n
     p = tl.load(row + at, mask=there, other=0.0)
     g = _pulled(grad, row, anchor, at, there, p, pulled, twice, PULL) / tl.load(excess) + decay * p
     m = momentum * tl.load(moment + at, mask=there, other=0.0) + g

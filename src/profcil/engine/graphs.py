@@ -75,16 +75,19 @@ class Graphs:
         kind = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes)
         key = (kind, width if p.on_features else 0)
         step = self.known.get(key)
-        if step is None or (width, 1) not in step.replays:
+        widths = [width] if p.on_features else prefixes([p.length for p in phases])
+        for rows in widths:
+            if step is not None and (rows, 1) in step.replays:
+                continue
             if not regular(p, table) or self.full():
                 return None
             step = self.known[key] = step or self.made_for(p, table, width)
-            self.record(step, phases, width)
+            self.record(step, phases, rows)
             if len(self.known) > LIVE:
                 self.known.popitem(last=False)
+        assert step is not None
         self.known.move_to_end(key)
         step.begin(phases)
-        step.used = width
         return step
 
     def made_for(self, phase: Train, table: Table, width: int) -> Static:
@@ -94,13 +97,12 @@ class Graphs:
 
     def record(self, step: Static, phases: Sequence[Train], width: int) -> None:
         """Recording takes real steps; the caller copies its phases in again, and here the draws are taken back."""
-        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else len(phases))]
+        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else width)]
         states, self.made = [rng.get_state() for rng in rngs], self.made + 1
         step.begin(phases)
-        step.used = width
         try:
             for stride in step.strides:
-                again = partial(step.step, stride)
+                again = partial(step.step, width, stride)
                 step.replays[width, stride] = self.recorder.record(again, len(rngs), warm=not step.replays)
         except RuntimeError as error:
             raise Failure(
@@ -121,6 +123,11 @@ def shares(order: Sequence[int], width: int) -> list[Sequence[int]]:
     number = -(-len(order) // width)
     cuts = [len(order) * i // number for i in range(number + 1)]
     return [order[a:b] for a, b in pairwise(cuts)]
+
+
+def prefixes(lengths: Sequence[int]) -> list[int]:
+    """The numbers of clients at work together while epochs of these lengths, longest first, run side by side."""
+    return sorted({sum(length > done for length in lengths) for done in (0, *lengths)} - {0}, reverse=True)
 
 
 def shapes(tensors: Table, skip: int) -> tuple:

@@ -68,7 +68,6 @@ def fused(
     m: Moments,
     rule: Rule,
     excess: Tensor | None = None,
-    still: Tensor | None = None,
     betas: tuple[float, float] = (BETA1, BETA2),
     eps: float = EPSILON,
 ) -> None:
@@ -77,21 +76,19 @@ def fused(
     if rule.kind == "sgd":
         torch._fused_sgd_(
             p, grads, m.first if rule.momentum != 0 else [], weight_decay=decay, momentum=rule.momentum, lr=lr,
-            dampening=0.0, nesterov=False, maximize=False, is_first_step=False, grad_scale=excess, found_inf=still,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False, grad_scale=excess, found_inf=None,
         )  # fmt: skip
         return
     torch._foreach_add_(m.steps, 1)
-    if still is not None:
-        torch._foreach_sub_(m.steps, [still] * len(m.steps))
     if rule.kind == "adam":
         torch._fused_adam_(
             p, grads, m.first, m.second, [], m.steps, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=decay,
-            eps=eps, amsgrad=False, maximize=False, grad_scale=excess, found_inf=still,
+            eps=eps, amsgrad=False, maximize=False, grad_scale=excess, found_inf=None,
         )  # fmt: skip
     else:
         torch._fused_adamw_(
             p, grads, m.first, m.second, [], m.steps, lr=lr, beta1=betas[0], beta2=betas[1], weight_decay=decay,
-            eps=eps, amsgrad=False, maximize=False, grad_scale=excess, found_inf=still,
+            eps=eps, amsgrad=False, maximize=False, grad_scale=excess, found_inf=None,
         )  # fmt: skip
 
 
@@ -111,20 +108,13 @@ class Optimiser:
         self.moments = Moments(self.first, self.second, self.steps)
 
     @torch.no_grad()
-    def step(
-        self,
-        grads: Sequence[Tensor],
-        rows: int | None = None,
-        *,
-        excess: Tensor | None = None,
-        still: Tensor | None = None,
-    ) -> None:
-        """One update from these gradients, which may be overwritten; of the first `rows` clients of a stack. Numbers on
-        the device: gradients are divided by `excess`, and where `still` is 1, nothing changes."""
+    def step(self, grads: Sequence[Tensor], rows: int | None = None, *, excess: Tensor | None = None) -> None:
+        """One update from these gradients, which may be overwritten and are divided by `excess`, a number on the
+        device; of the first `rows` clients of a stack."""
         self.time += 1
         if rows is None:
             flat = [g.contiguous() for g in grads]  # kernels read memory in order, without strides
-            fused(self.parameters, flat, self.moments, self.rule, excess, still)
+            fused(self.parameters, flat, self.moments, self.rule, excess)
         elif self.adam:
             self._adam_rows(list(grads), rows)
         else:

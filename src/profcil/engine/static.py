@@ -36,7 +36,6 @@ class Static:
     """A step on buffers that never move, for up to `width` clients; subclasses say what it does."""
 
     strides: tuple[int, ...] = (1, UNROLL)  # steps in a recording
-    used = 0  # the number of clients that a recording is for
 
     def __init__(self, phase: Train, table: Table, width: int) -> None:
         nothing = Shuffled(torch.empty(0), torch.empty(0))
@@ -69,9 +68,8 @@ class Static:
                     part = v[:, number : number + CHUNK].transpose(0, 1)
                     self.table[k][: len(part), : part.shape[1]].copy_(part)
             stride = self.stride(number, lengths)
-            self.replays[self.used, stride]()
+            self.replays[self.rows_at(number, lengths), stride]()
             number += stride
-            self.finished(number, lengths)
 
     def stride(self, number: int, lengths: Sequence[int]) -> int:
         """Steps to replay at once: several where no client finishes and the table does not end among them."""
@@ -79,16 +77,17 @@ class Static:
         whole = room >= most and all(length <= number or length >= number + most for length in lengths)
         return most if whole else 1
 
-    def finished(self, number: int, lengths: Sequence[int]) -> None:
-        """After so many steps of an epoch; for what a client that is done must not have changed."""
+    def rows_at(self, number: int, lengths: Sequence[int]) -> int:
+        """The number of clients whose recording is due after so many steps of an epoch."""
+        return len(self.total)
 
     def rows(self) -> Table:
         """The batch that is due. The counter is a tensor of one element: as a number it would have to be read back."""
         place = self.number.remainder(CHUNK)
         return {k: v.index_select(0, place)[0] for k, v in self.table.items()}
 
-    def step(self, steps: int) -> None:
-        """What is recorded."""
+    def step(self, rows: int, steps: int) -> None:
+        """What is recorded, for so many clients."""
         raise NotImplementedError
 
     def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
@@ -109,14 +108,13 @@ class OnNets(Static):
 
     A client's parameters are views of one row of a matrix; so are its gradients, moments and running statistics. That
     makes copying in, pull, clip and update a few kernels each. Convolutions in bfloat16 work on a copy of the matrix
-    that is rounded once a step. A client that has finished its epoch computes along, but its row, its running
-    statistics and its draws stand still.
+    that is rounded once a step. Longest epochs come first, so that the clients still at work are a prefix, for each
+    length of which there is a recording.
     """
 
     def __init__(self, net: Net, phase: Train, table: Table, recorder: Recorder) -> None:
         super().__init__(phase, table, WIDTH)
         self.recorder = recorder
-        self.drawn: dict[int, Tensor] = {}  # states of generators whose clients are done with their epoch
         pulled = [b for b in phase.blocks if b in MODEL]
         moving = [*pulled, *(b for b in phase.blocks if b not in MODEL)]
         fixed = [b for b in phase.weights if b not in moving]
@@ -168,16 +166,11 @@ class OnNets(Static):
         self.numbers.zero_()
         super().epoch(table, lengths)
 
-    def finished(self, number: int, lengths: Sequence[int]) -> None:
-        """A client draws no more once its epoch is over: its generator is put back when the others are done, too."""
-        for row, length in enumerate(lengths):
-            if length == number:
-                self.drawn[row] = self.recorder.generator(row).get_state()
-            if number == max(lengths):
-                self.recorder.generator(row).set_state(self.drawn[row])
+    def rows_at(self, number: int, lengths: Sequence[int]) -> int:
+        return sum(length > number for length in lengths)
 
-    def step(self, steps: int) -> None:
-        self.recorder.side_by_side([partial(self.many, row, steps) for row in range(self.used)])
+    def step(self, rows: int, steps: int) -> None:
+        self.recorder.side_by_side([partial(self.many, row, steps) for row in range(rows)])
 
     def many(self, row: int, steps: int) -> None:
         for _ in range(steps):
@@ -185,13 +178,10 @@ class OnNets(Static):
 
     def one(self, row: int) -> None:
         """One client's step: `steps.step` on its row."""
-        buffers, active = self.buffers[row], self.numbers[row] < self.lengths[row]
-        before = buffers.clone()
         loss = loss_of(self.nets[row], self.like, self.batch(row))
         copy_by_type(self.slopes[row], torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True))
-        self.rules[row].step(self.grad[row], still=(~active).float())
-        buffers.copy_(torch.where(active, buffers, before))
-        self.total[row].add_(loss.detach().masked_fill(~active, 0.0))
+        self.rules[row].step(self.grad[row])
+        self.total[row].add_(loss.detach())
         self.numbers[row].add_(1)
 
     def batch(self, row: int) -> Batch:
@@ -224,13 +214,13 @@ class Update:
     def reset(self) -> None:
         self.optimiser.reset()
 
-    def step(self, grad: Tensor, still: Tensor) -> None:
-        """In place; nothing changes where `still` is 1."""
+    def step(self, grad: Tensor) -> None:
+        """In place."""
         if self.anchor is not None:
             n = len(self.anchor)
             grad[:n].add_(self.row[:n] - self.anchor, alpha=self.twice)
         excess = ((grad.norm() + 1e-6) / self.s.clip).clamp(min=1.0) if self.s.clip else None
-        self.optimiser.step([grad], excess=excess, still=still)
+        self.optimiser.step([grad], excess=excess)
         if self.low is not None:
             self.low.copy_(self.row)
 
@@ -246,12 +236,12 @@ class Descent(Update):
     def fits(matrix: Tensor, settings: TrainSettings) -> bool:
         return matrix.is_cuda and settings.optimiser == "sgd" and _kernels() is not None
 
-    def step(self, grad: Tensor, still: Tensor) -> None:
+    def step(self, grad: Tensor) -> None:
         _kernels().squares(grad, self.row, self.anchor, self.twice, self.partial)
         length = self.partial.sum().sqrt() + 1e-6
         excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
         where = (self.row, self.optimiser.first[0], self.anchor, self.low)
-        _kernels().descend(grad, *where, excess, still, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
+        _kernels().descend(grad, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
 
 
 @cache
@@ -291,7 +281,7 @@ class OnFeatures(Static):
             self.anchor.copy_(self.moved)
         self.rule.reset()
 
-    def step(self, steps: int) -> None:
+    def step(self, rows: int, steps: int) -> None:
         for _ in range(steps):
             self.one()
 
