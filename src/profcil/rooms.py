@@ -19,7 +19,7 @@ ROOMS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
 FURNITURE = {
     "methods": {"base"},
     "data": {"bundle", "files", "fetch", "unpickle", "shelf"},
-    "encoders": {"model", "views", "norms", "fused", "byhand", "grouped", "many"},
+    "encoders": {"model", "views", "norms", "fused", "byhand", "grouped", "many", "bags"},
 }
 
 

@@ -244,7 +244,7 @@ def test_textcnn_padding_embedding_stays_zero():
 
 def attention(conv: nn.Module, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
     """One GAT layer by the book, with a dense adjacency (row listens to column)."""
-    h = conv.lin(x).view(len(x), conv.heads, -1)
+    h = (x @ conv.lin.weight.T).view(len(x), conv.heads, -1)
     ours, theirs = (h * conv.att_dst).sum(-1), (h * conv.att_src).sum(-1)
     scores = F.leaky_relu(ours[:, None] + theirs[None], 0.2).masked_fill(~adjacency[..., None], -torch.inf)
     return torch.einsum("ijh,jhc->ihc", scores.softmax(1), h).flatten(1) + conv.bias
@@ -277,6 +277,15 @@ def test_gat_sees_self_edges_as_no_edges():
     redirected = torch.where(dropped, edges[:1], edges)
     assert torch.allclose(encoder(x, redirected, targets), encoder(x, edges[:, ~dropped], targets), atol=1e-6)
     assert encoder(x, edges[:, :0], targets).isfinite().all()
+
+
+def test_gat_sees_dropped_columns_as_zeros():
+    encoder = gat.build(graph(), generator=fresh())
+    x, edges, targets = graph().train.inputs(torch.arange(6))
+    kept = torch.arange(x.shape[1]) % 2 == 0
+    dropped = encoder(x, edges, targets, kept)
+    assert torch.allclose(dropped, encoder(x * kept, edges, targets), atol=1e-6)
+    assert not torch.allclose(dropped, encoder(x, edges, targets), atol=1e-3)
 
 
 def test_gat_is_deterministic_in_training():

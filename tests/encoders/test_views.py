@@ -52,13 +52,13 @@ def test_a_view_is_a_pure_function_of_inputs_and_generator(view, about, inputs):
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
-    assert [x.shape for x in one] == [x.shape for x in inputs]
+    assert [x.shape for x in one[: len(inputs)]] == [x.shape for x in inputs]
 
 
 @pytest.mark.parametrize(("about", "inputs"), CASES)
 def test_two_strong_views_differ(about, inputs):
     one, two = views.strong(about, inputs, draw(1)), views.strong(about, inputs, draw(2))
-    assert not torch.equal(one[0], two[0])
+    assert any(not torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 @pytest.mark.parametrize(("about", "inputs"), CASES[2:])
@@ -142,15 +142,14 @@ def test_tokens_are_dropped_and_masked_at_their_rates():
 
 def test_graph_views_drop_edges_and_columns_and_keep_targets():
     x, edges, targets = graph()
-    thin, fewer, same = views.strong(facts("graph"), (x, edges, targets), draw())
+    whole, fewer, same, kept = views.strong(facts("graph"), (x, edges, targets), draw())
     dropped = fewer[0] == fewer[1]
     assert torch.equal(same, targets)
     assert torch.equal(fewer[0], edges[0])
     assert torch.equal(fewer[:, ~dropped], edges[:, ~dropped])
     assert 0.12 < dropped.float().mean() < 0.28
-    gone = (thin == 0).all(0)
-    assert torch.equal(thin[:, ~gone], x[:, ~gone])
-    assert 0.12 < gone.float().mean() < 0.28
+    assert whole is x and kept.shape == x.shape[1:]
+    assert 0.12 < (~kept).float().mean() < 0.28
 
 
 def test_an_unknown_modality_is_told():

@@ -6,11 +6,15 @@ inputs in training too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
+from profcil.encoders import bags
 from profcil.encoders.norms import drawn, expect, sample, unused
 from profcil.errors import ConfigError
 
@@ -18,17 +22,31 @@ HEADS = 8
 
 
 class GAT(nn.Module):
-    def __init__(self, convolution: type[nn.Module], columns: int, width: int) -> None:
+    def __init__(self, convolution: Callable[..., Any], columns: int, width: int) -> None:
         super().__init__()
         self.features = HEADS * width
         self.first = convolution(columns, width, heads=HEADS, add_self_loops=False)
+        self.first.lin = Given(self.first.lin.weight)
         self.second = convolution(self.features, self.features, heads=1, add_self_loops=False)
 
-    def forward(self, x: Tensor, edges: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edges: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
+        """`kept`: which feature columns count; all, if it is not given."""
+        weight = self.first.lin.weight if kept is None else self.first.lin.weight * kept
         edges = looped(edges, len(x))
-        x = F.pad(x, (0, 0, 0, 1))
+        x = F.pad(bags.product(x, weight), (0, 0, 0, 1))
         x = F.elu(self.first(x, edges))
         return self.second(x, edges)[targets]
+
+
+class Given(nn.Module):
+    """Stands where a convolution would multiply by its weight; that has been done."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 def looped(edges: Tensor, nodes: int) -> Tensor:

@@ -143,14 +143,14 @@ def _thin(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
 
 
 def _prune(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """Edges and feature columns dropped. A dropped edge becomes a self-edge of its source, so that shapes stay.
-
-    An encoder that gives each node exactly one self-loop sees it as gone.
+    """Edges and feature columns dropped. A dropped edge becomes a self-edge of its source, so that shapes stay: an
+    encoder that gives each node exactly one self-loop sees it as gone. Features are left as they are, and the columns
+    that count are said beside: to the encoder, a dropped column is a row of its first weight that is zero.
     """
     x, edges, targets = inputs
     dropped = _uniform(generator, x, edges.shape[1]) < EDGES
     kept = _uniform(generator, x, x.shape[1]) >= COLUMNS
-    return x * kept, torch.where(dropped, edges[:1], edges), targets
+    return x, torch.where(dropped, edges[:1], edges), targets, kept
 
 
 VIEWS: dict[str, tuple[View, View]] = {

@@ -1,0 +1,50 @@
+"""Products with sparse features against plain ones."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from profcil.encoders import bags
+
+
+def words(share: float, rows: int = 40, columns: int = 300) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.rand(rows, columns, generator=rng)
+    return x * (torch.rand(rows, columns, generator=rng) < share)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
+def test_product_and_gradient_are_those_of_a_plain_product(share):
+    x, weight = words(share), torch.randn(8, 300, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    pull = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
+    (slope,) = torch.autograd.grad((bags.product(x, weight) * pull).sum(), weight)
+    assert torch.allclose(bags.product(x, weight), x @ weight.T, atol=1e-5)
+    assert torch.allclose(slope, pull.T @ x, atol=1e-5)
+
+
+def test_only_what_is_not_zero_is_kept_and_dense_features_are_multiplied():
+    few, many = words(0.02), words(0.5)
+    rows, columns = bags.bag_of(few)
+    assert len(rows.values()) == len(columns.values()) == int(torch.count_nonzero(few))
+    assert bags.bag_of(many) is None
+
+
+def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkeypatch):
+    x, weight, calls, made = words(0.02), torch.ones(2, 300), [], bags.made
+    monkeypatch.setattr(bags, "made", lambda t: (calls.append(1), made(t))[1])
+    for _ in range(3):
+        bags.product(x, weight)
+    held = len(bags.known)
+    assert len(calls) == 1
+    del x
+    gc.collect()
+    assert len(bags.known) == held - 1
+
+
+def test_features_that_are_themselves_learnt_keep_their_gradient():
+    x = words(0.02).requires_grad_()
+    bags.product(x, torch.ones(2, 300)).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2.0))
