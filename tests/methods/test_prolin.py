@@ -87,6 +87,20 @@ def test_rounds_move_the_base_only_and_leave_the_head(fresh):
     assert all(start.blocks[b] is second.blocks[b] for b in ("adapter", "head", "bank", "gram"))
 
 
+@pytest.mark.parametrize("base_rounds", [-1, 1])
+def test_the_base_steps_back_by_the_share_of_what_is_remembered(fresh, base_rounds):
+    runs = [at(fresh("prolin", inertia=w, base_rounds=base_rounds, **ALL), 1) for w in (0.0, 2.0)]
+    start, rounds = runs[0].server.blocks["base"], runs[0].world.config.train.rounds
+    assert same(start, runs[1].server.blocks["base"])  # nothing was remembered yet
+    old = float(runs[0].server.blocks["bank"].tensors["count"].sum())
+    new = sum(len(runs[0].client(c, 1, 0).y) for c in runs[0].clients(1, 0))
+    free, held = ([run.play(1, r) for r in range(rounds)][-1].blocks["base"].tensors for run in runs)
+    assert old and new
+    for k, t in start.tensors.items():
+        torch.testing.assert_close(held[k], t + (free[k] - t) * new / (new + 2 * old))
+    assert any(not torch.equal(free[k], held[k]) for k in free)
+
+
 def test_what_lives_for_a_position_ends_with_it(fresh):
     run = at(fresh("prolin"), 1)
     assert set(run.server.blocks) == {"base", "adapter", "head", "anchor", "bank", "gram", "known"}

@@ -17,8 +17,8 @@ remembered of random ReLU features of it, which widen it. The linear map reads b
 the position's head sees u alone.
 
 Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `anchor`,
-`closed_form`, `random_features`, `distill = 0`, `classifier`. A matrix of few examples reveals features: `min_support`
-holds such statistics back, and a deployment would add secure summation.
+`closed_form`, `random_features`, `distill = 0`, `classifier`, `inertia`. A matrix of few examples reveals features:
+`min_support` holds such statistics back, and a deployment would add secure summation.
 
 Stored: on the server mean and count of every class, one second-moment matrix, and the warmed base; on a client nothing
 of its own, but the warmed base as it was sent.
@@ -69,6 +69,12 @@ class ProLinParams(Checked):
     )
     distill: float = setting(0.1, "weight of the pull towards the starting base's features", low=0.0)
     proximal: float = setting(0.01, "λ of the pull towards the broadcast base", low=0.0)
+    inertia: float = setting(
+        0.0,
+        "weight of a remembered example against a new one when the base steps back at the end of a position; "
+        "0 = it stays where it came to",
+        low=0.0,
+    )
     transport: str = setting(
         "linear",
         "how old memory follows the aggregated base: a linear map, the nearest current features, or not at all",
@@ -211,7 +217,19 @@ class ProLin(Method):
         return (*self.trained, "linear", *(("start",) if self.params.distill and when.round else ()))
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        return super().aggregate(state, [r for r in replies if r.blocks], when)
+        trained = [r for r in replies if r.blocks]
+        state = super().aggregate(state, trained, when)
+        last = when.final or not self.plastic(replace(when, round=when.round + 1))
+        return self.stepped_back(state, sum(r.samples for r in trained)) if trained and last else state
+
+    def stepped_back(self, state: ServerState, new: int) -> ServerState:
+        """The base between where the position began and where it came to: the more is remembered, the nearer to its
+        beginning. With inertia 1 it becomes the mean of all positions' bases, each weighted by its examples."""
+        old = self.params.inertia * float(state.blocks["bank"].tensors["count"].sum())
+        if not old:
+            return state
+        begun, came = (state.blocks[b].tensors for b in ("start", "base"))
+        return state.put(base=Block("model", {k: begun[k].lerp(v, new / (new + old)) for k, v in came.items()}))
 
     def opens(self, when: When) -> bool:
         return when.round == 0 and self.plastic(when)
