@@ -78,6 +78,17 @@ def test_a_study_can_show_the_best_only(study, capsys):
     assert "| tried |" in capsys.readouterr().out
 
 
+def test_what_a_warm_up_sent_is_shown_where_runs_began_differently(study, capsys):
+    only = ["--out", "cells", "--seeds", "0", "--methods", "promax"]
+    assert main(["study", study, *only]) == 0
+    assert "MB warm-up" not in capsys.readouterr().out
+    Path(study).write_text(STUDY.replace('"noise=0.0"', '"warmup.rounds=2"'))
+    assert main(["study", study, *only]) == 0
+    head, _, *rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    sent = [float(row.split("|")[head.split("|").index(" MB warm-up ")]) for row in rows]
+    assert sent[1] == pytest.approx(2 * sent[0], abs=1)
+
+
 def test_a_run_that_fails_does_not_stop_the_rest_and_is_not_filled_in(study, capsys):
     text = Path(study).read_text().replace('["noise=0.0"]', '["noise=0.0", "train.loss_limit=0.0"]')
     Path(study).write_text(text)

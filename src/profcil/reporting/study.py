@@ -38,6 +38,7 @@ def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[s
     for name in (*METRICS, "norm_comm", "seconds", "warmup_seconds", "peak_memory_mb"):
         out[name] = spread([row[name] for _, row in group])
     out["sent_mb"] = spread([(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group])
+    out["warm_mb"] = spread([run.ledger.total(stage="warmup") / 1e6 for run, _ in group])
     probes = [read_json(run.path / "diagnostics.json") for run, _ in group]
     out["probe_warm"] = spread([d["probe_warm"]["ridge"] for d in probes if d])
     out["probe_final"] = spread([d["probe_final"]["ridge"] for d in probes if d])
@@ -75,6 +76,7 @@ COLUMNS = {
     "faa": ("FAA", 1),
     "cta": ("CTA", 1),
     "af": ("AF", 1),
+    "warm_mb": ("MB warm-up", 0),
     "sent_mb": ("MB sent", 0),
     "norm_comm": ("NormComm", 3),
     "probe_warm": ("probe, warm", 1),
@@ -86,7 +88,9 @@ COLUMNS = {
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for the docs; a column that nobody has a value for is left out."""
+    """The table for the docs. A column that nobody has a value for is left out, and so is the warm-up's traffic where
+    all have the same."""
+    rows = rows if warm_ups_differ(rows) else [{**row, "warm_mb": None} for row in rows]
     heads = [key for key in ("dataset", "setting", "method", "tried", "seeds") if not rows or key in rows[0]]
     table: dict[str, list[str]] = {key: [str(row[key]) for row in rows] for key in heads}
     for key, (title, digits) in COLUMNS.items():
@@ -96,6 +100,12 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     columns = {title: cells for title, cells in table.items() if any(cells)}
     lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def warm_ups_differ(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether runs of one dataset and setting began in different ways."""
+    found = {(row["dataset"], row["setting"], row["warm_mb"][0]) for row in rows if row["warm_mb"]}
+    return len(found) > len({(dataset, setting) for dataset, setting, _ in found})
 
 
 def _pair(value: tuple[float, float] | None, digits: int, seeds: int) -> str:
