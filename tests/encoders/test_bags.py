@@ -46,6 +46,13 @@ def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkey
     assert kept() is None
 
 
+def test_features_that_are_written_to_are_looked_through_again():
+    x, weight = words(0.02), torch.ones(2, 300)
+    before = bags.product(x, weight)
+    x[:, 0] += 1
+    assert torch.allclose(bags.product(x, weight), before + 1, atol=1e-5)
+
+
 def test_features_that_are_themselves_learnt_keep_their_gradient():
     x = words(0.02).requires_grad_()
     bags.product(x, torch.ones(2, 300)).sum().backward()

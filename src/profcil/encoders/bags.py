@@ -1,6 +1,6 @@
 """Products with features of which few are not zero, such as the words of a paper; on a CPU only those are multiplied.
 
-They are found once a tensor, and kept as long as it lives.
+They are found once a tensor, and kept as long as it lives and is not written to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SPARSE = 0.05  # share of entries that are not zero up to which it pays
 
 Bag = tuple[Tensor, Tensor]  # a matrix and its transpose, each by rows without their zeros
 
-known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → Bag, or None where too much is not zero
+known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → its version, and Bag or None where it is full
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -27,9 +27,11 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def bag_of(x: Tensor) -> Bag | None:
-    if x not in known:
-        known[x] = made(x) if int(torch.count_nonzero(x)) <= SPARSE * x.numel() else None
-    return known[x]
+    version, bag = known.get(x, (None, None))
+    if version != x._version:
+        bag = made(x) if int(torch.count_nonzero(x)) <= SPARSE * x.numel() else None
+        known[x] = (x._version, bag)
+    return bag
 
 
 def made(x: Tensor) -> Bag:
