@@ -8,7 +8,7 @@ import torch
 from profcil.engine.payload import Block
 from profcil.errors import ConfigError
 from profcil.memory import linear
-from profcil.methods.prolin import ProLin, memory_of
+from profcil.methods.prolin import ProLin, anchors, memory_of
 from profcil.metrics.client_first import summary
 
 ALL = {"participants": 4}  # every client with data takes part in every round
@@ -29,9 +29,9 @@ def busy(run) -> list[int]:
     return [p for p in range(run.world.plan.positions) if len(run.world.plan.active(p))]
 
 
-def at(run, position: int):
+def at(run, position: int, since: int = 0):
     """A run that has been played up to a position."""
-    for p in range(position):
+    for p in range(since, position):
         for r in range(run.world.config.train.rounds):
             run.play(p, r)
         run.world.forget_features()
@@ -69,7 +69,7 @@ def test_a_position_opens_with_a_head_for_old_and_new_classes(fresh, anchor):
     after = run.play(1, 0)
     fresh_ones = [current(run, c, 1, before.blocks["base"]) for c in clients]
     new = [(u[keep], y[keep]) for u, y in fresh_ones for keep in [~torch.isin(y, torch.tensor(held))]]
-    held_still = linear.narrow(memory_of(before), run.world.net.features)
+    held_still = linear.select(memory_of(before), range(run.world.net.features))
     memory = linear.pool([held_still, *(linear.summarise(u, y) for u, y in new if len(y))])
     assert set(held) < set(memory.labels) == set(after.blocks["linear"].labels)
     weight, bias = linear.lda(memory, 0.3)
@@ -269,6 +269,35 @@ def test_what_is_remembered_of_the_anchor_is_exact(tiny):
         found = bank.tensors["mean"][:, half * d : (half + 1) * d]
         assert bank.labels == true.labels
         assert torch.allclose(found.double(), true.mean, atol=1e-4) == (base == "anchor")
+
+
+def test_what_is_known_of_a_kept_base_stays_however_the_present_one_moves(fresh):
+    """A later anchor takes over what was known of the base when it was kept, and from then on is measured exactly."""
+    run = at(fresh("prolin", anchor_every=1, **ALL), 1)
+    d, plan = run.world.net.features, run.world.plan
+    known, kept = linear.select(memory_of(run.server), range(d)), run.server.blocks["base"]
+    at(run, plan.positions, since=1)
+    assert same(run.server.blocks["anchor/1"], kept)
+    assert not same(run.server.blocks["base"], kept)
+    since = [summary_of_all(run, map(int, plan.active(p)), p, kept) for p in busy(run) if p]
+    true, found = linear.pool([known, *since]), memory_of(run.server)
+    assert found.labels == true.labels
+    torch.testing.assert_close(found.mean[:, 2 * d : 3 * d], true.mean, rtol=1e-3, atol=1e-4)  # after base and anchor
+    rows = [*range(2 * d, 3 * d), found.mean.shape[1]]
+    torch.testing.assert_close(found.gram[rows][:, rows], true.gram, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_bases_are_kept_where_it_is_due(tiny, fresh, every, due):
+    run = tiny("prolin", anchor_every=every, random_features=5, **ALL)
+    d, kept = run.world.net.features, [f"anchor/{p}" for p in due if p in busy(run)]
+    assert anchors(run.server.blocks) == ["anchor", *kept]
+    assert run.server.blocks["bank"].tensors["mean"].shape[1] == d * (2 + len(kept)) + 5
+    z = run.method.views(run.server, lambda base: torch.zeros(3, d) + base.version)
+    assert z[0, : z.shape[1] - 5 : d].tolist() == [run.server.blocks[n].version for n in ("base", "anchor", *kept)]
+    assert not every or run.state.client_bytes > tiny("prolin", **ALL).state.client_bytes
+    with pytest.raises(ConfigError, match="anchor_every"):
+        fresh("prolin", anchor_every=1, anchor=False)
 
 
 def test_the_map_reads_the_anchor_too(fresh):

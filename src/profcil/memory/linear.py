@@ -117,10 +117,10 @@ def solve(matrix: Tensor, right: Tensor) -> Tensor:
     )
 
 
-def narrow(s: Summary, d: int) -> Summary:
-    """The summary of the first d features alone."""
-    keep = [*range(d), s.mean.shape[1]]
-    return replace(s, mean=s.mean[:, :d], gram=s.gram[keep][:, keep])
+def select(s: Summary, features: Sequence[int]) -> Summary:
+    """The summary of these features; one may be named twice."""
+    rows = torch.tensor([*features, s.mean.shape[1]], device=s.mean.device)
+    return replace(s, mean=s.mean[:, rows[:-1]], gram=s.gram[rows][:, rows])
 
 
 def drift(before: Tensor, after: Tensor) -> Drift:

@@ -13,15 +13,17 @@ The deployed head is the same closed form, less shrunk.
 
 The warmed base serves as an anchor: memory and deployed head are over z = [u; a], the features u that move and a of the
 warmed base, which never do. What is remembered of a is exact for ever, however far the base moves, and so is what is
-remembered of random ReLU features of it, which widen it. The linear map reads both and moves u;
-the position's head sees u alone.
+remembered of random ReLU features of it, which widen it. The linear map reads both and moves u; the position's head
+sees u alone. With `anchor_every`, the base that a position starts from joins the anchors. At that moment its features
+are u itself, so nothing has to be measured: what is known of u is known of it, and stays so however far u moves on. The
+price is a base more to keep, and to compute when predicting.
 
 Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `anchor`,
-`closed_form`, `random_features`, `distill = 0`, `classifier`, `inertia`. A matrix of few examples reveals features:
-`min_support` holds such statistics back, and a deployment would add secure summation.
+`anchor_every`, `closed_form`, `random_features`, `distill = 0`, `classifier`, `inertia`. A matrix of few examples
+reveals features: `min_support` holds such statistics back, and a deployment would add secure summation.
 
-Stored: on the server mean and count of every class, one second-moment matrix, and the warmed base; on a client nothing
-of its own, but the warmed base as it was sent.
+Stored: on the server mean and count of every class, one second-moment matrix, and the anchors; on a client nothing of
+its own, but the anchors as they were sent.
 """
 
 from __future__ import annotations
@@ -84,6 +86,9 @@ class ProLinParams(Checked):
     neighbours: int = setting(5, "K: current features that speak for an old mean", low=1)
     bandwidth: float = setting(1.0, "their bandwidth, as a multiple of the median distance", low=1e-6)
     anchor: bool = setting(True, "whether memory and deployed head see the warmed base's features beside the present")
+    anchor_every: int = setting(
+        0, "positions between further anchors, which are the base of that time; 0 = the warmed base alone", low=0
+    )
     random_features: int = setting(0, "random ReLU features of the warmed base beside its own; 0 = none", low=0)
     min_support: int = setting(
         1, "classes of which a client has fewer examples than this are left out of its statistics", low=1
@@ -91,11 +96,12 @@ class ProLinParams(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.random_features and self.base_rounds and not self.anchor:
-            raise ConfigError(
-                f"random_features = {self.random_features} are of the anchor, which anchor = false leaves out; set one "
-                f"of them back, or base_rounds = 0"
-            )
+        for name in ("random_features", "anchor_every"):
+            if getattr(self, name) and self.base_rounds and not self.anchor:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)} needs the anchor, which anchor = false leaves out; set one of "
+                    f"them back, or base_rounds = 0"
+                )
 
 
 class ProLin(Method):
@@ -127,7 +133,9 @@ class ProLin(Method):
             start = (inbox.get("start") or inbox["base"]).tensors
             weights["start"] = {k: client.keep(t) for k, t in start.items()}
         if self.anchored:
-            client.extra_bytes += inbox["base"].bytes  # the warmed base, which it holds for surveys
+            every = self.params.anchor_every
+            held = 1 + (client.when.position // every if every else 0)
+            client.extra_bytes += held * inbox["base"].bytes  # the anchors, which it holds for surveys
         source = Shuffled(client.current[rows], client.y[rows])
         phase = client.train("fit", weights, self.trained, self.fit_loss, source, proximal=self.params.proximal)
         return replace(phase, inputs=client.examples.inputs, constants=constants)
@@ -170,7 +178,8 @@ class ProLin(Method):
         """The drift of current features under the aggregated model, as sums or as one shift a remembered class."""
         p, d = self.params, after.shape[1]
         if p.transport == "linear":
-            return {"transport": block_of_drift(linear.drift(before[:, : 2 * d], after))}
+            given = before.shape[1] - p.random_features
+            return {"transport": block_of_drift(linear.drift(before[:, :given], after))}
         bank = inbox["bank"]
         if not bank.labels:
             return {}
@@ -180,12 +189,11 @@ class ProLin(Method):
 
     def seen(self, blocks: Mapping[str, Block], under: Callable[[Block], Tensor]) -> Tensor:
         """z = [u; a] of some examples, which `under` embeds by a base's weights; of a base that never moves, u alone.
-        Random features come last."""
-        z = [under(blocks["base"])]
-        if self.anchored:
-            z.append(under(blocks["anchor"]))
+        Random features come last, and are of the warmed base."""
+        z = [under(blocks[name]) for name in ("base", *anchors(blocks))]
         if self.params.random_features:
-            z.append(F.linear(z[-1], self.directions(z[-1].shape[1], z[-1].device)).relu())
+            warmed = z[1] if self.anchored else z[0]
+            z.append(F.linear(warmed, self.directions(warmed.shape[1], warmed.device)).relu())
         return torch.cat(z, 1)
 
     def directions(self, d: int, device: torch.device) -> Tensor:
@@ -238,7 +246,7 @@ class ProLin(Method):
         return when.final or (self.params.classifier == "rounds" and self.plastic(when))
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        bases = ("base", "anchor") if self.anchored else ("base",)
+        bases = ("base", *anchors(state.blocks))
         if self.opening(state, when):
             return (*bases, "known")
         return (*bases, *{"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport])
@@ -250,23 +258,34 @@ class ProLin(Method):
         if not replies:
             return state
         if self.opening(state, when):
-            return self.open(state, replies)
+            return self.open(state, replies, when)
         memory = self.closed(state, replies)
         if not when.final:
             return self.fix_head(state, memory)
         passing = [n for n in state.blocks if n in ("start", "linear") or n.startswith("opened/")]
         return remember(state.drop(*passing), memory)
 
-    def open(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+    def open(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Fixes the starting base and the head; the statistics behind it stay apart until the position closes."""
         told = {f"opened/{r.client}": r.blocks["statistics"] for r in replies if "statistics" in r.blocks}
-        state = state.put(start=Block("model", state.blocks["base"].tensors), **told)
+        every, base = self.params.anchor_every, state.blocks["base"].tensors
+        if every and when.position and when.position % every == 0:
+            told = {k: block_of_summary(self.with_anchor(state, summary_of(b))) for k, b in told.items()}
+            state = remember(state, self.with_anchor(state, memory_of(state)))
+            state = state.put(**{f"anchor/{when.position}": Block("memory", base)})
+        state = state.put(start=Block("model", base), **told)
         return self.fix_head(state, linear.pool([memory_of(state), *map(summary_of, told.values())]))
+
+    def with_anchor(self, state: ServerState, s: Summary) -> Summary:
+        """What is known of u, said of one anchor more as well: of the base as it is now."""
+        d, end = len(state.blocks["adapter"].tensors["scale"]), s.mean.shape[1]
+        given = end - self.params.random_features
+        return linear.select(s, [*range(given), *range(d), *range(given, end)])
 
     def fix_head(self, state: ServerState, memory: Summary) -> ServerState:
         if not memory.labels:
             return state
-        moving = linear.narrow(memory, len(state.blocks["adapter"].tensors["scale"]))
+        moving = linear.select(memory, range(len(state.blocks["adapter"].tensors["scale"])))
         weight, bias = (self.params.scale * t.float() for t in self.solve(moving, self.params.shrink))
         head = Block("model", {"weight": weight, "bias": bias}, memory.labels)
         if self.params.classifier != "free":
@@ -313,6 +332,11 @@ class ProLin(Method):
             weight, bias = self.solve(memory, self.params.shrink_deployed)
             scores[:, list(memory.labels)] = F.linear(features.double(), weight, bias)
         return scores
+
+
+def anchors(blocks: Mapping[str, Block]) -> list[str]:
+    """The bases that were kept, the warmed one first and then by position."""
+    return sorted((name for name in blocks if name.startswith("anchor")), key=lambda name: (len(name), name))
 
 
 def dense(head: Block, classes: int) -> dict[str, Tensor]:
