@@ -8,8 +8,9 @@ follow `labels`, ascending class ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -58,18 +59,20 @@ def summarise(features: Tensor, y: Tensor) -> Summary:
     return Summary(tuple(labels.tolist()), count.double(), one_hot.T @ u[:, :-1] / count[:, None], u.T @ u)
 
 
-def pool(parts: Sequence[Summary]) -> Summary:
-    """The summary of all examples together, classes in any combination."""
-    labels = sorted({y for part in parts for y in part.labels})
-    place = {y: i for i, y in enumerate(labels)}
-    sums = torch.zeros(len(labels), parts[0].mean.shape[1], dtype=torch.float64, device=parts[0].mean.device)
-    count = sums.new_zeros(len(labels))
-    for part in parts:
-        rows = torch.tensor([place[y] for y in part.labels], dtype=torch.long, device=sums.device)
+def pool(parts: Iterable[Summary]) -> Summary:
+    """The summary of all examples together, classes in any combination; of its parts, one need exist at a time."""
+    return reduce(add, parts)
+
+
+def add(a: Summary, b: Summary) -> Summary:
+    labels = sorted({*a.labels, *b.labels})
+    count = a.count.new_zeros(len(labels))
+    sums = a.mean.new_zeros(len(labels), a.mean.shape[1])
+    for part in (a, b):
+        rows = torch.tensor([labels.index(y) for y in part.labels], dtype=torch.long, device=sums.device)
         sums[rows] += part.count[:, None] * part.mean
         count[rows] += part.count
-    gram = torch.stack([part.gram for part in parts]).sum(0)
-    return Summary(tuple(labels), count, sums / count[:, None], gram)
+    return Summary(tuple(labels), count, sums / count[:, None], a.gram + b.gram)
 
 
 def within(s: Summary) -> Tensor:
@@ -129,8 +132,8 @@ def drift(before: Tensor, after: Tensor) -> Drift:
     return Drift(old.T @ old, old.T @ delta, delta.T @ delta)
 
 
-def pool_drift(parts: Sequence[Drift]) -> Drift:
-    return Drift(*(torch.stack([getattr(p, k) for p in parts]).sum(0) for k in ("old", "cross", "square")))
+def pool_drift(parts: Iterable[Drift]) -> Drift:
+    return reduce(lambda a, b: Drift(a.old + b.old, a.cross + b.cross, a.square + b.square), parts)
 
 
 def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
@@ -145,11 +148,14 @@ def carry(s: Summary, shift: Tensor, residual: Tensor) -> Summary:
     covariance once an example, so that classes spread as real features did. The map reads as many features as it has
     rows, and moves as many as it has columns; those after them stay."""
     d, width = shift.shape[1], s.mean.shape[1]
-    move = torch.eye(width + 1, dtype=shift.dtype, device=shift.device)
-    move[[*range(len(shift) - 1), width], :d] += shift
-    gram = move.T @ s.gram @ move
+    wide = shift.new_zeros(width + 1, d)
+    wide[[*range(len(shift) - 1), width]] = shift
+    mean, gram = s.mean.clone(), s.gram.clone()
+    mean[:, :d] += extended(s.mean) @ wide
+    gram[:, :d] += s.gram @ wide  # of I + [B 0] most is I: first the columns, then the rows
+    gram[:d] += wide.T @ gram
     gram[:d, :d] += s.count.sum() * residual
-    return replace(s, mean=(extended(s.mean) @ move)[:, :-1], gram=symmetric(gram))
+    return replace(s, mean=mean, gram=symmetric(gram))
 
 
 def displace(s: Summary, shift: Tensor) -> Summary:

@@ -29,8 +29,9 @@ its own, but the anchors as they were sent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -274,7 +275,7 @@ class ProLin(Method):
             state = remember(state, self.with_anchor(state, memory_of(state)))
             state = state.put(**{f"anchor/{when.position}": Block("memory", base)})
         state = state.put(start=Block("model", base), **told)
-        return self.fix_head(state, linear.pool([memory_of(state), *map(summary_of, told.values())]))
+        return self.fix_head(state, linear.pool(chain([memory_of(state)], map(summary_of, told.values()))))
 
     def with_anchor(self, state: ServerState, s: Summary) -> Summary:
         """What is known of u, said of one anchor more as well: of the base as it is now."""
@@ -297,20 +298,21 @@ class ProLin(Method):
         """The memory under the base as it is now. No example counts twice: a client that measures now replaces what it
         said when the position opened; what the others said then is carried along with the old memory."""
         now = {f"opened/{r.client}" for r in replies if "statistics" in r.blocks}
-        gone = [summary_of(b) for n, b in state.blocks.items() if n.startswith("opened/") and n not in now]
+        gone = (summary_of(b) for n, b in state.blocks.items() if n.startswith("opened/") and n not in now)
         moves = [r.blocks["transport"] for r in replies if "transport" in r.blocks]
-        fresh = [summary_of(r.blocks["statistics"]) for r in replies if "statistics" in r.blocks]
-        return linear.pool([*self.moved([memory_of(state), *gone], moves), *fresh])
+        fresh = (summary_of(r.blocks["statistics"]) for r in replies if "statistics" in r.blocks)
+        return linear.pool(chain([self.moved(memory_of(state), gone, moves)], fresh))
 
-    def moved(self, old: Sequence[Summary], moves: Sequence[Block]) -> Sequence[Summary]:
-        """Old memory carried to the present base. Neighbours speak only for the memory proper, which comes first."""
-        if not moves:
-            return old
-        if self.params.transport == "linear":
-            shift, residual = linear.fit_drift(linear.pool_drift([drift_of(b) for b in moves]), self.params.ridge)
-            return [linear.carry(s, shift, residual) for s in old]
-        shift = combine([b.tensors["shift"] for b in moves], [b.tensors["confidence"] for b in moves])
-        return [linear.displace(old[0], shift.double()), *old[1:]]
+    def moved(self, old: Summary, gone: Iterable[Summary], moves: Sequence[Block]) -> Summary:
+        """Memory, and what joins it, carried to the present base. Neighbours speak for the memory proper alone."""
+        if moves and self.params.transport == "neighbours":
+            shift = combine([b.tensors["shift"] for b in moves], [b.tensors["confidence"] for b in moves])
+            old = linear.displace(old, shift.double())
+        memory = linear.pool(chain([old], gone))
+        if moves and self.params.transport == "linear":
+            drift = linear.pool_drift(drift_of(b) for b in moves)
+            memory = linear.carry(memory, *linear.fit_drift(drift, self.params.ridge))
+        return memory
 
     def solve(self, memory: Summary, shrink: float) -> tuple[Tensor, Tensor]:
         return {"lda": linear.lda, "ridge": linear.ridge}[self.params.closed_form](memory, shrink)
