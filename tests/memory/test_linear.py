@@ -173,9 +173,11 @@ def test_a_hopeless_matrix_is_named(matrix, word):
         linear.solve(matrix, torch.ones(3, 1))
 
 
-@pytest.mark.parametrize("size", [1, 2, 65, 513])
+@pytest.mark.parametrize("size", [1, 2, 65, 513, 1100])
 def test_packing_sends_a_triangle_and_loses_only_float32(size):
-    matrix = linear.symmetric(torch.randn(size, size, generator=torch.Generator().manual_seed(0)))
+    drawn = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
+    matrix = linear.symmetric(drawn)
+    assert torch.equal(matrix, (drawn + drawn.T) / 2)
     packed = linear.pack(matrix.double())
     assert (packed.numel(), packed.dtype) == (size * (size + 1) // 2, torch.float32)
     assert torch.equal(linear.unpack(packed), matrix.double())

@@ -18,6 +18,7 @@ from torch import Tensor
 from profcil.errors import Failure
 
 FLOOR = 1e-9  # within-class variance per squared feature below which there is none to speak of
+TILE = 512  # rows and columns of a large matrix that are handled at a time
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal, tried in turn where rounding costs definiteness
 
 
@@ -85,11 +86,10 @@ def lda(s: Summary, shrink: float) -> tuple[Tensor, Tensor]:
     """w_y = (cov + λ·mean variance·I)⁻¹ μ_y, b_y = −½ w_yᵀμ_y. Where classes have no spread at all (one example each),
     the covariance is taken as round: the nearest class mean."""
     cov, d = within(s), s.mean.shape[1]
-    eye = torch.eye(d, dtype=cov.dtype, device=cov.device)
     variance, size = cov.diagonal().mean(), s.gram.diagonal()[:d].mean() / s.count.sum()
     if variance <= FLOOR * size:
-        cov, variance = eye * size.clamp(min=FLOOR), size
-    weight = solve(cov + shrink * variance * eye, s.mean.T).T
+        cov, variance = raised(torch.zeros_like(cov), size.clamp(min=FLOOR)), size
+    weight = solve(raised(cov, shrink * variance), s.mean.T).T
     return weight, -0.5 * (weight * s.mean).sum(1)
 
 
@@ -99,7 +99,7 @@ def ridge(s: Summary, strength: float) -> tuple[Tensor, Tensor]:
     variance = (gram.diagonal() - gram[-1].square())[:-1].mean().clamp(min=FLOOR)
     penalty = torch.full_like(gram[0], float(strength * variance))
     penalty[-1] = 0.0
-    answer = solve(gram + penalty.diag(), (s.count[:, None] * extended(s.mean)).T / n)
+    answer = solve(raised(gram, penalty), (s.count[:, None] * extended(s.mean)).T / n)
     return answer[:-1].T, answer[-1]
 
 
@@ -109,15 +109,22 @@ def solve(matrix: Tensor, right: Tensor) -> Tensor:
     matrix = symmetric(matrix.double())
     if not bool(torch.isfinite(matrix).all()):
         raise Failure(f"a {len(matrix)}×{len(matrix)} second-moment matrix is not finite; lower train.lr or train.clip")
-    unit = matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    unit = matrix.diagonal().mean()
     for jitter in JITTERS:
-        factor, bad = torch.linalg.cholesky_ex(matrix + jitter * unit)
+        factor, bad = torch.linalg.cholesky_ex(raised(matrix, jitter * unit))
         if not int(bad):
             return torch.cholesky_solve(right.double(), factor)
     raise Failure(
         f"a {len(matrix)}×{len(matrix)} second-moment matrix is not positive definite, even with {JITTERS[-1]:g} of "
         f"its mean diagonal added; raise the method's shrink and ridge settings"
     )
+
+
+def raised(matrix: Tensor, by: Tensor) -> Tensor:
+    """A matrix with so much added to its diagonal, which may differ from place to place."""
+    matrix = matrix.clone()
+    matrix.diagonal().add_(by)
+    return matrix
 
 
 def select(s: Summary, features: Sequence[int]) -> Summary:
@@ -138,7 +145,7 @@ def pool_drift(parts: Iterable[Drift]) -> Drift:
 
 def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
     """B = (Σ ũ_oũ_oᵀ + ridge·diag)⁻¹ Σ ũ_oδᵀ, and the second moment of what it leaves unexplained, δ − Bᵀũ_o."""
-    shift = solve(d.old + ridge * d.old.diagonal().clamp(min=FLOOR).diag(), d.cross)
+    shift = solve(raised(d.old, ridge * d.old.diagonal().clamp(min=FLOOR)), d.cross)
     mixed = shift.T @ d.cross
     return shift, symmetric(d.square - mixed - mixed.T + shift.T @ d.old @ shift) / d.old[-1, -1]
 
@@ -167,19 +174,31 @@ def displace(s: Summary, shift: Tensor) -> Summary:
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.T) / 2
+    """The mean of a matrix and its transpose, tile by tile: a large one's columns lie far apart in memory."""
+    mean = torch.empty_like(matrix)
+    for a, b in tiles(len(matrix)):
+        tile = (matrix[a, b] + matrix[b, a].T) / 2
+        mean[a, b], mean[b, a] = tile, tile.T
+    return mean
 
 
 def pack(matrix: Tensor) -> Tensor:
     """A symmetric matrix as its upper triangle in float32: half the bytes to send."""
-    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
-    return matrix[rows, columns].float()
+    return torch.cat([row[i:] for i, row in enumerate(matrix)]).float()
 
 
 def unpack(triangle: Tensor) -> Tensor:
     """What `pack` took apart, in float64."""
     size = int(((8 * triangle.numel() + 1) ** 0.5 - 1) / 2)
-    rows, columns = torch.triu_indices(size, size, device=triangle.device)
     matrix = torch.zeros(size, size, dtype=torch.float64, device=triangle.device)
-    matrix[rows, columns] = triangle.double()
-    return matrix + matrix.triu(1).T
+    for i, row in enumerate(triangle.split([*range(size, 0, -1)])):
+        matrix[i, i:] = row
+    for a, b in tiles(size):
+        matrix[b, a] = matrix[a, b].T if a != b else matrix[a, a] + matrix[a, a].triu(1).T
+    return matrix
+
+
+def tiles(size: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of the tiles on and above a square matrix's diagonal."""
+    parts = [slice(i, i + TILE) for i in range(0, size, TILE)]
+    return [(a, b) for i, a in enumerate(parts) for b in parts[i:]]
