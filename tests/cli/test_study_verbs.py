@@ -282,7 +282,20 @@ def test_diagnose_tells_probe_and_alignment_and_keeps_them(runs, capsys):
     assert report == json.loads((runs["pro"] / "diagnostics.json").read_text())
     assert report["probe_warm"]["ridge"] > 20 and len(report["alignment"]) == 2
     assert main(["diagnose", str(runs["pro"])]) == 0
-    assert "warmed base: ridge" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "warmed base: ridge" in told and "what predictions see" not in told
+
+
+def test_diagnose_probes_all_that_predictions_see(tmp_path, capsys):
+    small = ["train.rounds=2", "train.epochs=1", "warmup.rounds=1", "stream.task_size=5", "anchor_every=1"]
+    sets = [part for s in small for part in ("--set", s)]
+    assert main(["run", "--dataset", "digits", "--method", "prolin", "--out", str(tmp_path / "run"), *sets]) == 0
+    assert main(["diagnose", str(tmp_path / "run"), "--json"]) == 0
+    out = capsys.readouterr().out
+    report = json.loads(out[out.index("{") :])
+    assert report["probe_seen"]["ridge"] != report["probe_final"]["ridge"]
+    assert main(["diagnose", str(tmp_path / "run")]) == 0
+    assert f"what predictions see: ridge {report['probe_seen']['ridge']:.1f} %" in capsys.readouterr().out
 
 
 def test_every_built_in_study_is_listed_and_resolves(capsys):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from profcil import rooms
+from profcil.data.bundle import Examples
 from profcil.diagnostics import replayed, snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.encoders.model import Weights
@@ -25,6 +28,7 @@ from profcil.engine.loop import RunState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.errors import RunFolderError
+from profcil.methods.base import Method
 from profcil.reporting.runs import alignments
 from profcil.resolve import resolve
 
@@ -33,11 +37,16 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     """Probes of the warmed and the final base, alignment by position, and what is replayed; kept in the folder."""
     world, state = finished_run(path, data_dir)
     warmed = warm(world, lambda *_: None).weights
+    method = rooms.find("methods", world.config.method).METHOD(world.config.params)
+    final = probe(world, lambda under: under(state.server.blocks["base"].tensors))
+    more = type(method).views is not Method.views  # than the final base's features
+    seen = probe(world, lambda under: method.views(state.server, lambda base: under(base.tensors))) if more else final
     report = {
-        "probe_warm": probe(world, warmed),
-        "probe_final": probe(world, state.server.weights()),
+        "probe_warm": probe(world, lambda under: under(warmed["base"])),
+        "probe_final": final,
+        "probe_seen": seen,
         "alignment": alignments(path),
-        "replay": replay(path, world, state, warmed),
+        "replay": replay(path, world, method, state, warmed),
     }
     found = snapshots.gather(path, world.plan.positions)
     if found is not None:
@@ -58,9 +67,8 @@ def finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
     return world, unpack(*found, world.device, path / "clients")
 
 
-def replay(path: Path, world: World, state: RunState, warmed: Weights) -> dict[str, Any] | None:
+def replay(path: Path, world: World, method: Method, state: RunState, warmed: Weights) -> dict[str, Any] | None:
     """The gap between replay and reality, and the features behind it as replay.npz."""
-    method = rooms.find("methods", world.config.method).METHOD(world.config.params)
     found = replayed.examine(replayed.Eye(world, method, state, warmed))
     if found is None:
         return None
@@ -81,9 +89,15 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def probe(world: World, weights: Weights) -> dict[str, float]:
-    """Closed-form accuracies on the base's features, in percent."""
+def probe(world: World, features: Callable[[Callable[[Mapping[str, Tensor]], Tensor]], Tensor]) -> dict[str, float]:
+    """Closed-form accuracies in percent on features, which are given an embedding by a base's weights."""
     train, judged = world.bundle.train, world.judged
-    a, b = (embed(world.net, weights["base"], e, torch.arange(len(e), device=world.device)) for e in (train, judged))
+
+    @torch.no_grad()
+    def seen(examples: Examples) -> Tensor:
+        index = torch.arange(len(examples), device=world.device)
+        return features(lambda base: embed(world.net, base, examples, index))
+
+    a, b = seen(train), seen(judged)
     ridge = ridge_accuracy(a, train.y, b, judged.y, world.bundle.facts.classes)
     return {"ridge": 100 * ridge, "nearest_mean": 100 * nearest_mean_accuracy(a, train.y, b, judged.y)}

@@ -20,7 +20,8 @@ price is a base more to keep, and to compute when predicting.
 
 Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `anchor`,
 `anchor_every`, `closed_form`, `random_features`, `distill = 0`, `classifier`, `inertia`. A matrix of few examples
-reveals features: `min_support` holds such statistics back, and a deployment would add secure summation.
+reveals features, the more the wider it is: `min_support` holds such statistics back, and a deployment would add secure
+summation.
 
 Stored: on the server mean and count of every class, one second-moment matrix, and the anchors; on a client nothing of
 its own, but the anchors as they were sent.
