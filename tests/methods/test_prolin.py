@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from profcil.engine.door import When
 from profcil.engine.payload import Block
 from profcil.errors import ConfigError
 from profcil.memory import linear
@@ -101,8 +102,23 @@ def test_the_base_steps_back_by_the_share_of_what_is_remembered(fresh, base_roun
     assert any(not torch.equal(free[k], held[k]) for k in free)
 
 
-def test_what_lives_for_a_position_ends_with_it(fresh):
-    run = at(fresh("prolin"), 1)
+def test_the_base_steps_back_when_nobody_is_there_in_the_last_round(fresh):
+    run = at(fresh("prolin", inertia=2.0, **ALL), 1)
+    start, rounds = run.server.blocks["base"].tensors, run.world.config.train.rounds
+    came = [run.play(1, r) for r in range(rounds - 1)][-1]
+    old = float(came.blocks["bank"].tensors["count"].sum())
+    new = sum(len(run.client(c, 1, 0).y) for c in run.clients(1, 0))
+    held = run.method.aggregate(came, [], When("round", 1, rounds - 1, rounds)).blocks
+    for k, t in start.items():
+        torch.testing.assert_close(
+            held["base"].tensors[k], t + (came.blocks["base"].tensors[k] - t) * new / (new + 2 * old)
+        )
+    assert "moved" not in held
+
+
+@pytest.mark.parametrize("inertia", [0.0, 1.0])
+def test_what_lives_for_a_position_ends_with_it(fresh, inertia):
+    run = at(fresh("prolin", inertia=inertia), 1)
     assert set(run.server.blocks) == {"base", "adapter", "head", "anchor", "bank", "gram", "known"}
     assert run.server.blocks["known"].labels == run.server.blocks["bank"].labels
 
@@ -367,6 +383,19 @@ def test_the_starting_base_is_sent_once_a_position(fresh):
     assert book["round", 0] == head
     assert book["round", 1] == 2 * base  # the moved one, and where it started
     assert book["round", 2] == book["refresh", 2] == base
+
+
+@pytest.mark.parametrize("transport", ["linear", "neighbours", "none"])
+def test_a_starting_base_that_is_kept_is_not_sent_by_another_name(fresh, transport):
+    run = at(fresh("prolin", distill=0.0, anchor_every=1, transport=transport, **ALL), 2)
+    base, last = run.server.blocks["base"].bytes, run.world.config.train.rounds - 1
+    assert "anchor/1" in run.server.blocks
+    asked = {"stage": "refresh", "position": 1, "round": last, "direction": "down"}
+    for c in run.clients(1, last):
+        assert run.ledger.total(kind="model", client=c, **asked) == base  # where it came to; no start beside it
+        assert (run.ledger.total(kind="transport", client=c, **(asked | {"direction": "up"})) > 0) == (
+            transport != "none"
+        )
 
 
 def down(entry) -> bool:

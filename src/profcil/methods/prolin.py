@@ -171,8 +171,9 @@ class ProLin(Method):
         sent: dict[str, Block] = {}
         if bool(rows.any()):
             sent["statistics"] = block_of_summary(linear.summarise(features[rows], client.y[rows]))
-            if "start" in inbox:
-                before = self.seen({**inbox, "base": inbox["start"]}, client.features)
+            begun = inbox.get("start") or inbox.get(kept_at(client.when))
+            if begun and self.params.transport != "none":
+                before = self.seen({**inbox, "base": begun}, client.features)
                 sent |= self.movement(inbox, before[rows], features[rows, : client.net.features])
         return Reply(client.id, len(client.current), sent)
 
@@ -229,13 +230,19 @@ class ProLin(Method):
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         trained = [r for r in replies if r.blocks]
         state = super().aggregate(state, trained, when)
+        if trained and self.params.inertia:
+            new = torch.tensor([sum(r.samples for r in trained)])
+            state = state.put(moved=Block("memory", {"samples": new}))
         last = when.final or not self.plastic(replace(when, round=when.round + 1))
-        return self.stepped_back(state, sum(r.samples for r in trained)) if trained and last else state
+        return self.stepped_back(state) if last and "moved" in state.blocks else state
 
-    def stepped_back(self, state: ServerState, new: int) -> ServerState:
+    def stepped_back(self, state: ServerState) -> ServerState:
         """The base between where the position began and where it came to: the more is remembered, the nearer to its
-        beginning. With inertia 1 it becomes the mean of all positions' bases, each weighted by its examples."""
+        beginning. With inertia 1 it becomes the mean of all positions' bases, each weighted by its examples: those of
+        the last round in which anyone moved it."""
+        new = int(state.blocks["moved"].tensors["samples"])
         old = self.params.inertia * float(state.blocks["bank"].tensors["count"].sum())
+        state = state.drop("moved")
         if not old:
             return state
         begun, came = (state.blocks[b].tensors for b in ("start", "base"))
@@ -251,7 +258,8 @@ class ProLin(Method):
         bases = ("base", *anchors(state.blocks))
         if self.opening(state, when):
             return (*bases, "known")
-        return (*bases, *{"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport])
+        asked = {"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport]
+        return (*bases, *(name for name in asked if name != "start" or kept_at(when) not in bases))
 
     def opening(self, state: ServerState, when: When) -> bool:
         return self.opens(when) and "start" not in state.blocks
@@ -274,7 +282,7 @@ class ProLin(Method):
         if every and when.position and when.position % every == 0:
             told = {k: block_of_summary(self.with_anchor(state, summary_of(b))) for k, b in told.items()}
             state = remember(state, self.with_anchor(state, memory_of(state)))
-            state = state.put(**{f"anchor/{when.position}": Block("memory", base)})
+            state = state.put(**{kept_at(when): Block("memory", base)})
         state = state.put(start=Block("model", base), **told)
         return self.fix_head(state, linear.pool(chain([memory_of(state)], map(summary_of, told.values()))))
 
@@ -340,6 +348,11 @@ class ProLin(Method):
 def anchors(blocks: Mapping[str, Block]) -> list[str]:
     """The bases that were kept, the warmed one first and then by position."""
     return sorted((name for name in blocks if name.startswith("anchor")), key=lambda name: (len(name), name))
+
+
+def kept_at(when: When) -> str:
+    """The name that a position's starting base has, where it is kept."""
+    return f"anchor/{when.position}"
 
 
 def dense(head: Block, classes: int) -> dict[str, Tensor]:
