@@ -40,7 +40,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """Tensors and plain facts in one atomic file, with a digest of both: safetensors itself has none."""
     from safetensors.torch import save
 
-    plain = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     text = json.dumps(facts)
     write_bytes(path, save(plain, metadata={"facts": text, "digest": digest(plain, text)}))
 
@@ -63,6 +63,8 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         t = tensors[name]
         total.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
-        flat = t.flatten().clone(memory_format=torch.contiguous_format)  # a single number may have any stride
+        flat = t.flatten()
+        if flat.stride() != (1,):  # as a single number may have it
+            flat = flat.clone(memory_format=torch.contiguous_format)
         total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()
