@@ -178,6 +178,33 @@ def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
     assert [taken.count(row) for row in range(len(phases))] == sorted((2 * n for n in lengths(phases)), reverse=True)
 
 
+@pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
+def test_all_groups_are_under_way_before_anything_is_read(ready, monkeypatch, method, round):
+    run, read = ready(method), []
+    phases = asked(run, round)
+    monkeypatch.setattr(recorded, "WIDTH", 2)
+    graphs = Graphs(run.world.net, Repeat())
+    expected = graphs.run(phases)
+    original, end = Tensor.tolist, Static.end
+    monkeypatch.setattr(Static, "end", lambda self, *a: (read.append("group"), end(self, *a))[1])
+    with host_forbidden(), monkeypatch.context() as patch:
+        patch.setattr(Tensor, "tolist", lambda t: (read.append("read"), original(t))[1])
+        done = graphs.run(phases)
+    groups = 1 if phases[0].on_features else -(-len(phases) // 2)
+    assert read == ["group"] * groups + ["read"]
+    assert apart(expected, done) == 0.0
+
+
+@pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
+def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready, method, round):
+    run = ready(method)
+    phases = asked(run, round)
+    head = {k: torch.full_like(v, torch.inf) for k, v in phases[1].weights["head"].items()}
+    phases[1] = replace(phases[1], weights={**phases[1].weights, "head": head})
+    done = Graphs(run.world.net, Repeat()).run(phases)
+    assert [d.sound for d in done] == [i != 1 for i in range(len(phases))]
+
+
 def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
     run = ready("pro")
     phases = asked(run, 2)

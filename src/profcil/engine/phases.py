@@ -65,6 +65,7 @@ class Trained:
     weights: Weights  # the starting blocks with the trained ones replaced
     loss: float  # mean over the last epoch's steps
     steps: int
+    sound: bool | None = None  # whether every number in what moved is one; None = nobody has looked
 
 
 Turn = Generator[Train, Trained, Reply]

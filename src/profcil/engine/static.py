@@ -90,13 +90,20 @@ class Static:
         """What is recorded, for so many clients."""
         raise NotImplementedError
 
-    def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
-        """Copies the results out."""
-        means = (self.total / self.lengths).tolist()
-        return [
-            Trained({**phase.weights, **self.own(row)}, means[row], lengths[row] * phase.epochs)
+    def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> tuple[list[Trained], Tensor]:
+        """Copies the results out. Losses are not read back yet: they come as [clients, 2] on the device, beside the
+        size of the largest number in what moved, which is no number itself where one of them is not."""
+        sizes = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.outcome() if m.shape[1]]
+        facts = torch.stack([self.total / self.lengths, torch.stack(sizes).amax(0)], 1)[: len(phases)]
+        trained = [
+            Trained({**phase.weights, **self.own(row)}, torch.nan, lengths[row] * phase.epochs)
             for row, phase in enumerate(phases)
         ]
+        return trained, facts
+
+    def outcome(self) -> list[Tensor]:
+        """What moved, a client in each row."""
+        raise NotImplementedError
 
     def own(self, row: int) -> Weights:
         """A copy of the blocks that moved for one client."""
@@ -192,6 +199,9 @@ class OnNets(Static):
         if self.like.inputs is not None:
             batch["inputs"] = self.like.inputs(batch["index"])
         return batch
+
+    def outcome(self) -> list[Tensor]:
+        return [self.matrix, self.buffers]
 
     def own(self, row: int) -> Weights:
         """A copy of the blocks that moved for one client."""
@@ -296,6 +306,9 @@ class OnFeatures(Static):
         self.rule.step(grad, active)
         self.total.add_(loss.detach().masked_fill(~active, 0.0))
         self.number.add_(1)
+
+    def outcome(self) -> list[Tensor]:
+        return [self.moved]
 
     def own(self, row: int) -> Weights:
         """A copy of the blocks that moved for one client."""

@@ -65,7 +65,8 @@ def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
 
     def guard(phase: Train, result: Trained) -> bool:
         moved = [t for b in phase.blocks for t in result.weights[b].values() if t.numel()]
-        if finite(moved) and abs(result.loss) <= s.loss_limit:
+        sound = finite(moved) if result.sound is None else result.sound
+        if sound and abs(result.loss) <= s.loss_limit:
             return True
         if s.on_divergence == "skip-client":
             return False
