@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from profcil.cost.ledger import Ledger
 from profcil.engine import parked
 from profcil.engine.folder import RunFolder
+from profcil.engine.loop import RunState
 from profcil.engine.parked import EACH, Parked, sweep
+from profcil.engine.payload import ServerState
 from profcil.errors import RunFolderError
+from profcil.metrics.scores import Scores
 
 CPU = torch.device("cpu")
 
@@ -76,6 +81,27 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / own.away[0]).write_bytes(b"x")
     with pytest.raises(RunFolderError, match=own.away[0]):
         own[0]
+
+
+def test_what_is_parked_while_a_state_is_written_stays(tmp_path: Path) -> None:
+    def names() -> set[str]:
+        return {p.name for p in (tmp_path / "run" / "clients").iterdir()}
+
+    with RunFolder(tmp_path / "run") as folder:
+        own = five(folder.clients)
+        state = RunState(ServerState({}), Scores.empty(1, np.ones(1)), Ledger(), private=own)
+        folder.save(state, "", {})
+        first = set(own.away.values())
+        own[0] = memory(10)  # parks 3
+        own[1] = memory(11)  # parks 4
+        folder.settle()
+        assert names() == {*own.away.values(), *first} > first
+        folder.save(state, "", {})
+        assert names() == {*own.away.values(), *first}  # either state may be the one on the disk
+    assert names() == set(own.away.values())
+    with RunFolder(tmp_path / "run"):  # only looks
+        pass
+    assert names() == set(own.away.values())
 
 
 def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:

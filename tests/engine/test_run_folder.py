@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,7 +111,9 @@ def test_a_read_only_folder_is_told_before_training(code: int, tmp_path: Path, m
     refused("no writing here", tmp_path / "run", starts=True)
 
 
-@pytest.mark.parametrize("number", [9, 10, 14])  # renames: a state, its scores, the next state
+@pytest.mark.parametrize(
+    "number", [9, 10, 13, 17, 20]
+)  # renames: a state, its scores, the next state, the last one, its facts
 def test_a_save_that_fails_leaves_the_state_before_it_whole(
     number: int, tmp_path: Path, undisturbed: dict, remembering: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,26 @@ def test_a_save_that_fails_leaves_the_state_before_it_whole(
         refused("No space left on device.*`profcil resume", tmp_path / "run", starts=True)
     assert not list((tmp_path / "run").glob(".*.part"))
     assert outcome(run.resume(tmp_path / "run")) == undisturbed
+
+
+def test_a_state_is_written_as_it_was_while_the_run_goes_on(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, write = threading.Event(), files.write_bytes
+
+    def held(path: Path, data: bytes) -> None:
+        assert go_on.wait(30), "the run waits for its state to be written"
+        write(path, data)
+
+    monkeypatch.setattr(files, "write_bytes", held)
+    with RunFolder(half) as folder:
+        go_on.set()
+        state, events, facts = folder.load(torch.device("cpu"))
+        go_on.clear()
+        weight = state.server.blocks["head"].tensors["weight"]
+        before = weight.clone()
+        folder.save(state, events, facts)  # returns though nothing can be written
+        weight.add_(1)
+        go_on.set()
+        assert torch.equal(folder.load(torch.device("cpu"))[0].server.blocks["head"].tensors["weight"], before)
 
 
 # -- damage ---------------------------------------------------------------------------------------------------------

@@ -12,16 +12,16 @@ from tiny_runs import die, die_in_mid_file, die_in_mid_line, doomed, events, in_
 from profcil.engine import run
 from profcil.errors import RunFolderError
 
-RENAME = "os:replace"  # 1 plan, 2 config, 3 warm-up cache, then per save: state, scores, ledger, events, run
+RENAME = "os:replace"  # 1 plan, 2 config, 3 events, 4 warm-up cache, then per save: state, scores, ledger, run
 TRAIN = "profcil.engine.steps:run"  # 1-2 warm-up, then one a client and round
 WATCH = "profcil.engine.run:Keeper.watch"  # 1 warm-up, then per position: round, round, position
 
-BEFORE_A_STATE = [(RENAME, 1, die), (RENAME, 2, die), (RENAME, 3, die), (RENAME, 4, die_in_mid_file), (TRAIN, 2, die)]
+BEFORE_A_STATE = [*((RENAME, n, die) for n in (1, 2, 3, 4)), (RENAME, 5, die_in_mid_file), (TRAIN, 2, die)]
 AFTER = [
-    (RENAME, 5, die),  # the first state is there, its scores are not
+    (RENAME, 6, die),  # the first state is there, its scores are not
     (RENAME, 9, die_in_mid_file),  # the second state is half written
     (RENAME, 10, die),  # between a state and its readable files
-    (RENAME, 13, die),
+    (RENAME, 12, die),
     (TRAIN, 4, die),  # in the middle of a round
     (WATCH, 4, die),  # a position is over, nobody knows yet
     ("profcil.engine.folder:RunFolder.append", 5, die_in_mid_line),
@@ -59,7 +59,7 @@ def test_before_the_first_state_it_can_be_started_again(
 
 @pytest.mark.usefixtures("remembering")
 def test_killed_again_and_again(tmp_path: Path, own_cache: Path, undisturbed: dict) -> None:
-    kill(tmp_path / "run", own_cache, RENAME, 12, die)
+    kill(tmp_path / "run", own_cache, RENAME, 11, die)
     for _ in range(2):
         child = in_child(_resume_and_die, tmp_path / "run", own_cache)
         child.join(60)

@@ -47,6 +47,11 @@ class Log(Keeper):
         if what == "round":
             self.save()
 
+    def save(self) -> None:
+        """What clients are told next rests on a state that is on the disk."""
+        super().save()
+        self.folder.settle()
+
 
 @dataclass
 class Notes:

@@ -139,8 +139,7 @@ class Net(nn.Module):
         """Copies tensors into the blocks that are given; the others stay."""
         for block, tensors in weights.items():
             own = self._block(block)
-            for name, tensor in tensors.items():
-                own[name].copy_(tensor)
+            torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
 
     def trainable(self, blocks: Iterable[str]) -> list[nn.Parameter]:
         return [p for b in blocks for p in getattr(self, b).parameters()]

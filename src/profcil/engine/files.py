@@ -38,11 +38,20 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and plain facts in one atomic file, with a digest of both: safetensors itself has none."""
+    write_copies(path, copies(tensors), facts)
+
+
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they are now, on the host."""
+    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+
+
+def write_copies(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """`write_tensors` of tensors that are on the host, without gaps and without memory in common."""
     from safetensors.torch import save
 
-    plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     text = json.dumps(facts)
-    write_bytes(path, save(plain, metadata={"facts": text, "digest": digest(plain, text)}))
+    write_bytes(path, save(tensors, metadata={"facts": text, "digest": digest(tensors, text)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

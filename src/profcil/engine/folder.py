@@ -3,7 +3,10 @@
 config.toml, plan.npz   what the run is; written before anything is computed
 state.safetensors       all that is needed to go on, and the truth if anything disagrees
 clients/                what clients keep for themselves, where that is more than a state should hold
-scores.json, ledger.csv, run.json, events.jsonl   the same in readable form, rewritten with every state
+scores.json, ledger.csv, run.json   the same in readable form, rewritten with every state
+events.jsonl            what happened; grows line by line, and is cut back to the state where a run is resumed
+
+A state is copied when it is saved, and written while the run goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from typing import Any
 import torch
 
 from profcil.cost.ledger import Ledger
-from profcil.engine.files import read_tensors, write_json, write_tensors, write_text
+from profcil.engine.files import copies, read_tensors, write_copies, write_json, write_text
 from profcil.engine.loop import RunState
 from profcil.engine.parked import Parked, sweep
 from profcil.engine.payload import Block, ServerState
@@ -48,6 +52,9 @@ class RunFolder:
             raise RunFolderError(
                 f"run folder {path} cannot be written ({error.strerror}); choose another with --out"
             ) from None
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self.under_way: Future[None] | None = None  # a state that is being written
+        self.parked: list[str] | None = None  # files of clients that the state on the disk needs, as far as known
         self.sweep()
 
     def __enter__(self) -> RunFolder:
@@ -55,6 +62,9 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         """Lets go of the folder; one in which nothing was begun, because of a mistake, does not stay behind."""
+        self.writer.shutdown()
+        if self.parked is not None:
+            sweep(self.clients, self.parked)
         if [f.name for f in self.path.iterdir()] == ["lock"]:
             (self.path / "lock").unlink()
             self.path.rmdir()
@@ -83,6 +93,7 @@ class RunFolder:
         with self.writing("nothing was computed yet, make room or choose another --out"):
             plan.save(self.path / "plan.npz")
             write_text(self.path / "config.toml", to_toml(config))
+            write_text(self.path / "events.jsonl", "")
 
     def check_space(self, tensors: int) -> None:
         """A full disk is an error before training, not after: two states must fit."""
@@ -94,13 +105,26 @@ class RunFolder:
             )
 
     def save(self, state: RunState, events: str, facts: Mapping[str, Any]) -> None:
-        """The state first; the readable files follow it."""
+        """Takes a copy of the state and begins to write it; the one before is whole by then."""
+        self.settle()
         tensors, record = pack(state)
         record |= {"events": events, "facts": dict(facts)}
+        if self.parked is not None:
+            sweep(self.clients, [*self.parked, *dict(record["parked"]).values()])
+        self.under_way = self.writer.submit(self.write, copies(tensors), record)
+
+    def write(self, tensors: dict[str, torch.Tensor], record: Mapping[str, Any]) -> None:
+        """The state first; the readable files follow it."""
         with self.writing(f"the last saved state is whole, continue with `profcil resume {self.path}`"):
-            write_tensors(self.path / "state.safetensors", tensors, record)
+            write_copies(self.path / "state.safetensors", tensors, record)
+            self.parked = list(dict(record["parked"]).values())
             self.publish(record)
-            sweep(self.clients, dict(record["parked"]).values())
+
+    def settle(self) -> None:
+        """Waits until the last state is written, and tells if it could not be."""
+        under_way, self.under_way = self.under_way, None
+        if under_way is not None:
+            under_way.result()
 
     @property
     def clients(self) -> Path:
@@ -110,12 +134,12 @@ class RunFolder:
         """The readable files, as the state has them."""
         write_json(self.path / "scores.json", record["scores"])
         write_text(self.path / "ledger.csv", record["ledger"])
-        write_text(self.path / "events.jsonl", record["events"])
         write_json(self.path / "run.json", {**record["facts"], **{k: record[k] for k in ("position", "round")}})
 
     def load(self, device: torch.device) -> tuple[RunState, str, dict[str, Any]]:
         """The saved state, its events and facts. The readable files are set back to it: what was written after it
         will happen again, and what a crash left unwritten is made up for."""
+        self.settle()
         if not self.started:
             raise RunFolderError(
                 f"run folder {self.path} has no state yet, its run ended during the warm-up or before; "
@@ -131,6 +155,8 @@ class RunFolder:
             ) from None
         with self.writing(f"make room, then continue with `profcil resume {self.path}`"):
             self.publish(record)
+            write_text(self.path / "events.jsonl", record["events"])
+        self.parked = list(dict(record["parked"]).values())
         return state, *found
 
     def append(self, line: str) -> None:

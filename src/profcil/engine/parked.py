@@ -2,7 +2,7 @@
 
 However many clients have once taken part, no more than `room` bytes of their tensors are in memory or in a saved
 state. A parked file is named after its content and never changed, so that a state saved earlier finds in it what it
-was saved with; files that no state needs any more are removed after a new one is written.
+was saved with; files that no state needs any more are removed when the next one is saved.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         private = Parked(folder.clients, world.device)
         keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private))
         keeper.save()
+        folder.settle()  # from here on a run that is killed can be resumed
         return finish(keeper, method)
 
 
@@ -106,8 +107,10 @@ def finish(keeper: Keeper, method: Any) -> Path:
     """Plays the stream to its end; the last position's state is the run's."""
     try:
         stream(keeper.world, method, keeper.state, keeper.watch)
+        keeper.folder.settle()
     except KeyboardInterrupt:
         keeper.save()
+        keeper.folder.settle()
         raise Interrupted(
             f"interrupted; everything up to the last whole round is saved, "
             f"go on with `profcil resume {keeper.folder.path}`"
