@@ -1,8 +1,8 @@
 """A study: one TOML of datasets, settings, methods, seeds and variants; every cell one run, kept and reused.
 
-A run's folder is named by a hash of everything that determines its result, so a study continues where it was, two
-studies share runs, and a changed setting is a new run. A `[smoke]` table makes a study small: its keys replace the
-study's, except that its `set` is added.
+A run's folder is named by a hash of all settings that determine its result, so a study continues where it was, two
+studies share runs, and a changed setting is a new run; finished runs of other data are refused. A `[smoke]` table
+makes a study small: its keys replace the study's, except that its `set` is added.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from profcil import __version__, rooms
 from profcil.config import Checked, build, plain, setting
-from profcil.errors import ConfigError, unknown
+from profcil.errors import ConfigError, DataError, unknown
 from profcil.resolve import RunConfig, load_toml, resolve
 
 STUDIES = Path(__file__).parent / "recipes" / "studies"
 # What no result depends on, beyond rounding; what a regime changes is in the method's own settings.
-FREE = ("device", "threads", "workers", "executor", "regime")
+FREE = ("threads", "workers", "executor", "regime")
 SCALES = ("paper", "smoke")
 GROUPS = ("all", "replay")
 Names = tuple[str, ...] | str  # method names, or one of GROUPS
@@ -77,8 +77,11 @@ class Cell:
 
 
 def key_of(config: RunConfig, but: Sequence[str] = FREE) -> str:
-    """A hash of everything that determines a result."""
-    facts = {k: v for k, v in plain(config).items() if k not in but} | {"version": __version__}
+    """A hash of everything that determines a result but the data. Which GPU computes it does not matter; that it is one
+    does, because it draws other numbers."""
+    facts = {k: v for k, v in plain(config).items() if k not in (*but, "device")} | {"version": __version__}
+    if "device" not in but and (kind := config.device.partition(":")[0]) != "cpu":
+        facts["device"] = kind
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -167,6 +170,28 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def check_data(todo: Iterable[Cell], out: Path, data_dir: Path) -> None:
+    """Finished runs can be reused only with the data they were made from. Of each dataset one seed is loaded for that;
+    where the data is not there any more, nobody can tell."""
+    from profcil.data.shelf import load_bundle
+
+    known: dict[tuple[str, int], set[str]] = {}
+    for cell in todo:
+        if (facts := read_json(out / cell.name / "run.json")).get("done"):
+            known.setdefault((cell.config.dataset, cell.config.seed), set()).add(facts["data"])
+    for dataset, seed in {dataset: seed for dataset, seed in reversed(known)}.items():
+        made = {s: prints for (name, s), prints in known.items() if name == dataset}
+        try:
+            here = {load_bundle(dataset, data_dir, seed).fingerprint}
+        except DataError:
+            here = made[seed]
+        if made[seed] != here or any(len(prints) > 1 for prints in made.values()):
+            raise ConfigError(
+                f"finished runs on {dataset} in {out} were made from other data than lies under {data_dir} now; "
+                f"give the data they were made from, or another --out"
+            )
 
 
 def finished(out: Path, cell: Cell) -> bool:

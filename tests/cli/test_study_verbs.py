@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from profcil import rooms
 from profcil.cli.main import main
 from profcil.jobs import expected, measured
 from profcil.reporting.layouts import LAYOUTS
-from profcil.reporting.study import best
-from profcil.study import cells, expand, load_study, narrowed, study_names
+from profcil.reporting.study import COLUMNS, best, markdown, paper, spread
+from profcil.resolve import resolve
+from profcil.study import Cell, cells, expand, key_of, load_study, narrowed, study_names
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
 STUDY = f"""
@@ -49,13 +51,41 @@ def test_a_study_runs_what_is_missing_and_reuses_the_rest(study, capsys):
     rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == {"fedavg", "promax", "promax (no noise)"}
     assert all(row["seeds"] == 1 and 0 <= row["faa"][0] <= 100 for row in rows.values())
-    assert rows["fedavg"]["norm_comm"] == [1.0, 0.0] and rows["fedavg"]["centred"] is None
+    assert rows["fedavg"]["norm_comm"] == [1.0, None, 1] and rows["fedavg"]["centred"] is None
     assert rows["promax"]["probe_final"][0] > 20 and -1 <= rows["promax"]["centred"][0] <= 1
     made = {p: p.stat().st_mtime_ns for p in Path("cells").rglob("*")}
     assert main(["study", study, "--out", "cells", "--seeds", "0"]) == 0
     out, err = capsys.readouterr()
     assert "3 runs, 0 of them to do" in err and "promax (no noise)" in out and "run folders: cells" in out
     assert {p: p.stat().st_mtime_ns for p in Path("cells").rglob("*")} == made
+
+
+def test_finished_runs_of_other_data_are_refused(study, capsys):
+    only = ["study", study, "--out", "cells", "--seeds", "0,1", "--methods", "fedavg"]
+    assert main(only) == 0
+    kept = sorted(Path("cells").glob("*/run.json"))[0]
+    facts = json.loads(kept.read_text())
+    kept.write_text(json.dumps(facts | {"data": "0" * 32}))
+    assert main(only) == 2
+    assert "finished runs on digits in cells were made from other data" in capsys.readouterr().err
+    assert main([*only, "--dry-run"]) == 0  # shows what is there
+
+
+def test_what_only_some_seeds_have_is_shown_with_their_number():
+    assert spread([None, 0.5, None]) == (0.5, None, 1) and spread([None]) is None
+    mean, deviation, known = spread([0.5, None, 1.5])
+    assert (mean, known) == (1.0, 2) and deviation == pytest.approx(0.7071, abs=1e-4)
+    row = candidate("pro", 50.0) | dict.fromkeys(COLUMNS) | {"applicable": True, "paper": None}
+    text = markdown([row | {"faa": (50.0, 1.0, 3), "align": (0.5, None, 1), "centred": (0.7, 0.1, 2)}])
+    assert "| 50.0 ± 1.0 |" in text and "| 0.50 (n = 1) |" in text and "| 0.70 ± 0.10 (n = 2) |" in text
+
+
+def test_the_papers_figure_stands_beside_its_own_stream_only():
+    plain = Cell(resolve(None, {"dataset": "cora", "method": "promax"}), "")
+    assert paper(plain)["faa"] > 0
+    assert paper(replace(plain, variant="no noise")) is None
+    assert paper(Cell(resolve(None, {"dataset": "cora", "method": "promax"}, ["stream.task_size=7"]), "")) is None
+    assert paper(Cell(resolve(None, {"dataset": "cora", "method": "promax"}, ["noise=0.5"]), ""))  # as it was chosen
 
 
 def candidate(method: str, faa: float, seeds: int = 3, dataset: str = "digits") -> dict:
@@ -111,6 +141,8 @@ def test_cells_differ_where_a_result_could_and_only_there(study):
     assert len({cell.name for cell in todo}) == 6
     Path(study).write_text(STUDY.replace('"train.rounds=1"', '"train.rounds=1", "workers=2"'))
     assert [cell.name for cell in cells(load_study(study))] == [cell.name for cell in todo]
+    on = [key_of(replace(todo[0].config, device=device)) for device in ("cpu", "cuda", "cuda:1")]
+    assert on[0] == todo[0].key != on[1] == on[2]  # a GPU draws other numbers
 
 
 def test_a_variant_can_be_of_some_settings_only(tmp_path):

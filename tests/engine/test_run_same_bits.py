@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,19 @@ def test_who_starts_on_the_same_warm_up_waits_for_the_one_that_computes_it(own_c
             thread.start()
         assert entered["other"].wait(20) and not entered["same"].wait(0.2)
     assert entered["same"].wait(20)
+
+
+def test_the_streams_clock_leaves_waiting_for_a_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited, warm, clock = [0.0], run.warm, time.perf_counter
+
+    def slow(*what: Any) -> Any:
+        waited[0] += 10_000.0
+        return warm(*what)
+
+    monkeypatch.setattr(run, "warm", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + waited[0])
+    run.start(tiny(), tmp_path / "run", tmp_path)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["seconds"] < 10_000
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,9 @@ def test_a_label_names_what_sets_a_run_apart_and_no_more(runs: Path) -> None:
     weak = {**run.config["stream"], "weak_task": 3, "weak_strength": "mild"}
     labels = [g.label for g in grouped([run, replace(run, config={**run.config, "stream": weak})])]
     assert labels == ["promax (weak=none)", "promax (weak=mild)"]
+    weaker = [{**run.config, "stream": weak | {"weak_task": task}} for task in (1, 2)]
+    labels = [g.label for g in grouped([replace(run, config=config) for config in weaker])]
+    assert labels == ["promax (weak=mild, task 1)", "promax (weak=mild, task 2)"]
     assert len(grouped(load_all([runs], pytest.fail))) == 2  # seeds and machines do not set apart
 
 

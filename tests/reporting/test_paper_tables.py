@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 import pytest
 from test_run_tables import a_run
 
+from profcil.errors import RunFolderError
 from profcil.reporting.contest import paired, verdicts, winners
 from profcil.reporting.formats import FORMATS, latex, markdown, to_csv
 from profcil.reporting.grid import METRICS, Column, Entry, Item, Table, build, measured
@@ -159,13 +160,27 @@ def test_costs_are_split_by_accounting_and_the_paper_stands_beside_full():
 
 
 def test_norm_comm_is_relative_to_the_same_accounting(monkeypatch):
-    monkeypatch.setattr("profcil.reporting.grid.alignments", lambda path: [])
+    monkeypatch.setattr("profcil.reporting.grid.at_the_end", lambda path: {})
     sizes = [("fedavg", "changed", 50), ("fedavg", "full", 350), ("pro", "changed", 150), ("pro", "full", 750)]
     runs = [a_run(m, up=up, transfer=t) for m, t, up in sizes]
     for number, run in enumerate(runs):
         object.__setattr__(run, "path", run.path / str(number))
     assert [v["comm"] for v in measured(runs)] == [1.0, 1.0, 2.0, 2.0]
     assert measured(runs)[3]["mb_up"] == 750 / 1e6
+
+
+def test_runs_with_other_settings_are_no_seeds_of_one_entry():
+    with pytest.raises(RunFolderError, match=r"runs of pro on cifar100 .* differ in params.noise"):
+        severe(item("pro", 0, params={"noise": 0.1}), item("pro", 1, params={"noise": 1.0}))
+    severe(item("pro", 0, device="cpu"), item("pro", 1, device="cuda"))
+
+
+def test_methods_on_different_streams_are_not_compared():
+    other = STREAM | {"support": 0.8}
+    with pytest.raises(RunFolderError, match=r"pro and promax on cifar100 are not of one stream.*stream.support"):
+        severe(*results("pro", [1.0, 2.0]), *results("promax", [3.0, 4.0], stream=other))
+    with pytest.raises(RunFolderError, match="evaluate"):
+        severe(item("pro", evaluate="test"), item("promax", evaluate="validation"))
 
 
 def test_latex_has_one_width_and_no_bare_special_letter():
@@ -190,5 +205,5 @@ def test_csv_is_unrounded_and_says_the_state():
 def test_every_layout_names_real_metrics_and_prints_in_every_format():
     for name, layout in LAYOUTS.items():
         assert set(layout.metrics) <= set(METRICS), name
-        table = build(layout, [item("promax", variant="noise 0.1"), item("fedavg", variant="noise 0.1")])
+        table = build(layout, [item("promax", variant="noise 0.1"), item("fedavg", variant="noise 0.2")])
         assert all(make(table) for make in FORMATS.values()), name

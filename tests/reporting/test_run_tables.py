@@ -53,6 +53,12 @@ def test_norm_comm_takes_the_same_seed_before_the_mean() -> None:
     assert compare([longer, a_run("pro", 1)])[1]["norm_comm"] is None
 
 
+def test_what_changes_no_byte_does_not_hide_norm_comm() -> None:
+    cosine, wide = ({"width": w, "head": head} for w, head in ((8, "cosine"), (16, "linear")))
+    runs = [a_run("fedavg", model=cosine), a_run("pro", model={"width": 8, "head": "linear"}), a_run("pro", model=wide)]
+    assert [r["norm_comm"] for r in compare(runs)] == [1.0, 1.0, None]
+
+
 def test_means_are_over_seeds_of_the_same_settings_only() -> None:
     runs = [a_run("pro", 0, right=4), a_run("pro", 1, right=6), a_run("pro", 1, right=9, params={"noise": 1.0})]
     lines = render(runs).splitlines()

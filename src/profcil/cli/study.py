@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from profcil.diagnostics.mismatch import write_mismatch
     from profcil.jobs import play
     from profcil.reporting.study import best, markdown, summarise
-    from profcil.study import cells
+    from profcil.study import cells, check_data
 
     if args.jobs < 1:
         raise ConfigError(f"--jobs is {args.jobs}, allowed is at least 1; leave it out for one run at a time")
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     failures = 0
     if not args.dry_run:
         out.mkdir(parents=True, exist_ok=True)
+        check_data(todo, out, data_root(args))
         with watching(todo, out, args.jobs) as tell:
             failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
         write_mismatch(todo, out)

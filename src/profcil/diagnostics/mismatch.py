@@ -60,7 +60,7 @@ def same_but_weak(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
     def rest(config: Mapping[str, Any]) -> dict[str, Any]:
         stream = {k: v for k, v in config["stream"].items() if not k.startswith("weak_")}
-        return {k: v for k, v in config.items() if k not in (*FREE, "keep_memories")} | {"stream": stream}
+        return {k: v for k, v in config.items() if k not in (*FREE, "device", "keep_memories")} | {"stream": stream}
 
     return rest(one) == rest(two)
 

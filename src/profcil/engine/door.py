@@ -94,5 +94,5 @@ class Door:
 
 
 def stored_bytes(blocks: Mapping[str, Block]) -> int:
-    """Server memory beyond the model: what the method keeps between rounds."""
-    return sum(b.bytes for b in blocks.values() if b.kind != "model")
+    """Server memory beyond the model: what the method keeps between rounds, second copies of the model included."""
+    return sum(b.bytes for name, b in blocks.items() if name not in MODEL)

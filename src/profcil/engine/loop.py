@@ -59,6 +59,7 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
         when = When("round", state.position, rounds - 1, rounds)
         with torch.no_grad():
             state.server = method.end_position(state.server, when)
+        state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
         features = judged_features(world, method, state.server)
         state.scores.correct[state.position] = evaluate(world, method, state.server, state.position, features)
         aligned = examine(world, method, state.server, state.position, features)

@@ -63,6 +63,7 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
             raise Interrupted(
                 f"interrupted in the warm-up, before a first state of {out}; start it again with the same command"
             ) from None
+        keeper.began = time.perf_counter()  # the stream's clock: neither the warm-up nor waiting for one is in it
         method = rooms.find("methods", config.method).METHOD(config.params)
         scores = Scores.empty(world.plan.positions, task_totals(world))
         keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
@@ -181,8 +182,6 @@ class Keeper:
         done = when.round + 1 + (when.position * c.train.rounds if what != "warmup" else 0)
         self.observe(Progress(what, when, done, total, facts))
         if what == "warmup":
-            if when.final:  # the stream's clock starts after the warm-up
-                self.began = time.perf_counter()
             return
         seconds = round(self.before + time.perf_counter() - self.began, 3)
         event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}

@@ -79,18 +79,22 @@ def stream_of(run: Run) -> str:
     return f"{run.config['dataset']}, {run.config['setting']}"
 
 
-def told(config: dict[str, Any]) -> dict[str, Any]:
-    """Every setting as a label would name it; a weak task's number and strength are one."""
+def told(config: dict[str, Any], numbered: bool) -> dict[str, Any]:
+    """Every setting as a label would name it; a weak task is its strength, and its number where these differ."""
     out = flat(config)
     task, strength = (out.pop(f"stream.{key}", None) for key in ("weak_task", "weak_strength"))
-    return out if task is None else out | {"weak": strength if task >= 0 else "none"}
+    if task is None:
+        return out
+    return out | {"weak": "none" if task < 0 else f"{strength}, task {task}" if numbered else strength}
 
 
 def label_of(run: Run, others: Sequence[Run]) -> str:
     """The method; where it has namesakes in the same stream also the settings that tell it from each of them, and
     how many more settings differ: `promax (noise=0.1, +2)`."""
-    method, own = run.config["method"], told(run.config)
-    peers = [told(o.config) for o in others if o.config["method"] == method and stream_of(o) == stream_of(run)]
+    method = run.config["method"]
+    near = [o.config for o in others if o.config["method"] == method and stream_of(o) == stream_of(run)]
+    numbered = len({c["stream"].get("weak_task", -1) for c in near} - {-1}) > 1
+    own, peers = told(run.config, numbered), [told(c, numbered) for c in near]
     apart = [k for k, v in own.items() if k not in FREE and any(p.get(k) != v for p in peers)]
     named: list[str] = []
     left = peers

@@ -12,10 +12,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.errors import RunFolderError
 from profcil.reporting import paper
+from profcil.reporting.gather import flat
 from profcil.reporting.paper import Figure
-from profcil.reporting.runs import Run, alignments
-from profcil.reporting.tables import compare
+from profcil.reporting.runs import Run, at_the_end
+from profcil.reporting.tables import FREE, compare
 
 # metric → heading, digits, and whether more (1) or less (-1) is better; 0 where neither is
 METRICS: dict[str, tuple[str, int, int]] = {
@@ -77,6 +79,7 @@ class Entry:
     applicable: bool = True
     paper: Figure | None = None
     twice: int = 0  # values of a seed that had one already
+    first: Item | None = None  # the first of them
 
     @property
     def state(self) -> str:
@@ -150,6 +153,8 @@ def build(layout: Layout, items: Iterable[Item]) -> Table:
             if group is not None:
                 column = columns.setdefault((group, metric), Column(group, metric))
                 enter(row.entries.setdefault(column, Entry(paper=layout.paper(item, metric))), item, metric)
+    if layout.tested:
+        check_streams(rows.values())
     ordered = sorted(columns.values(), key=lambda c: list(dict.fromkeys(g for g, _ in columns)).index(c.group))
     blocks = list(dict.fromkeys(names[:-1] for names in rows))
     rank = paper.rank if layout.by_method else lambda method: (0, "")
@@ -162,6 +167,12 @@ def build(layout: Layout, items: Iterable[Item]) -> Table:
 
 
 def enter(entry: Entry, item: Item, metric: str) -> None:
+    entry.first = entry.first or item
+    if apart := differing(entry.first.config, item.config):
+        raise RunFolderError(
+            f"runs of {item.method} on {item.config['dataset']} that would be seeds of one entry differ in "
+            f"{', '.join(apart)}; give runs that differ in nothing but the seed, or look at them with `profcil compare`"
+        )
     entry.planned.add(item.config["seed"])
     entry.applicable = item.applicable
     if item.values is not None:
@@ -170,6 +181,27 @@ def enter(entry: Entry, item: Item, metric: str) -> None:
     if value is not None:
         entry.twice += item.config["seed"] in entry.seeds
         entry.seeds.setdefault(item.config["seed"], value)
+
+
+def check_streams(rows: Iterable[Row]) -> None:
+    """Methods that are compared, seed by seed, must have seen the same."""
+    seen: dict[tuple, Item] = {}
+    for row in rows:
+        for column, entry in row.entries.items():
+            assert entry.first is not None
+            other = seen.setdefault((row.names[:-1], column), entry.first)
+            apart = differing(other.config, entry.first.config)
+            if stream := [k for k in apart if k.startswith("stream.") or k in ("evaluate", "setting")]:
+                raise RunFolderError(
+                    f"runs of {other.method} and {row.method} on {other.config['dataset']} are not of one stream, they "
+                    f"differ in {', '.join(stream)}; give runs of one, or look at them with `profcil compare`"
+                )
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Which settings of two runs differ, beyond the seed and what no result depends on."""
+    a, b = flat(dict(one)), flat(dict(other))
+    return sorted(k for k in a.keys() | b.keys() if k not in (*FREE, "regime") and a.get(k) != b.get(k))
 
 
 def measured(runs: Sequence[Run]) -> list[dict[str, float | None]]:
@@ -185,7 +217,7 @@ def values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
     def mega(key: str) -> float | None:
         return row[key] / 1e6 if row[key] is not None else None
 
-    final: dict[str, Any] = next((a for a in reversed(alignments(run.path)) if a), {})
+    final = at_the_end(run.path)
     stream, warm = row["seconds"], row["warmup_seconds"]
     return {
         **{key: row[key] for key in ("faa", "cta", "af", "seconds", "warmup_seconds", "peak_memory_mb")},

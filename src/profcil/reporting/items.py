@@ -44,7 +44,7 @@ def of_runs(layout: Layout, paths: Sequence[Path]) -> list[Item]:
         raise RunFolderError(f"{unfinished[0]} is not finished; go on with `profcil resume`, or leave it out")
     known = variants(layout, {run.config["dataset"] for run in runs})
     configs = [resolve(str(run.path / "config.toml")) for run in runs]
-    names = [known.get(key_of(c, (*FREE, "seed")), "") for c in configs]
+    names = [known.get(key_of(c, (*FREE, "seed", "device")), "") for c in configs]
     return [Item(plain(c), n, True, v) for c, n, v in zip(configs, names, with_mismatch(runs), strict=True)]
 
 
@@ -54,7 +54,7 @@ def variants(layout: Layout, datasets: set[str]) -> dict[str, str]:
     for name in layout.studies:
         for scale in SCALES:
             study = narrowed(load_study(name, scale), seeds=[0], datasets=sorted(datasets))
-            found |= {key_of(c.config, (*FREE, "seed")): c.variant for c in cells(study)}
+            found |= {key_of(c.config, (*FREE, "seed", "device")): c.variant for c in cells(study)}
     return found
 
 

@@ -114,3 +114,8 @@ def alignments(path: Path) -> list[dict[str, Any]]:
     """What the run itself noted after every position."""
     events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     return [e.get("alignment", {}) for e in events if e["event"] == "position"]
+
+
+def at_the_end(path: Path) -> dict[str, Any]:
+    """What it noted after the last position; nothing where no class was old by then."""
+    return next(reversed(alignments(path)), {})

@@ -9,11 +9,13 @@ from typing import Any
 
 from profcil.jobs import NOT_APPLICABLE, misfit
 from profcil.reporting.paper import figure
-from profcil.reporting.runs import Run, alignments, load_run
+from profcil.reporting.runs import Run, at_the_end, load_run
 from profcil.reporting.tables import compare
+from profcil.resolve import resolve
 from profcil.study import Cell, read_json
 
 METRICS = ("faa", "cta", "af")
+Spread = tuple[float, float | None, int]
 
 
 def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
@@ -23,13 +25,14 @@ def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
     ]
     rows = compare([run for _, run in loaded])
     groups: dict[tuple, list[tuple[Run, dict]]] = {}
-    fit: dict[tuple, bool] = {}
+    more: dict[tuple, dict[str, Any]] = {}
     for cell in cells:
-        groups.setdefault((cell.config.dataset, cell.config.setting, cell.label), [])
-        fit[cell.config.dataset, cell.config.setting, cell.label] = not misfit(out, cell)
+        key = (cell.config.dataset, cell.config.setting, cell.label)
+        groups.setdefault(key, [])
+        more[key] = {"paper": paper(cell), "applicable": not misfit(out, cell)}
     for (cell, run), row in zip(loaded, rows, strict=True):
         groups[(cell.config.dataset, cell.config.setting, cell.label)].append((run, row))
-    return [line(key, group) | {"applicable": fit[key]} for key, group in groups.items()]
+    return [line(key, group) | more[key] for key, group in groups.items()]
 
 
 def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[str, Any]:
@@ -40,24 +43,28 @@ def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[s
     out["sent_mb"] = spread([(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group])
     out["warm_mb"] = spread([run.ledger.total(stage="warmup") / 1e6 for run, _ in group])
     probes = [read_json(run.path / "diagnostics.json") for run, _ in group]
-    out["probe_warm"] = spread([d["probe_warm"]["ridge"] for d in probes if d])
-    out["probe_final"] = spread([d["probe_final"]["ridge"] for d in probes if d])
-    final = [next((a["memory"] for a in reversed(alignments(run.path)) if "memory" in a), None) for run, _ in group]
-    out["align"] = spread([a["align"] for a in final if a])
-    out["centred"] = spread([a["centred"] for a in final if a])
-    out["paper"] = paper(dataset, setting, label.split(" ")[0])
+    for name in ("probe_warm", "probe_final"):
+        out[name] = spread([d.get(name, {}).get("ridge") for d in probes])
+    final = [at_the_end(run.path).get("memory", {}) for run, _ in group]
+    out["align"] = spread([a.get("align") for a in final])
+    out["centred"] = spread([a.get("centred") for a in final])
     return out
 
 
-def spread(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """Mean and sample standard deviation of what was measured."""
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Mean and sample standard deviation of what was measured, and on how many seeds that was; of one there is no
+    deviation."""
     known = [v for v in values if v is not None]
-    return (fmean(known), stdev(known) if len(known) > 1 else 0.0) if known else None
+    return (fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
 
 
-def paper(dataset: str, setting: str, method: str) -> dict[str, float] | None:
-    """The paper's figures for a cell, where it has one."""
-    found = {name: figure("results", dataset, setting, method, name) for name in METRICS}
+def paper(cell: Cell) -> dict[str, float] | None:
+    """The paper's main figures for a cell of its own stream, where it has some. A method as it was chosen is still that
+    method; a variant with a name is something else."""
+    c = cell.config
+    if cell.variant or c.stream != resolve(None, {"dataset": c.dataset, "setting": c.setting}).stream:
+        return None
+    found = {name: figure("results", c.dataset, c.setting, c.method, name) for name in METRICS}
     return {name: f[0] for name, f in found.items() if f} or None
 
 
@@ -108,10 +115,12 @@ def warm_ups_differ(rows: Sequence[dict[str, Any]]) -> bool:
     return len(found) > len({(dataset, setting) for dataset, setting, _ in found})
 
 
-def _pair(value: tuple[float, float] | None, digits: int, seeds: int) -> str:
+def _pair(value: Spread | None, digits: int, seeds: int) -> str:
     if value is None:
         return ""
-    return f"{value[0]:.{digits}f}" + (f" ± {value[1]:.{digits}f}" if seeds > 1 else "")
+    mean, deviation, known = value
+    spread = f" ± {deviation:.{digits}f}" if deviation is not None else ""
+    return f"{mean:.{digits}f}{spread}" + (f" (n = {known})" if known < seeds else "")
 
 
 def _slashes(paper: dict[str, float] | None) -> str:

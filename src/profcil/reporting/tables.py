@@ -54,7 +54,8 @@ def relative(run: Run, one: Mapping[str, Any], peers: Sequence[tuple[Run, dict[s
 def protocol(run: Run) -> tuple[Any, ...]:
     """What two runs must share for their traffic to be comparable; the accounting of `transfer` need not be."""
     c = run.config
-    return (c["dataset"], c["setting"], c["stream"], c["train"]["rounds"], c["model"])
+    sizes = {k: v for k, v in c["model"].items() if k not in ("head", "precision")}
+    return (c["dataset"], c["setting"], c["stream"], c["train"]["rounds"], sizes)
 
 
 def traffic(r: Mapping[str, Any]) -> int:

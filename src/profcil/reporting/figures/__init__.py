@@ -40,5 +40,5 @@ def make(name: str, paths: Sequence[str], out: Path, formats: Sequence[str], tel
         figure, numbers = draw(paths, tell)
         made = save(figure, out, name, formats)
     beside = out / f"{name}.json"
-    beside.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return [*made, beside]

@@ -38,14 +38,12 @@ def curves(
     figure, axes = style.panels(len(streams), 3, width, 2.1, sharey=True)
     numbers: dict[str, dict[str, Any]] = {}
     for stream, ax in zip(streams, axes, strict=True):
-        own = {g.label: g for g in groups if g.stream == stream}
+        own = [g for g in groups if g.stream == stream]
         beside = min(DODGE, 0.3 / len(own)) * (np.arange(len(own)) - (len(own) - 1) / 2)
-        numbers[stream] = {
-            label: line(ax, g, value, looks[label], x) for (label, g), x in zip(own.items(), beside, strict=True)
-        }
+        numbers[stream] = {g.label: line(ax, g, value, looks[g.label], x) for g, x in zip(own, beside, strict=True)}
         ax.set_title(stream)
         ax.set_xlabel("position")
-        style.positions_axis(ax, next(iter(own.values())).runs[0].plan.positions)
+        style.positions_axis(ax, own[0].runs[0].plan.positions)
         ax.set_ylim(0, 100)
     axes[0].set_ylabel(title)
     several = any(len(g.runs) > 1 for g in groups)
@@ -89,4 +87,9 @@ def line(
     if len(group.runs) > 1:
         ax.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
     seeds = [run.config["seed"] for run in group.runs]
-    return {"mean": mean.round(4).tolist(), "sd": spread.round(4).tolist(), "seeds": seeds}
+    return {"mean": listed(mean), "sd": listed(spread), "seeds": seeds}
+
+
+def listed(values: np.ndarray) -> list[float | None]:
+    """For JSON, which knows no NaN."""
+    return [round(float(v), 4) if np.isfinite(v) else None for v in values]
