@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from profcil.engine import warmup
+from profcil import rooms
+from profcil.engine import loop, warmup
 from profcil.errors import Diverged
+from profcil.protocol.participation import participants
 
 METHODS = ("fedavg", "fedprox", "pro", "promax")
+GENERATORS = {
+    "mfcl": {"model__norm": "batch", "iterations": 2},
+    "target": {"model__norm": "batch", "synthesis_rounds": 1, "synthesis_steps": 2, "student_steps": 1, "pool": 2},
+}  # a few steps, where images are made
 
 
 def usable(run) -> bool:
@@ -45,6 +51,37 @@ def test_a_diverging_client_is_named_or_skipped(fresh, executor):
     start = run.server.weights()["head"]["weight"]
     run.play(0, 0)
     assert torch.equal(run.server.weights()["head"]["weight"], start)
+
+
+@pytest.mark.parametrize("gone", [{0}, {2}, {0, 1, 2}], ids=["first", "last", "all"])
+@pytest.mark.parametrize("method", rooms.names("methods"))
+def test_rounds_in_which_nobody_takes_part(fresh, monkeypatch, method, gone):
+    """At position 1; what a position leaves behind is the same kind of state as after any other."""
+    monkeypatch.setattr(
+        loop, "participants", lambda p, *at: () if at[0] == 1 and at[1] in gone else participants(p, *at)
+    )
+    if "image" not in rooms.find("methods", method).METHOD.modalities:
+        pytest.skip("not for images")
+    run = fresh(method, train__rounds=3, **GENERATORS.get(method, {})).stream()
+    assert usable(run)
+    before, after = ({n for n in s.blocks if "/" not in n} for s in run.after_positions()[:2])
+    assert before == after
+
+
+def test_a_returning_class_keeps_its_examples_though_a_last_round_was_empty(fresh, deal, monkeypatch):
+    """Client 0 meets task 0 at position 0 with ten examples a class, client 1 at position 1 with twenty."""
+
+    def owner(labels, tasks):
+        rank = [int((labels[:i] == y).sum()) for i, y in enumerate(labels)]
+        return [0 if n < 10 else 1 if n < 30 else -1 for n in rank]
+
+    deal(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
+    monkeypatch.setattr(loop, "participants", lambda p, *at: () if at == (0, 2) else participants(p, *at))
+    run = fresh("pro", clients=2, participants=2, train__rounds=3, refresh_at="both").stream()
+    assert not any(n.startswith("settled") for n in run.after_positions()[0].blocks)
+    bank = run.after_positions()[1].blocks["memory"]
+    counts = dict(zip(bank.labels, bank.tensors["count"].tolist(), strict=True))
+    assert {counts[y] for task in run.world.plan.tasks[:2] for y in task} == {30}
 
 
 def test_more_base_rounds_than_rounds(tiny):

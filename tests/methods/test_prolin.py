@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from profcil.engine import loop
 from profcil.engine.door import When
 from profcil.engine.payload import Block
 from profcil.errors import ConfigError
@@ -45,6 +46,18 @@ def faa(run) -> float:
 
 def same(one: Block, two: Block) -> bool:
     return all(torch.equal(one.tensors[k], two.tensors[k]) for k in one.tensors)
+
+
+@pytest.mark.parametrize("empty", [0, 2], ids=["first", "last"])
+def test_a_position_opens_when_someone_is_there_and_ends_though_nobody_is(fresh, monkeypatch, empty):
+    there = loop.participants
+    monkeypatch.setattr(loop, "participants", lambda p, *at: () if at == (1, empty) else there(p, *at))
+    run = fresh("prolin", train__rounds=3, **ALL).stream()
+    before, after = run.after_positions()[:2]
+    assert before.blocks.keys() == after.blocks.keys()
+    assert not same(before.blocks["base"], after.blocks["base"])  # it has moved
+    new = {y for c in run.world.plan.active(1) for y in run.world.plan.observed(int(c), 1)}
+    assert new - set(before.blocks["bank"].labels) and new <= set(after.blocks["bank"].labels)
 
 
 # -- the closed form ----------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from profcil.memory.transport import combine
 from profcil.methods.pro import bank_of
 from profcil.methods.promax import calibration_subset
 
+BANKS = ("memory", "adapted")
+
 
 def moves(run) -> list[tuple[bool, bool, bool]]:
     """For every round with participants and a memory, before the last: (base moves, means moved, rest untouched)."""
@@ -115,6 +117,19 @@ def test_global_transport_moves_only_while_the_base_moves_and_costs_no_second_ba
     local = tiny("promax", train__rounds=4, adapted_bank=adapted)
     assert run.ledger.total(kind="transport", stage="round") == 0
     assert run.ledger.total(kind="transport", stage="refresh") == local.ledger.total(kind="transport")
+
+
+@pytest.mark.parametrize("transport", ["local", "global"])
+@pytest.mark.parametrize("fits", ["true", "false"])
+def test_adapted_memory_follows_the_fitting_phase_of_frozen_rounds(tiny, fits, transport):
+    """Where the adapter moves and the base does not; rehearsal from adapted memory moves neither."""
+    more = {"old_memory": "adapted", "fit_when_frozen": fits, "transport": transport}
+    run, found = tiny("promax", train__rounds=4, **more), []
+    for (position, round), server in run.before().items():
+        after = next(s for what, w, s in run.trail if (what, w.position, w.round) == ("round", position, round))
+        if round == 2 and server.blocks["adapted"].labels and run.clients(position, round):
+            found += [torch.equal(server.blocks[n].tensors["mean"], after.blocks[n].tensors["mean"]) for n in BANKS]
+    assert len(found) > 1 and set(found[::2]) == {True} and set(found[1::2]) == {fits == "false"}
 
 
 def test_global_transport_with_a_frozen_base_is_pro_to_the_bit(tiny, same_bits):

@@ -77,7 +77,7 @@ def play(
     base = server.get("base")
     world.forget_features(base.version if base else None)
     spent = 0.0
-    if method.opens(when):
+    if method.opens(server, when):
         server = refresh(world, method, state, door, clients, when, server)
         server, spent = train_server(world, method, server, replace(when, stage="refresh"))
     replies = turns(world, method, state, door, clients, when, server)

@@ -90,7 +90,7 @@ class Method:
         """Θ^g ← Σ ω_c Θ_c over the blocks that clients sent; a block nobody changed stays as it is, to the bit."""
         return state.put_weights(average(replies)) if replies else state
 
-    def opens(self, when: When) -> bool:
+    def opens(self, state: ServerState, when: When) -> bool:
         """Whether clients are asked for statistics under the broadcast model before this round."""
         return False
 

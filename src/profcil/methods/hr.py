@@ -161,7 +161,7 @@ class HR(Method):
 
     # -- centroids --------------------------------------------------------------------------------------------------
 
-    def opens(self, when: When) -> bool:
+    def opens(self, state: ServerState, when: When) -> bool:
         return True  # a class may come with a client that takes part later only
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:

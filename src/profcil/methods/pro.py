@@ -227,7 +227,7 @@ class Pro(Method):
     def end_position(self, state: ServerState, when: When) -> ServerState:
         pending = [n for n in state.blocks if n.startswith("pending/")]
         replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
-        return self.absorb(state.drop(*pending), replies, when)
+        return self.absorb(state.drop(*pending), replies, when).drop(*(f"settled_{name}" for name in self.banks))
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:

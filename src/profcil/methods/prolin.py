@@ -248,32 +248,35 @@ class ProLin(Method):
         begun, came = (state.blocks[b].tensors for b in ("start", "base"))
         return state.put(base=Block("model", {k: begun[k].lerp(v, new / (new + old)) for k, v in came.items()}))
 
-    def opens(self, when: When) -> bool:
-        return when.round == 0 and self.plastic(when)
+    def opens(self, state: ServerState, when: When) -> bool:
+        """With the first round in which the base may move and anyone is there."""
+        return self.plastic(when) and "start" not in state.blocks
 
     def surveys(self, when: When) -> bool:
         return when.final or (self.params.classifier == "rounds" and self.plastic(when))
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
         bases = ("base", *anchors(state.blocks))
-        if self.opening(state, when):
+        if self.opens(state, when):
             return (*bases, "known")
         asked = {"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport]
         return (*bases, *(name for name in asked if name != "start" or kept_at(when) not in bases))
 
-    def opening(self, state: ServerState, when: When) -> bool:
-        return self.opens(when) and "start" not in state.blocks
-
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         if not replies:
             return state
-        if self.opening(state, when):
+        if self.opens(state, when):
             return self.open(state, replies, when)
-        memory = self.closed(state, replies)
-        if not when.final:
-            return self.fix_head(state, memory)
+        return self.close(state, replies) if when.final else self.fix_head(state, self.closed(state, replies))
+
+    def end_position(self, state: ServerState, when: When) -> ServerState:
+        """A position that nobody was there to close keeps what was said when it opened."""
+        return self.close(state, []) if "start" in state.blocks else state
+
+    def close(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """What lives for a position ends with it."""
         passing = [n for n in state.blocks if n in ("start", "linear") or n.startswith("opened/")]
-        return remember(state.drop(*passing), memory)
+        return remember(state.drop(*passing), self.closed(state, replies))
 
     def open(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Fixes the starting base and the head; the statistics behind it stay apart until the position closes."""

@@ -3,7 +3,8 @@
 A client remembers base features of a small calibration subset before it fits its current task and looks at them again
 afterwards. Each old mean is moved by the drift of the calibration features nearest to it, weighted by closeness; the
 client rehearses from the moved means, sends the moves with its confidence in each, and the server applies their
-confidence-weighted mean. Frozen rounds have exactly zero drift in base space: nothing is computed or sent.
+confidence-weighted mean. Frozen rounds have exactly zero drift in base space: nothing is computed or sent. In adapted
+space (`adapted_bank`) the memory also follows the fitting phase of frozen rounds, where there is one.
 
 A client's own drift is not the averaged model's. With `transport = "global"` the client still rehearses from means
 moved by its own drift, but what the server applies is measured again after aggregation: the drift of the same
@@ -58,14 +59,21 @@ class ProMax(Pro):
     kinds = Pro.kinds | {"transport"}
 
     def align(self, client: Client, inbox: Inbox, banks: Banks, weights: Weights) -> tuple[Banks, dict[str, Block]]:
-        if not any(map(len, banks.values())) or not self.plastic(client.when):
+        moving = {name: banks[name] for name in self.drifting(client.when) if len(banks[name])}
+        if not moving:
             return banks, {}
         index = calibration_subset(client, self.params.calibration)
         before = {name: client.keep(u) for name, u in self.watched(client, inbox, index).items()}
         after = self.watched(client, {b: Block("model", t) for b, t in weights.items()}, index)
-        moves = {name: self.move(bank.mean, before[name], after[name]) for name, bank in banks.items()}
-        near = {name: moved(name, bank, moves[name][0]) for name, bank in banks.items()}
-        return near, blocks_of_moves(banks, moves) if self.params.transport == "local" else {}
+        moves = {name: self.move(bank.mean, before[name], after[name]) for name, bank in moving.items()}
+        near = {name: moved(name, bank, moves[name][0]) for name, bank in moving.items()}
+        return banks | near, blocks_of_moves(moving, moves) if self.params.transport == "local" else {}
+
+    def drifting(self, when: When) -> tuple[str, ...]:
+        """The memories whose space moves while a client fits its task: all while the base moves; in frozen rounds the
+        adapted one, where there is a fitting phase at all."""
+        frozen = ("adapted",) if self.params.fit_when_frozen else ()
+        return tuple(name for name in self.banks if self.plastic(when) or name in frozen)
 
     def watched(self, client: Client, model: Inbox, index: Tensor) -> dict[str, Tensor]:
         """Calibration features under some model, in the space of every bank: u = h(x), and z = a(u)."""
@@ -94,7 +102,7 @@ class ProMax(Pro):
     # -- transport under the aggregated model: the calibration features wait on the client until it is there -----------
 
     def follows(self, when: When) -> bool:
-        return self.params.transport == "global" and self.plastic(when)
+        return self.params.transport == "global" and bool(self.drifting(when))
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         answer = yield from super().turn(client, inbox)
@@ -104,16 +112,16 @@ class ProMax(Pro):
         return replace(answer, private={**before, "moment": moment(client.when)})
 
     def surveys(self, when: When) -> bool:
-        return super().surveys(when) or (self.follows(when) and bool(self.banks))
+        return super().surveys(when) or self.follows(when)
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        return (*super().survey_blocks(state, when), *(self.banks if self.follows(when) else ()))
+        return (*super().survey_blocks(state, when), *(self.drifting(when) if self.follows(when) else ()))
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         own, told = client.private or {}, {}
         if self.follows(client.when) and "moment" in own and torch.equal(own["moment"], moment(client.when)):
             after = self.watched(client, inbox, calibration_subset(client, self.params.calibration))
-            banks = {name: bank for name in self.banks if len(bank := bank_of(inbox[name]))}
+            banks = {name: bank for name in self.drifting(client.when) if len(bank := bank_of(inbox[name]))}
             moves = {name: self.move(bank.mean, own[name], after[name]) for name, bank in banks.items()}
             told = blocks_of_moves(banks, moves)
         if super().surveys(client.when):
