@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.deploy import records
+from profcil.deploy.client import in_hand
 from profcil.deploy.keep import Keep
 from profcil.deploy.records import Answer, Ask, Unreadable
 from profcil.engine.door import When
@@ -82,7 +83,18 @@ def test_a_client_keeps_what_it_was_sent_and_knows_it_by_its_digest(tmp_path_fac
     assert same(found, block)
     assert keep.holds() == {"base": records.seal(block)}
     assert keep.get("base", "another") is None
-    assert keep.get("head", records.seal(block)) is None
+    assert keep.get("head", "another") is None
+
+
+def test_a_block_held_under_another_name_is_found_though_that_name_is_sent_anew(tmp_path):
+    keep = Keep(tmp_path, "run", 0)
+    first, second = (Block("model", {"w": torch.full((2,), x)}, version=int(x)) for x in (1.0, 2.0))
+    keep.put("base", first)
+    names = {"base": records.seal(second), "start": records.seal(first)}
+    for sent in ({"base": second}, {}):  # and again later, when nothing is sent
+        inbox = in_hand(keep, Ask(0, WHEN, names, sent, 0, 1, (), {}))
+        assert same(inbox["base"], second) and same(inbox["start"], first)
+    assert keep.holds() == names
 
 
 def test_private_memories_have_names_and_only_the_last_two_stay(tmp_path):

@@ -393,7 +393,7 @@ def test_the_starting_base_is_sent_once_a_position(fresh):
     head = 4 * len(run.server.blocks["bank"].labels) * (run.world.net.features + 1)
     assert book["refresh", 0] == base  # opening: the base itself
     assert book["round", 0] == head
-    assert book["round", 1] == 2 * base  # the moved one, and where it started
+    assert book["round", 1] == base  # the moved one; where it started is what it holds
     assert book["round", 2] == book["refresh", 2] == base
 
 

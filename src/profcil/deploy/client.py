@@ -48,10 +48,10 @@ def compute(what: str, ask: Ask, seat: Share | Desk) -> Reply:
 
 
 def in_hand(keep: Keep, ask: Ask) -> Inbox:
-    """What was sent now, and what was held already."""
+    """What was sent now, and what was held already; the latter first, since it may bear the name of what was sent."""
+    found = {n: ask.blocks[n] if n in ask.blocks else keep.get(n, digest) for n, digest in ask.names.items()}
     for name, block in ask.blocks.items():
         keep.put(name, block)
-    found = {n: ask.blocks[n] if n in ask.blocks else keep.get(n, digest) for n, digest in ask.names.items()}
     if lacking := [n for n, block in found.items() if block is None]:
         raise Failure(f"client {ask.client} does not hold block {lacking[0]}, which was not sent; it will be next time")
     return {n: block for n, block in found.items() if block is not None}

@@ -1,7 +1,7 @@
 """The one door between clients and server: here payloads are filtered, metered and cut to what the receiver lacks.
 
-`transfer = "changed"` sends a block only to a client that does not hold its current version, and takes back only the
-blocks a turn has changed. `transfer = "full"` is the paper's accounting: everything the method names goes down, the
+`transfer = "changed"` sends a block only to a client that does not hold its current version, under whichever name, and
+takes back only the blocks a turn has changed. `transfer = "full"` is the paper's accounting: everything the method names goes down, the
 whole model comes up. The tensors a client works with are the same either way, and so is every result.
 """
 
@@ -66,7 +66,8 @@ class Door:
         wanted = {n: state.blocks[n] for n in names if n in state.blocks}
         holds = self.held.get(client, {})
         parcel = Parcel(wanted)
-        parcel.sent = tuple(n for n, b in wanted.items() if self.transfer == "full" or holds.get(n) != b.version)
+        lacking = (n for n, b in wanted.items() if b.version not in (holds.get(n), holds.get(b.origin)))
+        parcel.sent = tuple(wanted if self.transfer == "full" else lacking)
         self._book(when, client, "down", [wanted[n] for n in parcel.sent], 0)
         self.held[client] = {**holds, **{n: b.version for n, b in wanted.items()}}  # a new one: copies share the old
         return parcel

@@ -181,7 +181,9 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     near, away = (p.near, p.away) if isinstance(p := state.private, Parked) else (p, {})
     tensors |= {f"client/{c}/{k}": t for c, own in near.items() for k, t in own.items()}
     return tensors, {
-        "blocks": {n: [b.kind, list(b.labels), b.version, list(b.tensors)] for n, b in state.server.blocks.items()},
+        "blocks": {
+            n: [b.kind, list(b.labels), b.version, list(b.tensors), b.origin] for n, b in state.server.blocks.items()
+        },
         "private": [[c, list(own)] for c, own in near.items()],
         "parked": [[c, file] for c, file in away.items()],
         "clock": state.server.clock,
@@ -204,8 +206,8 @@ def unpack(
         return {k: tensors[f"{place}/{k}"].to(device) for k in names}
 
     blocks = {
-        name: Block(kind, under(f"server/{name}", names), tuple(labels), version)
-        for name, (kind, labels, version, names) in record["blocks"].items()
+        name: Block(kind, under(f"server/{name}", names), tuple(labels), version, *origin)
+        for name, (kind, labels, version, names, *origin) in record["blocks"].items()
     }
     near = {c: under(f"client/{c}", names) for c, names in record["private"]}
     return RunState(

@@ -24,6 +24,7 @@ class Block:
     tensors: Mapping[str, Tensor]
     labels: tuple[int, ...] = ()
     version: int = 0
+    origin: str = ""  # the block that this one was when it got a name of its own; they share the version
 
     @property
     def bytes(self) -> int:
@@ -44,8 +45,14 @@ class ServerState:
 
     def put(self, **blocks: Block) -> ServerState:
         """The state with these blocks written, each under a new version."""
-        fresh = {name: replace(b, version=self.clock + 1) for name, b in blocks.items()}
+        fresh = {name: replace(b, version=self.clock + 1, origin="") for name, b in blocks.items()}
         return ServerState({**self.blocks, **fresh}, self.clock + 1)
+
+    def also(self, **names: str) -> ServerState:
+        """The state with blocks under further names, e.g. start="base". They stay what they are now, and whoever holds
+        the one need not be sent the other."""
+        again = {new: replace(self.blocks[name], origin=name) for new, name in names.items()}
+        return replace(self, blocks={**self.blocks, **again})
 
     def drop(self, *names: str) -> ServerState:
         return replace(self, blocks={n: b for n, b in self.blocks.items() if n not in names})

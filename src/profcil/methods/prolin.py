@@ -222,7 +222,7 @@ class ProLin(Method):
         return self.params.base_rounds < 0 or when.round < self.params.base_rounds
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        """In the first round the base is the starting base; later the latter is sent to whoever has not got it yet."""
+        """In the first round the base is the starting base; later the latter is sent to whoever has not got it, as base or start."""
         if not self.plastic(when):
             return ()
         return (*self.trained, "linear", *(("start",) if self.params.distill and when.round else ()))
@@ -286,7 +286,7 @@ class ProLin(Method):
             told = {k: block_of_summary(self.with_anchor(state, summary_of(b))) for k, b in told.items()}
             state = remember(state, self.with_anchor(state, memory_of(state)))
             state = state.put(**{kept_at(when): Block("memory", base)})
-        state = state.put(start=Block("model", base), **told)
+        state = state.put(**told).also(start="base")
         return self.fix_head(state, linear.pool(chain([memory_of(state)], map(summary_of, told.values()))))
 
     def with_anchor(self, state: ServerState, s: Summary) -> Summary:
