@@ -104,6 +104,14 @@ def test_what_is_parked_while_a_state_is_written_stays(tmp_path: Path) -> None:
     assert names() == set(own.away.values())
 
 
+def test_files_of_somebody_else_are_not_swept(tmp_path: Path) -> None:
+    own = five(tmp_path)
+    (tmp_path / "hospital").mkdir()
+    (tmp_path / "list.txt").write_text("mine")
+    sweep(tmp_path, [])
+    assert {p.name for p in tmp_path.iterdir()} == {"hospital", "list.txt"} and own.away
+
+
 def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("a file where the folder should be")
     with pytest.raises(RunFolderError, match="could not be written"):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tiny_runs import at_call, holding, in_child, outcome, tiny
 
+from profcil.cli.main import main
 from profcil.engine import files, run, steps
 from profcil.engine.folder import RunFolder
 from profcil.errors import DataError, RunFolderError
@@ -147,6 +148,33 @@ def test_a_state_is_written_as_it_was_while_the_run_goes_on(half: Path, monkeypa
         assert torch.equal(folder.load(torch.device("cpu"))[0].server.blocks["head"].tensors["weight"], before)
 
 
+def test_who_is_interrupted_while_a_state_is_written_still_has_to_wait_for_it(half: Path) -> None:
+    class Impatient:
+        times = 0
+
+        def exception(self) -> None:
+            self.times += 1
+            if self.times == 1:
+                raise KeyboardInterrupt
+
+    with RunFolder(half) as folder:
+        folder.under_way = writing = Impatient()
+        with pytest.raises(KeyboardInterrupt):
+            folder.settle()
+        folder.settle()
+        assert writing.times == 2 and folder.under_way is None
+
+
+def test_a_first_state_that_cannot_be_written_sends_nobody_to_resume(
+    tmp_path: Path, remembering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    at_call("os:replace", 5, full, monkeypatch.setattr)
+    refused("No space left on device.*start it again with the same command", tmp_path / "run", starts=True)
+
+
 # -- damage ---------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +261,29 @@ def test_the_lock_is_given_back(half: Path, monkeypatch: pytest.MonkeyPatch) -> 
         run.resume(half)
     with RunFolder(half):
         pass
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", "clients/list.txt", ".thing.part", "config.toml"])
+def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(
+    stranger: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_training(monkeypatch)
+    (tmp_path / "run" / stranger).parent.mkdir(parents=True)
+    (tmp_path / "run" / stranger).write_text("mine")
+    refused("which is not of a run; choose another --out", tmp_path / "run", starts=True)
+    assert (tmp_path / "run" / stranger).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["plan.npz", "events.jsonl", "scores.json"])
+@pytest.mark.parametrize("state", ["half", "finished"])
+def test_resuming_writes_what_is_missing(
+    state: str, name: str, undisturbed: dict, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = request.getfixturevalue(state)
+    (folder / name).unlink()
+    assert main(["resume", str(folder), "--quiet"]) == 0
+    assert outcome(folder) == undisturbed and (folder / name).exists()
+    assert main(["compare", str(folder)]) == 0
 
 
 def test_a_mistake_leaves_no_folder_behind(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def test_goes_on_to_the_same_bits(
 
 
 @pytest.mark.usefixtures("remembering")
+def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
+    tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
+    with pytest.MonkeyPatch.context() as patch:
+        at_call("profcil.engine.loop:evaluate", 2, press_ctrl_c, patch.setattr)
+        at_call(
+            "profcil.engine.run:Keeper.save", 3, press_ctrl_c, patch.setattr
+        )  # the first state, a position, this one
+        with pytest.raises(run.Interrupted, match="everything up to the last whole round is saved"):
+            run.start(tiny(), tmp_path / "run", tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+
+
+@pytest.mark.usefixtures("remembering")
 def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
     interrupt(tmp_path / "run", "profcil.engine.door:Door.round", 4)

@@ -1,8 +1,8 @@
 """The one door between clients and server: here payloads are filtered, metered and cut to what the receiver lacks.
 
 `transfer = "changed"` sends a block only to a client that does not hold its current version, under whichever name, and
-takes back only the blocks a turn has changed. `transfer = "full"` is the paper's accounting: everything the method names goes down, the
-whole model comes up. The tensors a client works with are the same either way, and so is every result.
+takes back only the blocks a turn has changed. `transfer = "full"` is the paper's accounting: all that the method names
+goes down, the whole model comes up. The tensors a client works with are the same either way, and so is every result.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, to_toml
 
 SLACK = 20_000_000  # bytes for everything that is not tensors
+BEGUN = ("lock", "config.toml", "plan.npz", "events.jsonl")  # what lies there before a first state
+FILES = (*BEGUN, "state.safetensors", "scores.json", "ledger.csv", "run.json")
 
 
 class RunFolder:
@@ -72,8 +74,8 @@ class RunFolder:
 
     def sweep(self) -> None:
         """Removes what a killed process was in the middle of writing."""
-        for pattern in (".*.part", "plan.npz.*.part"):
-            for part in self.path.glob(pattern):
+        for name in FILES:
+            for part in (*self.path.glob(f".{name}.*.part"), *self.path.glob(f"{name}.*.part")):
                 part.unlink(missing_ok=True)
 
     @property
@@ -82,18 +84,22 @@ class RunFolder:
         return any((self.path / name).exists() for name in ("state.safetensors", "scores.json"))
 
     def check_new(self) -> None:
-        """A folder that holds another run is refused."""
+        """A folder that holds another run is refused, and so is one with files that are no run's."""
         if self.started:
             raise RunFolderError(
                 f"run folder {self.path} already holds a run; use `profcil resume {self.path}` or another --out"
             )
+        there = {p.name for p in self.path.iterdir()}
+        strange = sorted(there - {*BEGUN}) or sorted(there & {"config.toml"} if "plan.npz" not in there else ())
+        if strange:
+            raise RunFolderError(f"{self.path} holds {strange[0]}, which is not of a run; choose another --out")
 
-    def begin(self, config: RunConfig, plan: Plan) -> None:
-        """Writes what the run is."""
+    def begin(self, config: RunConfig, plan: Plan, events: str = "") -> None:
+        """Writes what the run is, and what has happened so far."""
         with self.writing("nothing was computed yet, make room or choose another --out"):
             plan.save(self.path / "plan.npz")
             write_text(self.path / "config.toml", to_toml(config))
-            write_text(self.path / "events.jsonl", "")
+            write_text(self.path / "events.jsonl", events)
 
     def check_space(self, tensors: int) -> None:
         """A full disk is an error before training, not after: two states must fit."""
@@ -115,16 +121,19 @@ class RunFolder:
 
     def write(self, tensors: dict[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         """The state first; the readable files follow it."""
-        with self.writing(f"the last saved state is whole, continue with `profcil resume {self.path}`"):
+        go_on = f"the last saved state is whole, continue with `profcil resume {self.path}`"
+        with self.writing(go_on if self.started else "make room, then start it again with the same command"):
             write_copies(self.path / "state.safetensors", tensors, record)
             self.parked = list(dict(record["parked"]).values())
             self.publish(record)
 
     def settle(self) -> None:
         """Waits until the last state is written, and tells if it could not be."""
-        under_way, self.under_way = self.under_way, None
-        if under_way is not None:
-            under_way.result()
+        if self.under_way is not None:
+            trouble = self.under_way.exception()  # whoever is interrupted here has not waited
+            self.under_way = None
+            if trouble is not None:
+                raise trouble
 
     @property
     def clients(self) -> Path:

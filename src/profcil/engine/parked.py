@@ -95,5 +95,6 @@ def size(tensors: Mapping[str, Tensor]) -> int:
 def sweep(folder: Path, needed: Iterable[str]) -> None:
     """Removes the files that no state needs any more."""
     if folder.is_dir():
-        for path in set(folder.iterdir()) - {folder / name for name in needed}:
+        ours = {*folder.glob("*-*.safetensors"), *folder.glob(".*-*.safetensors.*.part")}
+        for path in ours - {folder / name for name in needed}:
             path.unlink(missing_ok=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import resource
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -24,9 +27,10 @@ from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.parked import Parked
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, device_of, make_world
-from profcil.errors import Failure, RunFolderError
+from profcil.errors import Failure, ProfcilError, RunFolderError
 from profcil.metrics.client_first import summary
 from profcil.metrics.scores import Scores
+from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, resolve
 
 SAVE_SECONDS = 60  # a state is saved after every position, and after a round when the last one is this old
@@ -86,15 +90,28 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
     with RunFolder(path) as folder:
         state, events, saved = folder.load(device_of(config.device))
         check_settings(folder, saved["config"], settings_of(config))
-        if saved["done"]:
+        planned = has_plan(folder.path, saved["plan"])
+        if saved["done"] and planned:
             return folder.path
         data_dir = Path(data_dir or saved["data_dir"])
         keeper = Keeper(prepare(config, data_dir, folder), folder, observe, data_dir)
         if any(keeper.facts[k] != saved[k] for k in ("data", "plan")):
             raise RunFolderError(f"the data under {data_dir} is not what {path} began with; give the same --data-dir")
+        if not planned:
+            folder.begin(config, keeper.world.plan, events)
+        if saved["done"]:
+            return folder.path
         keeper.hold(state, events)
         keeper.pick_up(saved)
         return finish(keeper, rooms.find("methods", config.method).METHOD(config.params))
+
+
+def has_plan(path: Path, digest: str) -> bool:
+    """Whether the plan beside a state is the one that it was made by."""
+    try:
+        return Plan.load(path / "plan.npz").digest == digest
+    except ProfcilError:
+        return False
 
 
 def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
@@ -110,13 +127,28 @@ def finish(keeper: Keeper, method: Any) -> Path:
         stream(keeper.world, method, keeper.state, keeper.watch)
         keeper.folder.settle()
     except KeyboardInterrupt:
-        keeper.save()
-        keeper.folder.settle()
+        with undisturbed():
+            keeper.save()
+            keeper.folder.settle()
         raise Interrupted(
             f"interrupted; everything up to the last whole round is saved, "
             f"go on with `profcil resume {keeper.folder.path}`"
         ) from None
     return keeper.folder.path
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Who asks twice to stop waits until what there is has been saved."""
+    if current_thread() is not main_thread():  # only there may signals be handled
+        yield
+        return
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:

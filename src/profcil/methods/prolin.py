@@ -222,7 +222,7 @@ class ProLin(Method):
         return self.params.base_rounds < 0 or when.round < self.params.base_rounds
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        """In the first round the base is the starting base; later the latter is sent to whoever has not got it, as base or start."""
+        """In the first round the base is the starting base; later the latter is sent to whoever has not got it."""
         if not self.plastic(when):
             return ()
         return (*self.trained, "linear", *(("start",) if self.params.distill and when.round else ()))
