@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -190,3 +193,40 @@ def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(worlds, "make_plan", make)
 
     return use
+
+
+@pytest.fixture
+def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Installs another package: `outsider(methods={"mine": source})` makes it bring the method `mine`, from a module of
+    its own. Called again, it replaces what it is given. A value of the form `=text` is an entry point as it stands."""
+    home, brought = tmp_path / "outside", {room: {} for room in rooms.ROOMS}
+    fresh = (rooms.guests, rooms.origin)
+
+    def forget() -> None:
+        for known in fresh:
+            known.cache_clear()
+        for name in [n for n in sys.modules if n.partition(".")[0] == "outsider"]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    def install(version: str = "0.1", **given: dict[str, str]) -> Path:
+        package, about = home / "outsider", home / "outsider-0.dist-info"
+        shutil.rmtree(package / "__pycache__", ignore_errors=True)
+        for folder in (package, about):
+            folder.mkdir(parents=True, exist_ok=True)
+        (package / "__init__.py").write_text("")
+        for room, modules in given.items():
+            for name, source in modules.items():
+                brought[room][name] = source.removeprefix("=") if source.startswith("=") else f"outsider.{name}"
+                if not source.startswith("="):
+                    (package / f"{name}.py").write_text(source)
+        tables = [[f"[profcil.{room}]", *(f"{k} = {v}" for k, v in es.items())] for room, es in brought.items()]
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: outsider\nVersion: {version}\n")
+        (about / "entry_points.txt").write_text("\n".join(line for table in tables for line in table) + "\n")
+        forget()
+        return package
+
+    monkeypatch.syspath_prepend(str(home))
+    yield install
+    monkeypatch.undo()
+    forget()

@@ -20,6 +20,10 @@ class ConfigError(ProfcilError):
     """A setting that is unknown, misspelt or out of range."""
 
 
+class Broken(ConfigError):
+    """Something of another package that cannot be used."""
+
+
 class DataError(ProfcilError):
     """A data file that is missing, damaged or not what its name says."""
 

@@ -5,6 +5,7 @@ Later wins: the dataset's built-in recipe, the given recipe file, the heterogene
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import tomllib
@@ -64,7 +65,7 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
     dataset = chosen.get("dataset") or given.get("dataset") or "digits"
     if dataset not in rooms.names("data"):
         raise unknown("dataset", dataset, rooms.names("data"))
-    values = merge(load_toml(RECIPES / f"{dataset}.toml") if (RECIPES / f"{dataset}.toml").exists() else {}, given)
+    values = merge(recipe_of(dataset), given)
     values = merge(values, {**chosen, "dataset": dataset})
     return finish(values, str(values.get("method", "promax")), list(sets))
 
@@ -141,14 +142,24 @@ def read_recipe(recipe: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
     name, _, ending = recipe.rpartition("-")
     if ending in SETTINGS and name in recipe_names():
         chosen.setdefault("setting", ending)
-        return load_toml(RECIPES / f"{name}.toml")
+        return recipe_of(name)
     if recipe in recipe_names():
-        return load_toml(RECIPES / f"{recipe}.toml")
+        return recipe_of(recipe)
     raise unknown("recipe", recipe, [*recipe_names(), *(f"{n}-{s}" for n in recipe_names() for s in SETTINGS)])
 
 
+def recipe_of(dataset: str) -> dict[str, Any]:
+    """A dataset's recipe: the file of its name, or for one of another package the module's own `RECIPE`."""
+    path = RECIPES / f"{dataset}.toml"
+    if path.exists():
+        return load_toml(path)
+    return {"dataset": dataset, **copy.deepcopy(getattr(rooms.find("data", dataset), "RECIPE", {}))}
+
+
 def recipe_names() -> list[str]:
-    return sorted(p.stem for p in RECIPES.glob("*.toml"))
+    lame = rooms.broken("data")
+    outside = {n for n in rooms.guests("data") if n not in lame and hasattr(rooms.find("data", n), "RECIPE")}
+    return sorted(outside | {p.stem for p in RECIPES.glob("*.toml")})
 
 
 def load_toml(path: Path) -> dict[str, Any]:

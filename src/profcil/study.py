@@ -78,11 +78,21 @@ class Cell:
 
 def key_of(config: RunConfig, but: Sequence[str] = FREE) -> str:
     """A hash of everything that determines a result but the data. Which GPU computes it does not matter; that it is one
-    does, because it draws other numbers."""
+    does, because it draws other numbers. Of what other packages bring, version and source count."""
     facts = {k: v for k, v in plain(config).items() if k not in (*but, "device")} | {"version": __version__}
     if "device" not in but and (kind := config.device.partition(":")[0]) != "cpu":
         facts["device"] = kind
+    if brought := {room: origin for room, name in parts_of(config).items() if (origin := rooms.origin(room, name))}:
+        facts["brought"] = brought
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def parts_of(config: RunConfig) -> dict[str, str]:
+    """The names of a run's method, dataset and encoder; empty where the encoder is one of profcil's own anyway."""
+    encoder = config.model.encoder
+    if not encoder and config.dataset in rooms.guests("data"):
+        encoder = rooms.find("data", config.dataset).FACTS.encoder
+    return {"methods": config.method, "data": config.dataset, "encoders": encoder}
 
 
 def study_names() -> list[str]:
@@ -129,13 +139,15 @@ def narrowed(
 
 
 def expand(names: Names) -> tuple[str, ...]:
-    """Method names; `all` is every method there is, `replay` those that can show what they replay."""
+    """Method names; `all` is every method that can be used, `replay` those that can show what they replay."""
     if not isinstance(names, str):
         return names
     if names not in GROUPS:
         raise unknown("group of methods", names, GROUPS)
-    found = {name: rooms.find("methods", name).METHOD for name in rooms.names("methods")}
-    return tuple(n for n, m in found.items() if names == "all" or replays(m))
+    for name in sorted(rooms.own("methods") & rooms.guests("methods").keys()):
+        rooms.find("methods", name)  # refused: the group would lack one of profcil's own
+    found = rooms.usable("methods").items()
+    return tuple(name for name, module in found if names == "all" or replays(module.METHOD))
 
 
 def replays(method: type) -> bool:

@@ -41,7 +41,12 @@ def status(names: list[str], root: Path, as_json: bool) -> int:
 def status_text(rows: list[dict]) -> str:
     from profcil.reporting.tables import text_table
 
-    word = {(True, True): "complete", (True, False): "not as it should be", (False, False): "not there"}
+    word = {
+        (True, True): "complete",
+        (True, None): "not known",
+        (True, False): "not as it should be",
+        (False, False): "not there",
+    }
     lines = [
         [r["dataset"], r["modality"], word[r["present"], r["complete"]], r["where"], few(r["missing"]), r["how"]]
         for r in rows
@@ -85,9 +90,16 @@ def fetch(names: list[str], root: Path, as_json: bool) -> int:
             print(
                 f"{row['dataset']}: {len(row['files'])} files under {root}"
                 if row["files"]
-                else f"{row['dataset']}: built in"
+                else f"{row['dataset']}: {unlisted(row['dataset'])}"
             )
     return 0
+
+
+def unlisted(name: str) -> str:
+    """Why nothing is fetched for a dataset without files."""
+    from profcil import rooms
+
+    return "its FACTS list no files to fetch" if name in rooms.guests("data") else "built in"
 
 
 ACTIONS = {"status": status, "verify": verify, "fetch": fetch}

@@ -34,7 +34,7 @@ def examine(root: Path) -> dict[str, Any]:
     lacking = [f"{p['name']} is not installed; get it with `{p['get']}`" for p in parts if not p["version"]]
     able = all(p["version"] for p in parts if not p["extra"])
     data = datasets(root) if able else []
-    absent = ", ".join(r["dataset"] for r in data if not r["complete"])
+    absent = ", ".join(r["dataset"] for r in data if r["complete"] is False)
     if absent:
         lacking.append(f"not complete under {root}: {absent}; `profcil data status` says how to get them")
     return {

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print(text_table(list(rows[0]), [[spoken(value) for value in row.values()] for row in rows]))
+        print(text_table(list(rows[0]), [[spoken(row[key]) for key in rows[0]] for row in rows]))
     return 0
 
 
@@ -49,27 +49,39 @@ def write_page(kind: str, path: Path) -> int:
 def methods() -> list[dict[str, Any]]:
     from profcil import rooms
 
-    found = {name: rooms.find("methods", name) for name in rooms.names("methods")}
-    return [
+    rows = [
         {"name": name, "title": title(module), "modalities": sorted(module.METHOD.modalities)}
-        for name, module in found.items()
+        for name, module in rooms.usable("methods").items()
     ]
+    return with_broken("methods", rows)
 
 
 def datasets() -> list[dict[str, Any]]:
     from profcil import rooms
 
-    facts = [rooms.find("data", name).FACTS for name in rooms.names("data")]
-    return [
+    facts = [module.FACTS for module in rooms.usable("data").values()]
+    rows = [
         {"name": f.name, "title": f.title, "modality": f.modality, "classes": f.classes, "licence": f.licence}
         for f in facts
     ]
+    return with_broken("data", rows)
 
 
 def encoders() -> list[dict[str, Any]]:
     from profcil import rooms
 
-    return [{"name": name, "title": title(rooms.find("encoders", name))} for name in rooms.names("encoders")]
+    rows = [{"name": name, "title": title(module)} for name, module in rooms.usable("encoders").items()]
+    return with_broken("encoders", rows)
+
+
+def with_broken(room: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of what can be used; below them what cannot, and why."""
+    from profcil import rooms
+
+    empty = {key: [] if isinstance(value, list) else "" for key, value in rows[0].items()}
+    return rows + [
+        empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in rooms.broken(room).items()
+    ]
 
 
 def studies() -> list[dict[str, Any]]:
@@ -81,13 +93,14 @@ def studies() -> list[dict[str, Any]]:
 
 def recipes() -> list[dict[str, Any]]:
     """Every recipe under its plain name, the heterogeneity it can be asked for with, and what it sets."""
-    from profcil import resolve
+    from profcil import resolve, rooms
 
     rows = []
     for name in resolve.recipe_names():
         path = resolve.RECIPES / f"{name}.toml"
-        first = path.read_text(encoding="utf-8").splitlines()[0]
-        values = resolve.load_toml(path)
+        own = path.exists()
+        first = path.read_text(encoding="utf-8").splitlines()[0] if own else title(rooms.find("data", name))
+        values = resolve.recipe_of(name)
         values.pop("dataset", None)
         settings = [f"{name}-{setting}" for setting in resolve.SETTINGS]
         rows.append({"name": name, "title": first.lstrip("# "), "with_setting": settings, "sets": values})

@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--jobs is {args.jobs}, allowed is at least 1; leave it out for one run at a time")
     study = chosen(args)
     todo, out = cells(study), Path(args.out)
+    for why in left_out(study):
+        print(f"left out: {why}", file=sys.stderr)
     print(outlook(todo, out, args.jobs), file=sys.stderr)
     failures = 0
     if not args.dry_run:
@@ -75,6 +77,14 @@ def chosen(args: argparse.Namespace) -> Any:
         ) from None
     methods, datasets = (v.split(",") if v else None for v in (args.methods, args.datasets))
     return narrowed(load_study(args.study, args.scale), seeds, methods, datasets, args.set)
+
+
+def left_out(study: Any) -> list[str]:
+    """Why methods of other packages are not in a study of a whole group of methods."""
+    from profcil import rooms
+
+    grouped = any(isinstance(v.get("methods") or study.methods, str) for v in study.variants)
+    return list(rooms.broken("methods").values()) if grouped else []
 
 
 def outlook(todo: list, out: Path, jobs: int) -> str:

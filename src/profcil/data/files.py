@@ -49,13 +49,19 @@ def missing(facts: Facts, root: Path, path: str) -> DataError:
     """The sentence about a file that is in none of its places."""
     looked = " and ".join(str(place.parent) for place in places(facts, root, path))
     name = PurePosixPath(path).name
-    return DataError(f"{facts.title}'s {name} was not found; looked in {looked}; get it with {how(facts)}")
+    get = f"get it with {how(facts)}" if how(facts) else "put it there"
+    return DataError(f"{facts.title}'s {name} was not found; looked in {looked}; {get}")
 
 
 def how(facts: Facts) -> str:
     """How to get a dataset, as the end of a sentence."""
     ways = [f"`profcil data fetch {facts.name}`"] if any(file.url for file in facts.files) else []
     return " or ".join([*ways, *([facts.get] if facts.get else [])])
+
+
+def again(facts: Facts) -> str:
+    """What to do about a dataset that is not whole, as the end of a sentence."""
+    return f"get it again with {how(facts)}" if how(facts) else "put its files where its loader looks for them"
 
 
 def damaged(facts: Facts, path: Path, why: str) -> DataError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,18 +13,24 @@ from torch import Tensor
 
 from profcil import rooms
 from profcil.data import files
-from profcil.data.bundle import Bundle, Examples, Facts, Nodes
+from profcil.data._checks import advice, check_classes, check_facts, check_part, named_parts
+from profcil.data.bundle import Bundle, Facts
 from profcil.errors import DataError
 
 
 def status(root: Path) -> list[dict[str, Any]]:
     """One row per dataset, from file names, sizes and counts alone: nothing is decoded or hashed."""
-    return [row(rooms.find("data", name), Path(root)) for name in rooms.names("data")]
+    lame = rooms.broken("data")
+    rows = [row(module, Path(root)) for module in rooms.usable("data").values()]
+    return sorted(rows + [broken_row(name, why) for name, why in lame.items()], key=lambda r: r["dataset"])
 
 
 def row(module: ModuleType, root: Path) -> dict[str, Any]:
+    """Whether a dataset is complete is not known (None) where another package's lists no files to look for."""
     facts = module.FACTS
     found = files.inventory(facts, root)
+    if not found and facts.name in rooms.guests("data"):
+        return unlisted_row(facts)
     lacking = [file.path for file, path in found.items() if path is None]
     wrong = [] if lacking else quick_faults(module, root, found)
     where = next((str(path.parent) for path in found.values() if path), "built in" if not found else "")
@@ -38,6 +43,17 @@ def row(module: ModuleType, root: Path) -> dict[str, Any]:
         "missing": lacking + wrong,
         "how": files.how(facts) if lacking or wrong else "",
     }
+
+
+def unlisted_row(facts: Facts) -> dict[str, Any]:
+    said = f"its FACTS list no files; `profcil data verify {facts.name}` loads it"
+    about = {"dataset": facts.name, "modality": facts.modality, "present": True, "complete": None}
+    return about | {"where": "", "missing": [said], "how": files.how(facts)}
+
+
+def broken_row(name: str, why: str) -> dict[str, Any]:
+    about = {"dataset": name, "modality": "", "present": False, "complete": False}
+    return about | {"where": "", "missing": [why], "how": ""}
 
 
 def quick_faults(module: ModuleType, root: Path, found: dict) -> list[str]:
@@ -67,13 +83,32 @@ def verify(root: Path, name: str) -> list[str]:
 
 
 def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
-    """A dataset that was checked against its facts, with image statistics and a fingerprint."""
+    """A dataset that was checked against its facts, with image statistics and a fingerprint. A loader's own statistics
+    are kept, and are then part of the fingerprint."""
     module = rooms.find("data", name)
-    bundle = module.load(Path(root), seed)
-    check(bundle, partial=getattr(module, "PARTIAL", False))
-    images = bundle.train.x.dtype == torch.uint8
-    mean, std = moments(bundle.train.x) if images else ((), ())
-    return replace(bundle, mean=mean, std=std, fingerprint=fingerprint(bundle))
+    bundle, partial = read(module, Path(root), seed), getattr(module, "PARTIAL", False)
+    check(bundle, partial)
+    if not partial:
+        check_classes(bundle)
+    made = fingerprint(bundle)
+    if bundle.mean or bundle.std:
+        own = f"{made}{bundle.mean}{bundle.std}"
+        return replace(bundle, fingerprint=hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
+    mean, std = moments(bundle.train.x) if bundle.train.x.dim() == 4 else ((), ())
+    return replace(bundle, mean=mean, std=std, fingerprint=made)
+
+
+def read(module: ModuleType, root: Path, seed: int) -> Bundle:
+    """What the loader gives; a file it does not find, or may not read, is told in one sentence."""
+    facts = module.FACTS
+    try:
+        bundle = module.load(root, seed)
+    except OSError as error:
+        what = f"{error.filename or error} ({error.strerror or type(error).__name__})"
+        raise DataError(f"{facts.title} cannot be loaded from {what}; {files.again(facts)}") from error
+    if not isinstance(bundle, Bundle):
+        raise DataError(f"{facts.title}'s loader gives {type(bundle).__name__} where a Bundle is expected")
+    return bundle
 
 
 def shortfalls(facts: Facts, train: int, test: int) -> list[str]:
@@ -92,50 +127,25 @@ def check(bundle: Bundle, partial: bool = False) -> None:
     wrong = shortfalls(facts, len(bundle.train), len(bundle.test))
     less = all(got <= (official or got) for got, official in sizes(bundle))
     if wrong and not (partial and less):
-        raise DataError(f"{wrong[0]}; get it again with {files.how(facts)}")
+        raise DataError(f"{wrong[0]}; {files.again(facts)}")
     if len(bundle.names) != facts.classes:
         raise DataError(
             f"{facts.title} names {len(bundle.names)} classes where it has {facts.classes}; {advice(facts)}"
         )
+    check_facts(facts)
     for part, examples in named_parts(bundle):
-        check_part(facts, part, examples)
+        check_part(bundle, part, examples)
 
 
 def sizes(bundle: Bundle) -> list[tuple[int, int | None]]:
     return [(len(bundle.train), bundle.facts.train), (len(bundle.test), bundle.facts.test)]
 
 
-def advice(facts: Facts) -> str:
-    return f"compare the files with the official ones ({facts.homepage})"
-
-
-def named_parts(bundle: Bundle) -> Iterator[tuple[str, Examples]]:
-    for part in ("train", "validation", "test"):
-        examples = getattr(bundle, part)
-        if examples is not None:
-            yield part, examples
-
-
-def check_part(facts: Facts, part: str, examples: Examples) -> None:
-    """There are examples, each has a label, and every label is a class id."""
-    if len(examples) == 0:
-        raise DataError(f"{facts.title}'s {part} part is empty; {advice(facts)}")
-    rows = examples.nodes if isinstance(examples, Nodes) else examples.x
-    if len(rows) != len(examples.y) or examples.y.dtype != torch.int64:
-        raise DataError(
-            f"{facts.title}'s {part} part has {len(rows)} inputs and {len(examples.y)} labels "
-            f"of type {examples.y.dtype} where each input needs one int64 label; {advice(facts)}"
-        )
-    low, high = int(examples.y.min()), int(examples.y.max())
-    if low < 0 or high >= facts.classes:
-        raise DataError(
-            f"{facts.title}'s {part} part has labels from {low} to {high} where 0 to {facts.classes - 1} are allowed; "
-            + advice(facts)
-        )
-
-
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and spread per channel of uint8 images scaled to [0, 1], exact, from 256 counts a channel."""
+    """Mean and spread per channel of images scaled to [0, 1]; of bytes exact, from 256 counts a channel."""
+    if x.dtype != torch.uint8:
+        wide = x.double()
+        return tuple(wide.mean((0, 2, 3)).tolist()), tuple(wide.std((0, 2, 3), correction=0).tolist())
     level = torch.arange(256, dtype=torch.float64) / 255
     share = torch.stack([torch.bincount(x[:, c].reshape(-1), minlength=256) for c in range(x.shape[1])]).double()
     share /= share.sum(dim=1, keepdim=True)

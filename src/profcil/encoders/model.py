@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from profcil.data.bundle import Facts, Inputs
 from profcil.encoders import fused, views
 from profcil.encoders.many import carried
+from profcil.encoders.norms import unit
 
 Tensors = dict[str, Tensor]
 Weights = dict[str, Tensors]  # block name → tensor name → tensor
@@ -73,6 +74,7 @@ class Net(nn.Module):
         self.attached: tuple[str, ...] = ()
         d, narrow = int(base.features), max(1, int(base.features) // bottleneck)  # type: ignore[arg-type]
         self.base, self.cosine, self.classes, self.features = base, head == "cosine", classes, d
+        base.register_forward_pre_hook(_units)  # whoever calls it: views, evaluation, a method of its own
         # The projector is drawn first: the shared warm-up must not depend on how adapter and head are set up.
         self.projector = nn.ParameterDict(
             {
@@ -120,7 +122,7 @@ class Net(nn.Module):
         """u of several batches as if one after another, each normalised by its own statistics; at once where that is
         faster."""
         if len(batches) > 1 and getattr(self.base, "joins", False) and not batches[0][0].is_cuda:
-            return self.base(torch.cat([x for (x,) in batches])).chunk(len(batches))
+            return self.base(torch.cat([unit(x) for (x,) in batches])).chunk(len(batches))
         if len(batches) == 1 or not fused.joins(self.base, batches):
             return tuple(self.base(*inputs) for inputs in batches)
         with fused.groups(self.base, len(batches)):
@@ -175,6 +177,11 @@ def cross_entropy(logits: Tensor, y: Tensor, allowed: Tensor) -> Tensor:
     """Mean cross-entropy over the last batch axis, with classes outside `allowed` masked out; one value a client."""
     logits = logits.masked_fill(~allowed.unsqueeze(-2), torch.finfo(logits.dtype).min)
     return -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
+
+
+def _units(base: nn.Module, inputs: Inputs) -> Inputs:
+    """An encoder is never given bytes: images are numbers in [0, 1] wherever it is called."""
+    return tuple(map(unit, inputs))
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> Tensor:

@@ -18,6 +18,7 @@ from profcil.data.bundle import Inputs
 from profcil.encoders import views
 from profcil.encoders.many import Many, Refused
 from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, project
+from profcil.encoders.norms import unit
 from profcil.engine.optim import Optimiser
 from profcil.engine.phases import Batch, Train, Trained
 from profcil.engine.steps import epoch_of, generator_of
@@ -83,8 +84,9 @@ class Stack:
         """u of several batches as if one after another; at once where no image depends on another."""
         base: Any = self._net.base
         if getattr(base, "mixes", True) or len({tuple(x.of.dtype for x in inputs) for inputs in batches}) > 1:
-            return tuple(Many(base.over_clients(self._block("base"), *(x.of for x in inputs))) for inputs in batches)
-        joined = (torch.cat([x.of for x in parts], 1) for parts in zip(*batches, strict=True))
+            own = self._block("base")
+            return tuple(Many(base.over_clients(own, *(unit(x.of) for x in inputs))) for inputs in batches)
+        joined = (unit(torch.cat([x.of for x in parts], 1)) for parts in zip(*batches, strict=True))
         return tuple(map(Many, base.over_clients(self._block("base"), *joined).chunk(len(batches), 1)))
 
     def classify(self, u: Many) -> Many:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from profcil import __version__
+from profcil import __version__, rooms
 from profcil.config import Checked, plain, setting
 from profcil.cost.ledger import Ledger
 from profcil.encoders.model import MODEL, Net, Weights, consistency
@@ -70,6 +70,7 @@ class Warmed:
 def cache_key(world: World) -> str:
     """A hash of everything the warmed base depends on."""
     c = world.config
+    encoder = c.model.encoder or world.bundle.facts.encoder
     facts = {
         "version": __version__,
         "torch": torch.__version__,
@@ -77,12 +78,15 @@ def cache_key(world: World) -> str:
         "plan": world.plan.clean.digest,
         "seed": c.seed,
         "device": world.device.type,
-        "encoder": c.model.encoder or world.bundle.facts.encoder,
+        "encoder": encoder,
+        "shapes": {name: list(t.shape) for name, t in world.net.base.state_dict().items()},
         "model": [c.model.norm, c.model.width, bool(world.net.bf16)],
         "warmup": plain(c.warmup),
         "train": {k: v for k, v in plain(c.train).items() if k not in ("rounds", "epochs", "batch", "augment")},
         "transfer": c.transfer,
     }
+    if brought := rooms.origin("encoders", encoder):
+        facts["brought"] = brought
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -100,7 +104,7 @@ def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
     path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
     with alone_with(path):
         found = read_tensors(path) if path.exists() else None
-        if found is not None:
+        if found is not None and alike(found[0], world.net.base.state_dict()):
             base, facts = found
             weights = {**world.net.weights(own), "base": {k: v.to(world.device) for k, v in base.items()}}
             return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
@@ -109,6 +113,11 @@ def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
         with suppress(OSError):  # a cache that cannot be written costs time later, nothing else
             write_tensors(path, warmed.weights["base"], facts)
         return warmed
+
+
+def alike(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+    """Whether tensors have the names and shapes of others."""
+    return {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in wanted.items()}
 
 
 @contextmanager

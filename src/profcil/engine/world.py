@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from profcil import rooms
 from profcil.data.bundle import Bundle, Examples
@@ -121,10 +123,39 @@ def make_net(config: RunConfig, bundle: Bundle) -> Net:
     """The model with the initial weights that seed and encoder determine."""
     m = config.model
     rng = torch_generator(config.seed, "model")
-    module = rooms.find("encoders", m.encoder or bundle.facts.encoder)
-    base = module.build(bundle, norm=m.norm, width=m.width, generator=rng)
+    name = m.encoder or bundle.facts.encoder
+    base = checked_base(name, rooms.find("encoders", name).build, bundle, norm=m.norm, width=m.width, generator=rng)
     net = Net(base, bundle.facts, bottleneck=m.bottleneck, head=m.head, augment=config.train.augment, generator=rng)
     return net.to(bundle.train.y.device)
+
+
+def checked_base(name: str, build: Callable[..., Any], bundle: Bundle, **given: Any) -> nn.Module:
+    """What an encoder's `build` makes, where that keeps to the contract; else a sentence on what it lacks."""
+    try:
+        inspect.signature(build).bind(bundle, **given)
+    except TypeError as error:
+        wanted = 'build(bundle, *, generator, norm="batch", width=0)'
+        raise ConfigError(f"the {name} encoder's build cannot be called ({error}); it must be {wanted}") from None
+    drawn = torch.get_rng_state()
+    base = build(bundle, **given)
+    if wrong := unfit(base, torch.equal(drawn, torch.get_rng_state())):
+        raise ConfigError(f"the {name} encoder {wrong}")
+    return base
+
+
+def unfit(base: Any, addressed: bool) -> str:
+    """What is wrong with a base encoder, as the end of a sentence; empty where nothing is."""
+    if not isinstance(base, nn.Module):
+        return f"builds {type(base).__name__} where a torch module is expected"
+    features = getattr(base, "features", None)
+    if not isinstance(features, int) or features < 1:
+        return f"has {features!r} as `features`; it must be the number of columns that its forward gives"
+    if whole := [k for k, v in base.state_dict().items() if not v.is_floating_point()]:
+        return f"keeps {whole[0]}, which cannot be averaged; use profcil.encoders.norms.BatchNorm and floats only"
+    drawing = (
+        "draws its weights from torch's global generator; make it with profcil.encoders.norms.drawn(..., generator)"
+    )
+    return "" if addressed else drawing
 
 
 def held_out(bundle: Bundle, config: RunConfig) -> Bundle:

@@ -35,7 +35,7 @@ COLUMNS = ("method", "data", "stored on the server", "stored on a client", "sent
 
 def page(tests: Path, experiments: str) -> str:
     """The whole page; `tests` is the folder with a test file for each method."""
-    found = {name: rooms.find("methods", name) for name in rooms.names("methods")}
+    found = rooms.usable("methods")
     table = [COLUMNS, ["---"] * len(COLUMNS), *(row(name, module) for name, module in found.items())]
     lines = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     parts = [section(name, module, tests) for name, module in found.items()]
