@@ -155,7 +155,7 @@ def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connect
 def last_words(said: Path) -> str:
     """The sentence a command ended with."""
     try:
-        lines = said.read_text().strip().splitlines()
+        lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1].removeprefix("profcil: ") if lines else ""

@@ -294,7 +294,7 @@ def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale(
         (["table", "seveer"], "severe"),
         (["table", "severe", "--format", "html"], "latex"),
         (["table", "severe", "nowhere"], "does not exist"),
-        (["diagnose", "nowhere"], "not a finished run"),
+        (["diagnose", "nowhere"], "does not exist"),
     ],
 )
 def test_mistakes_are_sentences(line, says, capsys):
