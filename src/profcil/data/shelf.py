@@ -14,7 +14,7 @@ from torch import Tensor
 
 from profcil import rooms
 from profcil.data import files
-from profcil.data.bundle import Bundle, Examples, Facts, Nodes
+from profcil.data.bundle import Bundle, Examples, Facts, File, Nodes
 from profcil.errors import DataError
 
 
@@ -25,10 +25,15 @@ def status(root: Path) -> list[dict[str, Any]]:
 
 def row(module: ModuleType, root: Path) -> dict[str, Any]:
     facts = module.FACTS
-    found = files.inventory(facts, root)
-    lacking = [file.path for file, path in found.items() if path is None]
-    wrong = [] if lacking else quick_faults(module, root, found)
-    where = next((str(path.parent) for path in found.values() if path), "built in" if not found else "")
+    found: dict[File, Path | None] = {}
+    try:
+        with files.readable(root):
+            found = files.inventory(facts, root)
+            lacking = [file.path for file, path in found.items() if path is None]
+            wrong = [] if lacking else quick_faults(module, root, found)
+    except DataError as error:
+        lacking, wrong = [str(error)], []
+    where = next((str(path.parent) for path in found.values() if path), "built in" if not facts.files else "")
     return {
         "dataset": facts.name,
         "modality": facts.modality,
@@ -54,12 +59,13 @@ def quick_faults(module: ModuleType, root: Path, found: dict) -> list[str]:
 def verify(root: Path, name: str) -> list[str]:
     """Everything that is not as the fact table says, one sentence each: files, checksums, then counts and labels."""
     root, module = Path(root), rooms.find("data", name)
-    found = files.inventory(module.FACTS, root)
-    lacking = [str(files.missing(module.FACTS, root, file.path)) for file, path in found.items() if path is None]
-    wrong = [f"{path} {why}" for file, path in found.items() if path and (why := files.fault(file, path))]
-    if lacking or wrong:
-        return lacking + wrong
     try:
+        with files.readable(root):
+            found = files.inventory(module.FACTS, root)
+            wrong = [f"{path} {why}" for file, path in found.items() if path and (why := files.fault(file, path))]
+        lacking = [str(files.missing(module.FACTS, root, file.path)) for file, path in found.items() if path is None]
+        if lacking or wrong:
+            return lacking + wrong
         bundle = load_bundle(name, root)
     except DataError as error:
         return [str(error)]
@@ -69,7 +75,8 @@ def verify(root: Path, name: str) -> list[str]:
 def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
     """A dataset that was checked against its facts, with image statistics and a fingerprint."""
     module = rooms.find("data", name)
-    bundle = module.load(Path(root), seed)
+    with files.readable(Path(root)):
+        bundle = module.load(Path(root), seed)
     check(bundle, partial=getattr(module, "PARTIAL", False))
     images = bundle.train.x.dtype == torch.uint8
     mean, std = moments(bundle.train.x) if images else ((), ())
