@@ -209,9 +209,10 @@ def measured(out: Path) -> dict[tuple[str, str], float]:
     seen: dict[tuple[str, str], list[float]] = {}
     for path in sorted(out.glob("*/run.json")):
         facts = read_json(path)
-        if facts.get("done"):
-            c = facts["config"]
-            speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
-            for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
-                seen.setdefault(key, []).append(speed)
+        with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # a damaged one tells nothing
+            if facts.get("done"):
+                c = facts["config"]
+                speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
+                for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
+                    seen.setdefault(key, []).append(speed)
     return {key: fmean(values) for key, values in seen.items()}

@@ -199,6 +199,9 @@ def test_expected_time_comes_from_the_same_method_else_the_dataset_else_is_unkno
     record(tmp_path / "b", "promax", 20.0, rounds=2)
     assert expected(todo, tmp_path) == (3.0 + 2 * 10.0, 0) and expected(todo, tmp_path, jobs=2) == (11.5, 0)
     record(tmp_path / "c", "promax", 1.0, rounds=1, dataset="cora")
+    for name, text in (("d", "[]"), ("e", '{"done": true}'), ("f", '{"done": true, "seconds": 1, "config": []}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text)
     assert measured(tmp_path)["digits", "promax"] == 10.0
     far = cells(narrowed(load_study(study), seeds=[0], datasets=["clinc150"]))
     assert expected(far, tmp_path) == (0, 3)
