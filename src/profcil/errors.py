@@ -6,6 +6,7 @@ goes wrong while working is a `Failure` and ends it with 1. Neither shows a trac
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -58,3 +59,26 @@ def nearest(given: str, valid: Iterable[str]) -> str:
 def unknown(what: str, given: str, valid: Iterable[str]) -> ConfigError:
     """An unknown name of some kind, with the nearest valid ones."""
     return ConfigError(f"unknown {what} '{given}'; {nearest(given, valid)}")
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY)
+
+
+def of_a_file(error: OSError) -> bool:
+    """Whether it is a file, a folder or the disk that refused, and not a network."""
+    return error.filename is not None or error.errno in (*FULL, errno.EROFS, errno.EIO)
+
+
+def refused_by_disk(error: OSError) -> ProfcilError:
+    """What a file, a folder or the disk refused, and what to do."""
+    ways = {
+        FULL: "make room there, or choose another place",
+        FORBIDDEN: "let yourself read and write there, or choose another place",
+        IN_THE_WAY: "move what is in the way, or choose another place",
+        (errno.ENOENT,): "give one that is there",
+    }
+    advice = next((way for numbers, way in ways.items() if error.errno in numbers), "see whether the disk is well")
+    where = "a file" if error.filename is None else error.filename
+    return ProfcilError(f"{where} could not be read or written ({error.strerror}); {advice}")

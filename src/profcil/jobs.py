@@ -12,21 +12,25 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
-from threading import Event, current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 
+from profcil.deploy.status import held
+from profcil.engine.files import write_text
 from profcil.resolve import to_toml
 from profcil.study import Cell, finished, read_json
 
 Tell = Callable[[Cell, str], None]
 NOT_APPLICABLE = "not applicable"
 INTERRUPTED = 130
+SAVING = 60.0  # seconds that an interrupted run may need to save
 
 
 def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> int:
@@ -79,6 +83,7 @@ class Crew:
         folder = self.out / cell.name
         if not finished(self.out, cell):
             self.tell(cell, "started")
+            self.await_release(folder / "lock")
             if (ended := self.call(cell, self.command(cell, folder))) != 0:
                 return ended is None
         elsewhere = ["diagnose", str(folder), "--data-dir", str(self.data), "--json"]
@@ -87,13 +92,19 @@ class Crew:
             self.tell(cell, "done")
         return looked
 
+    def await_release(self, lock: Path) -> None:
+        """A run of a study that was killed a moment ago may still be saving."""
+        until = time.monotonic() + SAVING
+        while held(lock) and time.monotonic() < until and not self.stopped.is_set():
+            time.sleep(0.2)
+
     def command(self, cell: Cell, folder: Path) -> list[str]:
         """Resume what was begun; start what was not."""
         more = ["--data-dir", str(self.data), "--quiet", "--json"]
         if (folder / "state.safetensors").exists():  # the one file that a run is picked up from
             return ["resume", str(folder), *more]
         recipe = self.out / f"{cell.name}.toml"
-        recipe.write_text(to_toml(cell.config))
+        write_text(recipe, to_toml(cell.config))
         alone = ["--set", "workers=1"] if self.jobs > 1 else []
         return ["run", str(recipe), "--out", str(folder), *more, *alone]
 
@@ -103,6 +114,7 @@ class Crew:
         if self.stopped.is_set():
             return None
         said = self.out / f"{cell.name}.log"
+        said.write_text("")  # where that is not possible the study ends with a sentence
         ended = self.wait(line, said)
         if ended == 0:
             said.unlink(missing_ok=True)
@@ -141,6 +153,8 @@ def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connect
     """In a child: a command line whose words go to a file. The terminal's Ctrl-C is for the study, which hands it on
     once; a second one could hit a run while it saves."""
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    Thread(target=end_with_the_study, daemon=True).start()
     os.environ.update(surroundings)  # the server that forked us may be older than they are
     with open(said, "w") as file:
         os.dup2(file.fileno(), 1)
@@ -148,14 +162,22 @@ def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connect
     from profcil.cli.main import main
 
     status = main(line)
-    tell.send(status)
+    with suppress(OSError):  # nobody may be left to hear it
+        tell.send(status)
     sys.exit(status)
+
+
+def end_with_the_study() -> None:
+    """Beside a run: where the study is killed and cannot hand anything on, the run saves and ends as on Ctrl-C."""
+    if (study := multiprocessing.parent_process()) is not None:
+        study.join()
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def last_words(said: Path) -> str:
     """The sentence a command ended with."""
     try:
-        lines = said.read_text().strip().splitlines()
+        lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1].removeprefix("profcil: ") if lines else ""
@@ -187,9 +209,10 @@ def measured(out: Path) -> dict[tuple[str, str], float]:
     seen: dict[tuple[str, str], list[float]] = {}
     for path in sorted(out.glob("*/run.json")):
         facts = read_json(path)
-        if facts.get("done"):
-            c = facts["config"]
-            speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
-            for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
-                seen.setdefault(key, []).append(speed)
+        with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # a damaged one tells nothing
+            if facts.get("done"):
+                c = facts["config"]
+                speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
+                for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
+                    seen.setdefault(key, []).append(speed)
     return {key: fmean(values) for key, values in seen.items()}

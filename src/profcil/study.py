@@ -178,10 +178,12 @@ def fits(method: str, dataset: str) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; nothing where it is not there or not a table."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_data(todo: Iterable[Cell], out: Path, data_dir: Path) -> None:

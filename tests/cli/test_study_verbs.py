@@ -9,12 +9,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
 
 from profcil import rooms
 from profcil.cli.main import main
+from profcil.deploy.status import held
+from profcil.engine.folder import RunFolder
 from profcil.jobs import expected, measured
 from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.study import COLUMNS, best, markdown, paper, spread
@@ -196,6 +199,9 @@ def test_expected_time_comes_from_the_same_method_else_the_dataset_else_is_unkno
     record(tmp_path / "b", "promax", 20.0, rounds=2)
     assert expected(todo, tmp_path) == (3.0 + 2 * 10.0, 0) and expected(todo, tmp_path, jobs=2) == (11.5, 0)
     record(tmp_path / "c", "promax", 1.0, rounds=1, dataset="cora")
+    for name, text in (("d", "[]"), ("e", '{"done": true}'), ("f", '{"done": true, "seconds": 1, "config": []}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text)
     assert measured(tmp_path)["digits", "promax"] == 10.0
     far = cells(narrowed(load_study(study), seeds=[0], datasets=["clinc150"]))
     assert expected(far, tmp_path) == (0, 3)
@@ -218,6 +224,33 @@ def test_an_interrupted_study_says_one_sentence_and_goes_on(study, ending):
     assert not json.loads((folder / "run.json").read_text())["done"]
     assert main(line[3:]) == 0
     assert json.loads((folder / "run.json").read_text())["done"]
+
+
+def test_a_killed_study_takes_its_runs_along_and_goes_on(study):
+    """SIGKILL, which nobody can hand on: the run notices, saves and ends, and the same command takes it up."""
+    Path(study).write_text(STUDY.replace('"train.rounds=1"', '"train.rounds=400"').replace("diagnose = true", ""))
+    line = ["study", study, "--out", "cells", "--seeds", "0", "--methods", "fedavg", "--jobs", "2"]
+    deaf = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731 - as a shell's background job is
+    job = subprocess.Popen([sys.executable, "-m", "profcil", *line], stderr=subprocess.DEVNULL, preexec_fn=deaf)
+    begun = time.monotonic()
+    while not list(Path("cells").glob("*/run.json")) and time.monotonic() - begun < 100:
+        time.sleep(0.05)
+    (folder,) = (p for p in Path("cells").iterdir() if p.is_dir())
+    assert held(folder / "lock")
+    job.kill()
+    job.wait()
+    while held(folder / "lock") and time.monotonic() - begun < 100:
+        time.sleep(0.05)
+    facts = json.loads((folder / "run.json").read_text())
+    assert not facts["done"] and "interrupted" in (Path("cells") / f"{folder.name}.log").read_text()
+
+
+def test_a_study_waits_for_a_run_that_is_saving(study):
+    """What the same command meets right after it was killed."""
+    (cell,) = cells(narrowed(load_study(study), seeds=[0], methods=["fedavg"]))
+    free = RunFolder(Path("cells") / cell.name)
+    Timer(1.0, free.lock.close).start()
+    assert main(["study", study, "--out", "cells", "--seeds", "0", "--methods", "fedavg"]) == 0
 
 
 WEAK = """
@@ -294,7 +327,7 @@ def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale(
         (["table", "seveer"], "severe"),
         (["table", "severe", "--format", "html"], "latex"),
         (["table", "severe", "nowhere"], "does not exist"),
-        (["diagnose", "nowhere"], "not a finished run"),
+        (["diagnose", "nowhere"], "does not exist"),
     ],
 )
 def test_mistakes_are_sentences(line, says, capsys):

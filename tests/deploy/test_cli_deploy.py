@@ -58,7 +58,7 @@ def test_a_recipe_travels_whole():
         (["deploy", "app", "--deadline", "0"], "deadline = 0.0 is out of range"),
         (["deploy", "app", "--federation", __file__], "give both or none"),
         (["deploy", "app", "--method", "promx"], "did you mean promax"),
-        (["status", "nowhere"], "not a run folder"),
+        (["status", "nowhere"], "does not exist"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys, line, sentence):

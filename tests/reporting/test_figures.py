@@ -283,6 +283,9 @@ def test_a_weak_run_shows_its_weak_task_only(runs: Path, tmp_path: Path) -> None
     config = (run / "config.toml").read_text().replace("[stream]", "[stream]\nweak_task = 1", 1)
     config = re.sub(r"\nweak_task = -1", "", config)
     (run / "config.toml").write_text(config)
+    facts = json.loads((run / "run.json").read_text())
+    facts["config"]["stream.weak_task"] = 1
+    (run / "run.json").write_text(json.dumps(facts))
     shown = embedding.weak_only(data, run)
     assert set(shown["real_label"]) == set(shown["replay_label"]) == set(plan.tasks[1])
     assert np.array_equal(shown["real"][:, 0], shown["real_label"])

@@ -72,13 +72,20 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
     rules = {n: getattr(args, n) for n in Policy.__dataclass_fields__ if getattr(args, n) is not None}
     Policy(**rules)  # a mistake shows here, not on the server
-    terms = Path(args.federation).read_text(encoding="utf-8") if args.federation else ""
+    terms = text_of(Path(args.federation)) if args.federation else ""
     if bool(terms) != bool(args.test):
         raise ConfigError("sites with data of their own need both --federation FILE and --test PATH; give both or none")
     flags = {n: getattr(args, n, None) for n in (*SELECTION, *MACHINE)}
     config = sites_recipe(read_federation(terms), args.recipe, flags, args.set) if terms else resolved(args)
     data = Path(args.test) if args.test else data_root(args)
     return settings_table(config, Path(args.run or "runs/deployed"), data, federation=terms, **rules)
+
+
+def text_of(federation: Path) -> str:
+    try:
+        return federation.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{federation} cannot be read as TOML: {error}") from None
 
 
 def certs(args: argparse.Namespace) -> int:

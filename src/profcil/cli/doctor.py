@@ -86,9 +86,10 @@ def cache() -> dict[str, Any]:
     from profcil.engine.warmup import cache_folder
 
     path = cache_folder()
-    nearest = next(p for p in (path, *path.parents) if p.exists())
-    size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    return {"path": str(path), "bytes": size, "writable": os.access(nearest, os.W_OK)}
+    nearest = next(p for p in (path, *path.parents) if os.path.exists(p))
+    kept = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]  # what may be looked into
+    size = sum(os.path.getsize(f) for f in kept if os.path.isfile(f))
+    return {"path": str(path), "bytes": size, "writable": os.access(nearest, os.W_OK | os.X_OK)}
 
 
 def datasets(root: Path) -> list[dict[str, Any]]:

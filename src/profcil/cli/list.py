@@ -36,12 +36,7 @@ def write_page(kind: str, path: Path) -> int:
 
     if kind != "methods":
         raise ConfigError(f"--page was given with {kind}, there is a page of methods only; leave --page out")
-    try:
-        update(path)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); give a file in a folder that is there"
-        ) from None
+    update(path)
     print(f"written: {path}")
     return 0
 

@@ -6,6 +6,7 @@ Nothing heavy is imported here or while a parser is built, so help and mistakes 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from contextlib import suppress
 
 from profcil import __version__
 from profcil.cli.parser import Parser
-from profcil.errors import ProfcilError, unknown
+from profcil.errors import ProfcilError, of_a_file, refused_by_disk, unknown
 
 VERBS = (
     "run",
@@ -38,6 +39,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPI
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; the exit status."""
+    spell_anyhow()
     try:
         status = dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -53,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
+        if isinstance(error, OSError) and of_a_file(error):
+            refusal = refused_by_disk(error)
+            return tell(str(refusal), refusal.exit_status)
         reason = " ".join(str(error).split())
         return tell(f"unexpected {type(error).__name__} ({reason}); run again with {DEBUG}=1 for the traceback", 1)
 
@@ -81,6 +86,12 @@ def usage() -> str:
     tail = ["", "`profcil COMMAND --help` shows a command's options; `profcil --version` the version.",
             "Start with `profcil run`: it learns the embedded digits and needs no download."]  # fmt: skip
     return "\n".join([*head, *lines, *tail])
+
+
+def spell_anyhow() -> None:
+    """What the terminal's encoding has no letter for is a question mark, not an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def tell(sentence: str, status: int) -> int:

@@ -18,7 +18,7 @@ from typing import IO
 from profcil.data import files
 from profcil.data._unpack import CAP, unpack
 from profcil.data.bundle import Facts, File
-from profcil.errors import DataError, Failure
+from profcil.errors import DataError, Failure, of_a_file
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
 CHUNK = 1 << 18
@@ -69,6 +69,8 @@ def download(file: File, target: Path, progress: Progress = silent) -> Path:
         except urllib.error.HTTPError as error:
             raise Failure(f"{file.url} answered {error.code} {error.reason}; get the file by hand") from error
         except BROKEN as error:
+            if isinstance(error, OSError) and of_a_file(error):
+                raise
             complaint = error
     done = part.stat().st_size if part.exists() else 0
     raise Failure(

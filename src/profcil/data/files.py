@@ -10,14 +10,14 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from profcil.data.bundle import Facts, File
-from profcil.errors import DataError
+from profcil.errors import DataError, of_a_file
 
 Arrays = dict[str, np.ndarray]
 CHECKSUMS = ("sha256", "sha1", "md5")
@@ -67,6 +67,20 @@ def again(facts: Facts) -> str:
 def damaged(facts: Facts, path: Path, why: str) -> DataError:
     """The sentence about a file that is there and is not what its name says."""
     return DataError(f"{facts.title}'s {path} {why}; replace it with the official file ({facts.homepage})")
+
+
+@contextmanager
+def readable(root: Path) -> Iterator[None]:
+    """A folder or file of the data that may not be read is one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if not of_a_file(error):
+            raise
+        where = error.filename or root
+        raise DataError(
+            f"{where} cannot be read ({error.strerror}); let yourself read it, or give another --data-dir"
+        ) from None
 
 
 def layouts(facts: Facts) -> dict[str, list[File]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from profcil import rooms
 from profcil.data import files
 from profcil.data._checks import advice, check_classes, check_facts, check_part, named_parts
-from profcil.data.bundle import Bundle, Facts
+from profcil.data.bundle import Bundle, Facts, File
 from profcil.errors import DataError
 
 
@@ -28,12 +28,17 @@ def status(root: Path) -> list[dict[str, Any]]:
 def row(module: ModuleType, root: Path) -> dict[str, Any]:
     """Whether a dataset is complete is not known (None) where another package's lists no files to look for."""
     facts = module.FACTS
-    found = files.inventory(facts, root)
-    if not found and facts.name in rooms.guests("data"):
+    if not facts.files and facts.name in rooms.guests("data"):
         return unlisted_row(facts)
-    lacking = [file.path for file, path in found.items() if path is None]
-    wrong = [] if lacking else quick_faults(module, root, found)
-    where = next((str(path.parent) for path in found.values() if path), "built in" if not found else "")
+    found: dict[File, Path | None] = {}
+    try:
+        with files.readable(root):
+            found = files.inventory(facts, root)
+            lacking = [file.path for file, path in found.items() if path is None]
+            wrong = [] if lacking else quick_faults(module, root, found)
+    except DataError as error:
+        lacking, wrong = [str(error)], []
+    where = next((str(path.parent) for path in found.values() if path), "built in" if not facts.files else "")
     return {
         "dataset": facts.name,
         "modality": facts.modality,
@@ -70,12 +75,13 @@ def quick_faults(module: ModuleType, root: Path, found: dict) -> list[str]:
 def verify(root: Path, name: str) -> list[str]:
     """Everything that is not as the fact table says, one sentence each: files, checksums, then counts and labels."""
     root, module = Path(root), rooms.find("data", name)
-    found = files.inventory(module.FACTS, root)
-    lacking = [str(files.missing(module.FACTS, root, file.path)) for file, path in found.items() if path is None]
-    wrong = [f"{path} {why}" for file, path in found.items() if path and (why := files.fault(file, path))]
-    if lacking or wrong:
-        return lacking + wrong
     try:
+        with files.readable(root):
+            found = files.inventory(module.FACTS, root)
+            wrong = [f"{path} {why}" for file, path in found.items() if path and (why := files.fault(file, path))]
+        lacking = [str(files.missing(module.FACTS, root, file.path)) for file, path in found.items() if path is None]
+        if lacking or wrong:
+            return lacking + wrong
         bundle = load_bundle(name, root)
     except DataError as error:
         return [str(error)]
@@ -102,7 +108,8 @@ def read(module: ModuleType, root: Path, seed: int) -> Bundle:
     """What the loader gives; a file it does not find, or may not read, is told in one sentence."""
     facts = module.FACTS
     try:
-        bundle = module.load(root, seed)
+        with files.readable(root):
+            bundle = module.load(root, seed)
     except OSError as error:
         what = f"{error.filename or error} ({error.strerror or type(error).__name__})"
         raise DataError(f"{facts.title} cannot be loaded from {what}; {files.again(facts)}") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,25 @@ def write_certs(folder: Path, hosts: Sequence[str] = (), nodes: int = 1) -> list
     ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     ca = certificate("profcil trial authority", ca_key, None, None, [])
     server = certificate("profcil trial server", server_key, ca, ca_key, [*ALWAYS, *hosts])
-    made = [secret(folder / "ca.key", pem(ca_key)), public(folder / "ca.crt", pem_of(ca))]
-    made += [secret(folder / "server.key", pem(server_key)), public(folder / "server.crt", pem_of(server))]
+    files = {"ca.key": pem(ca_key), "ca.crt": pem_of(ca), "server.key": pem(server_key), "server.crt": pem_of(server)}
     for i in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
-        made += [secret(folder / f"node-{i}", ssh(key)), public(folder / f"node-{i}.pub", ssh_public(key))]
+        files |= {f"node-{i}": ssh(key), f"node-{i}.pub": ssh_public(key)}
+    return write_all({folder / name: data for name, data in files.items()})
+
+
+def write_all(files: Mapping[Path, bytes]) -> list[Path]:
+    """All of them or none: an authority whose files are not all there is of no use, and would be in the way."""
+    made: list[Path] = []
+    for path, data in files.items():
+        try:
+            (public if path.suffix in (".crt", ".pub") else secret)(path, data)
+        except OSError as error:
+            for one in made if isinstance(error, FileExistsError) else [*made, path]:
+                one.unlink(missing_ok=True)
+            error.filename = str(path)  # a full disk names no file
+            raise
+        made.append(path)
     return made
 
 
@@ -105,12 +119,10 @@ def ssh_public(key: Any) -> bytes:
     return key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
 
 
-def secret(path: Path, data: bytes) -> Path:
+def secret(path: Path, data: bytes) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
-    return path
 
 
-def public(path: Path, data: bytes) -> Path:
+def public(path: Path, data: bytes) -> None:
     path.write_bytes(data)
-    return path

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from profcil import rooms
+from profcil.began import check_settings
 from profcil.cost.ledger import Ledger
 from profcil.deploy.fleet import Flower
 from profcil.deploy.policy import Policy
@@ -25,7 +26,7 @@ from profcil.encoders.model import MODEL, Weights
 from profcil.engine.door import When
 from profcil.engine.folder import RunFolder
 from profcil.engine.loop import RunState, stream, task_totals
-from profcil.engine.run import Keeper, Observer, check_settings, settings_of
+from profcil.engine.run import Keeper, Observer, settings_of
 from profcil.engine.warmup import Warmed, compute
 from profcil.engine.world import World, device_of
 from profcil.errors import RunFolderError
@@ -123,7 +124,7 @@ def warm(log: Log) -> Warmed:
 def take_up(log: Log, notes: Notes) -> None:
     """The last saved state, if it belongs to the same settings, data and plan."""
     state, events, saved = log.folder.load(device_of(log.world.config.device))
-    check_settings(log.folder, saved["config"], log.facts["config"])
+    check_settings(log.folder.path, saved["config"], log.facts["config"])
     for what in ("data", "plan"):
         if log.facts[what] != saved[what]:
             raise RunFolderError(f"{log.folder.path} began with another {what}; give the same data and settings")

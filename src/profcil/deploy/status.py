@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from profcil.errors import RunFolderError
+from profcil.reporting.runs import check_folder, event, read, readable, table
 
+Made = TypeVar("Made")
 TROUBLE = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
 
 
 def status(path: Path) -> dict[str, Any]:
     """Position, round, who answered, bytes, last scores and whatever went wrong."""
     path = Path(path)
-    if not (path / "config.toml").is_file():
-        raise RunFolderError(f"{path} is not a run folder (it has no config.toml); give the folder of a run")
-    config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    facts, events = read_json(path / "run.json"), read_events(path / "events.jsonl")
+    check_folder(path)
+    with readable(path / "events.jsonl"):
+        return gathered(path)
+
+
+def gathered(path: Path) -> dict[str, Any]:
+    config = read(path / "config.toml", named)
+    facts: dict[str, Any] = read_if(path / "run.json", lambda found: found, {})
+    events = read_events(path / "events.jsonl")
     state = "done" if facts.get("done") else "running" if held(path / "lock") else "stopped"
     return {
         "run": str(path),
@@ -30,12 +36,18 @@ def status(path: Path) -> dict[str, Any]:
         "rounds": config["train"]["rounds"],
         **{k: facts.get(k) for k in ("position", "round", "seconds", "bytes", "metrics")},
         "last": next((e for e in reversed(events) if e["event"] == "asked"), None),
-        "accuracy": accuracy(read_json(path / "scores.json")),
+        "accuracy": read_if(path / "scores.json", accuracy, None),
         "flower_bytes": sum(sum(e["wire"].values()) for e in events if e["event"] == "asked"),
         "payload_bytes": sum(sum(e["payload"].values()) for e in events if e["event"] == "asked"),
         "trouble": troubles(events),
         "clients": answers(events),
     }
+
+
+def named(text: str) -> dict[str, Any]:
+    """The settings, where they say what the run is."""
+    config = tomllib.loads(text)
+    return config | {"method": config["method"], "dataset": config["dataset"], "train": dict(config["train"])}
 
 
 def troubles(events: list[dict[str, Any]]) -> dict[str, int]:
@@ -99,23 +111,13 @@ def held(lock: Path) -> bool:
     return False
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def read_if(path: Path, make: Callable[[dict[str, Any]], Made], default: Made) -> Made:
+    """What is made of a table; the default where a run has not come that far."""
+    return read(path, lambda text: make(table(text))) if path.exists() else default
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Whole lines only: the last one may be in the making."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
+    if not path.exists():
         return []
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    return read(path, lambda text: [event(line) for line in text[: text.rfind("\n") + 1].splitlines()])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profcil.engine.files import write_text
 from profcil.errors import DataError
 from profcil.metrics.client_first import accuracy
 from profcil.reporting.runs import Run, load_run
@@ -110,4 +111,4 @@ def write_mismatch(todo: Sequence[Cell], out: Path) -> None:
     if any(cell.config.stream.weak_task >= 0 for cell in todo):
         rows = collect(todo, out)
         for name, value in (("mismatch.json", rows), ("mismatch-trends.json", trends(rows))):
-            (out / name).write_text(json.dumps(value, indent=1) + "\n")
+            write_text(out / name, json.dumps(value, indent=1) + "\n")

@@ -6,8 +6,8 @@ memories, and replay.npz where the method can show what it replays.
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,21 @@ import torch
 from torch import Tensor
 
 from profcil import rooms
+from profcil.began import check_settings
 from profcil.data.bundle import Examples
 from profcil.diagnostics import replayed, snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.encoders.model import Weights
 from profcil.engine.client import embed
-from profcil.engine.files import read_tensors, write_json
+from profcil.engine.files import read_tensors, write_bytes, write_json
 from profcil.engine.folder import unpack
 from profcil.engine.loop import RunState
+from profcil.engine.run import check_data, settings_of
 from profcil.engine.warmup import warm
-from profcil.engine.world import World, make_world
+from profcil.engine.world import World, device_of, make_world
 from profcil.errors import RunFolderError
 from profcil.methods.base import Method
-from profcil.reporting.runs import alignments
+from profcil.reporting.runs import alignments, load_run
 from profcil.resolve import resolve
 
 
@@ -56,15 +58,21 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
 
 
 def finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
-    """The world of a finished run and the state it ended in."""
-    run = json.loads((path / "run.json").read_text()) if (path / "run.json").exists() else {}
-    if not run.get("done"):
-        raise RunFolderError(f"{path} is not a finished run; give a folder whose run has ended")
-    world = make_world(resolve(str(path / "config.toml")), Path(data_dir or run["data_dir"]))
-    found = read_tensors(path / "state.safetensors")
-    if found is None:
-        raise RunFolderError(f"run folder {path} has no readable state; run it again")
-    return world, unpack(*found, world.device, path / "clients")
+    """The world of a finished run and the state it ended in, which is the truth about both."""
+    if not load_run(path).done:
+        raise RunFolderError(f"{path} is not a finished run; go on with `profcil resume {path}`")
+    config = resolve(str(path / "config.toml"))
+    try:
+        tensors, record = read_tensors(path / "state.safetensors") or ({}, {})
+        state = unpack(tensors, record, device_of(config.device), path / "clients")
+        saved = dict(record["facts"])
+    except (LookupError, ValueError, TypeError, AttributeError):
+        raise RunFolderError(f"run folder {path} has no readable state; run it again") from None
+    check_settings(path, saved["config"], settings_of(config) | {"executor": saved["config"].get("executor")})
+    data_dir = Path(data_dir or saved["data_dir"])
+    world = make_world(config, data_dir)
+    check_data(path, world, saved, data_dir)
+    return world, state
 
 
 def replay(path: Path, world: World, method: Method, state: RunState, warmed: Weights) -> dict[str, Any] | None:
@@ -80,13 +88,8 @@ def replay(path: Path, world: World, method: Method, state: RunState, warmed: We
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Plain arrays in one file, all of them or nothing."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    np.savez_compressed(packed := io.BytesIO(), **arrays)  # type: ignore[arg-type]
+    write_bytes(path, packed.getvalue())
 
 
 def probe(world: World, features: Callable[[Callable[[Mapping[str, Tensor]], Tensor]], Tensor]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from profcil import __version__, rooms
+from profcil.began import check_settings, flat
 from profcil.config import plain
 from profcil.cost.ledger import Ledger, stream_bytes
 from profcil.diagnostics.snapshots import keep
@@ -89,14 +90,13 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
     config = resolve(str(Path(path) / "config.toml"))
     with RunFolder(path) as folder:
         state, events, saved = folder.load(device_of(config.device))
-        check_settings(folder, saved["config"], settings_of(config))
+        check_settings(folder.path, saved["config"], settings_of(config))
         planned = has_plan(folder.path, saved["plan"])
         if saved["done"] and planned:
             return folder.path
         data_dir = Path(data_dir or saved["data_dir"])
         keeper = Keeper(prepare(config, data_dir, folder), folder, observe, data_dir)
-        if any(keeper.facts[k] != saved[k] for k in ("data", "plan")):
-            raise RunFolderError(f"the data under {data_dir} is not what {path} began with; give the same --data-dir")
+        check_data(Path(path), keeper.world, saved, data_dir)
         if not planned:
             folder.begin(config, keeper.world.plan, events)
         if saved["done"]:
@@ -112,6 +112,12 @@ def has_plan(path: Path, digest: str) -> bool:
         return Plan.load(path / "plan.npz").digest == digest
     except ProfcilError:
         return False
+
+
+def check_data(path: Path, world: World, saved: Mapping[str, Any], data_dir: Path) -> None:
+    """The data and the plan drawn from it are those that the run began with."""
+    if (world.bundle.fingerprint, world.plan.digest) != (saved["data"], saved["plan"]):
+        raise RunFolderError(f"the data under {data_dir} is not what {path} began with; give the same --data-dir")
 
 
 def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
@@ -154,18 +160,7 @@ def undisturbed() -> Iterator[None]:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted path; where a run is computed may change on the way, what is computed may not."""
     values = json.loads(json.dumps(plain(config)))
-    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-    flat = {f"{name}.{k}": v for name, table in tables.items() for k, v in table.items()}
-    return flat | {k: v for k, v in values.items() if k not in {*tables, "device", "threads", "workers"}}
-
-
-def check_settings(folder: RunFolder, began: dict[str, Any], now: dict[str, Any]) -> None:
-    for key, value in began.items():
-        if now.get(key) != value:
-            raise RunFolderError(
-                f"{folder.path}/config.toml has {key} = {now.get(key)!r}, but the run began with {value!r}; "
-                f"put it back, or start a new run with another --out"
-            )
+    return {k: v for k, v in flat(values).items() if k not in ("device", "threads", "workers")}
 
 
 class Keeper:
@@ -220,7 +215,8 @@ class Keeper:
         if what == "position":
             event["resident_mb"] = resident_mb()
             if c.keep_memories:
-                keep(self.folder.path, self.world, self.state.server, when.position)
+                with self.folder.writing(f"make room, then continue with `profcil resume {self.folder.path}`"):
+                    keep(self.folder.path, self.world, self.state.server, when.position)
         self.folder.append(line := json.dumps(event) + "\n")
         self.hold(self.state, self.whole[1] + line)
         if what == "position" or time.perf_counter() - self.saved > SAVE_SECONDS:

@@ -103,7 +103,7 @@ def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
         return Warmed(world.net.weights(own), 0.0, False, Ledger())
     path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
     with alone_with(path):
-        found = read_tensors(path) if path.exists() else None
+        found = read_tensors(path)
         if found is not None and alike(found[0], world.net.base.state_dict()):
             base, facts = found
             weights = {**world.net.weights(own), "base": {k: v.to(world.device) for k, v in base.items()}}

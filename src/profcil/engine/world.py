@@ -30,6 +30,7 @@ from profcil.resolve import RunConfig
 
 SHARES = 64  # clients whose local graphs are kept at hand
 HELD_OUT = 0.1  # of each class, where a dataset has no validation part of its own
+MOST = 1024  # threads or workers; beyond that it is a slip of the pen, and memory runs out
 
 
 @dataclass
@@ -177,16 +178,24 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"unknown device '{name}'; use cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device '{name}' is not one that runs are computed on; use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device '{name}' was asked for, but this machine has no usable CUDA GPU; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device '{name}' was asked for, but this machine has {count} of them; use cuda or cuda:0")
     return device
 
 
 def set_threads(config: RunConfig, bundle: Bundle) -> int:
     """Sets torch's threads and gives the number of workers. Where steps are small, a second thread within a step
     costs more than it brings, and much more on a busy machine: there cores serve different clients instead."""
+    for name, given in (("threads", config.threads), ("workers", config.workers)):
+        if given > MOST:
+            raise ConfigError(f"{name} is {given}, allowed is at most {MOST}; give 0 for what suits this machine")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     x = bundle.train.inputs(torch.zeros(1, dtype=torch.long))[0]
     large = x.dtype == torch.uint8 and x[0].numel() >= 3 * 32 * 32
     torch.set_num_threads(config.threads or (cores if large else 1))
-    return config.workers or (1 if large or torch.get_num_threads() > 1 else cores)
+    workers = config.workers or (1 if large or torch.get_num_threads() > 1 else cores)
+    return min(workers, config.stream.participants)  # each has a model of its own, and more have nothing to do

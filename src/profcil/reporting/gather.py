@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profcil.began import flat
 from profcil.errors import RunFolderError
-from profcil.reporting.runs import Run, load_run
+from profcil.reporting.runs import Run, load_run, readable
 from profcil.reporting.tables import FREE
 
 
@@ -26,9 +27,19 @@ def folders(paths: Iterable[str | Path]) -> list[Path]:
     """Every run folder meant: one itself, or those that lie directly in a folder that is none, such as a study's."""
     found: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(p.parent for p in path.glob("*/config.toml"))
-        found += inside if inside and not (path / "config.toml").is_file() else [path]
+        with readable(path):
+            own = not path.is_dir() or is_run(path)
+            inside = [] if own else sorted(p for p in path.iterdir() if p.is_dir() and is_run(p))
+        found += inside or [path]
     return list(dict.fromkeys(found))
+
+
+def is_run(path: Path) -> bool:
+    """Whether it is a run folder; one that may not be looked into counts, so that whoever reads it says so."""
+    try:
+        return (path / "config.toml").is_file()
+    except PermissionError:
+        return True
 
 
 def load_all(paths: Iterable[str | Path], tell: Callable[[str], None]) -> list[Run]:
@@ -55,14 +66,6 @@ def finished(runs: Sequence[Run], tell: Callable[[str], None]) -> list[Run]:
     if not done:
         raise RunFolderError("none of the runs given is finished; go on with them by `profcil resume RUN`")
     return done
-
-
-def flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Every setting by its dotted path."""
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        out |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-    return out
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

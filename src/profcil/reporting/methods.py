@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from profcil import rooms
+from profcil.engine.files import write_text
 from profcil.errors import DataError
 
 MARKS = ("Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
@@ -45,7 +46,7 @@ def page(tests: Path, experiments: str) -> str:
 
 def update(path: Path) -> None:
     """Writes the page anew; its experiments stay. The tests are looked for beside the page's folder."""
-    path.write_text(page(tests_beside(path), experiments_of(path)), encoding="utf-8")
+    write_text(path, page(tests_beside(path), experiments_of(path)))
 
 
 def tests_beside(path: Path) -> Path:

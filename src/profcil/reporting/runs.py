@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from profcil.began import check_settings, flat
 from profcil.cost.ledger import Ledger
 from profcil.errors import RunFolderError
 from profcil.metrics.client_first import summary
@@ -18,6 +20,8 @@ from profcil.protocol.plan import Plan
 
 Made = TypeVar("Made")
 NAMES = ("dataset", "method", "setting", "seed")
+ELSEWHERE = ("device", "threads", "workers", "executor")  # settings of where a run is computed; these may change
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)  # TOML, JSON, UTF-8: ValueErrors
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,11 @@ class Run:
 def load_run(path: str | Path) -> Run:
     """Reads a run folder; whatever is missing or broken in it is one sentence."""
     path = Path(path)
-    if not (path / "config.toml").is_file():
-        what = "is not a run folder (it has no config.toml)" if path.is_dir() else "does not exist"
-        raise RunFolderError(f"{path} {what}; give a folder that `profcil run` named")
+    check_folder(path)
     run = Run(
         path,
         config=read(path / "config.toml", tomllib.loads),
-        facts=read(path / "run.json", json.loads),
+        facts=read(path / "run.json", table),
         scores=read(path / "scores.json", lambda text: Scores.from_json(json.loads(text))),
         ledger=read(path / "ledger.csv", Ledger.from_csv),
         plan=Plan.load(path / "plan.npz"),
@@ -63,20 +65,59 @@ def load_run(path: str | Path) -> Run:
     return run
 
 
+def check_folder(path: Path) -> None:
+    """A run folder has a config.toml, and may be looked into."""
+    with readable(path):
+        if not (path / "config.toml").is_file():
+            what = "is not a run folder (it has no config.toml)" if path.is_dir() else "does not exist"
+            raise RunFolderError(f"{path} {what}; give a folder that `profcil run` named")
+
+
 def read(path: Path, make: Callable[[str], Made]) -> Made:
+    """What `make` makes of a file's text."""
+    with readable(path):
+        try:
+            return make(path.read_text(encoding="utf-8"))
+        except RunFolderError as error:  # of what is in the file
+            raise ValueError(str(error)) from None
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file, or a folder, is one sentence that says what to do."""
     try:
-        return make(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, RunFolderError) as error:  # TOML, JSON, UTF-8: all ValueErrors
-        reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(f"{path} cannot be read ({reason}); {advice(path.parent)}") from None
+        yield
+    except DAMAGE as error:
+        reason = getattr(error, "strerror", None) or (f"no {error}" if isinstance(error, KeyError) else error)
+        raise RunFolderError(f"{path} cannot be read ({reason}); {remedy(path, error)}") from None
+
+
+def remedy(path: Path, error: BaseException) -> str:
+    if isinstance(error, PermissionError):
+        return "let yourself read it, or leave this run out"
+    if path.name == "config.toml":
+        return "put back what it was, or leave this run out"
+    return advice(path.parent)
+
+
+def table(text: str) -> dict[str, Any]:
+    """A JSON file that is a table of names and values."""
+    if not isinstance(values := json.loads(text), dict):
+        raise ValueError("it is not a table of names and values")
+    return values
 
 
 def check(run: Run) -> None:
-    """The files name the run, agree on its size, and a run that says it is done has all its scores."""
+    """The files name the run, agree on what it is, and a run that says it is done has all its scores."""
     tasks = run.plan.positions
-    named = all(name in run.config for name in NAMES) and isinstance(run.facts, dict) and "done" in run.facts
-    if not named or run.scores.correct.shape != (tasks, tasks) or run.scores.total.shape != (tasks,):
+    named = all(name in run.config for name in NAMES) and "done" in run.facts
+    same_plan = run.facts.get("plan", run.plan.digest) == run.plan.digest
+    shapes = run.scores.correct.shape, run.scores.total.shape
+    if not named or not same_plan or shapes != ((tasks, tasks), (tasks,)):
         raise RunFolderError(f"the files in {run.path} do not belong together; {advice(run.path)}")
+    with readable(run.path / "run.json"):
+        began = {k: v for k, v in run.facts.get("config", {}).items() if k not in ELSEWHERE}
+    check_settings(run.path, began, flat(run.config))
     if run.done and (run.scores.correct[-1] < 0).any():
         raise RunFolderError(f"{run.path} says it is done but lacks scores; {advice(run.path)}")
 
@@ -112,8 +153,18 @@ def known_number(value: Any) -> Any:
 
 def alignments(path: Path) -> list[dict[str, Any]]:
     """What the run itself noted after every position."""
-    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
-    return [e.get("alignment", {}) for e in events if e["event"] == "position"]
+    return read(path / "events.jsonl", lambda text: [dict(e.get("alignment", {})) for e in positions(text)])
+
+
+def positions(text: str) -> list[dict[str, Any]]:
+    return [e for e in map(event, text.splitlines()) if e["event"] == "position"]
+
+
+def event(line: str) -> dict[str, Any]:
+    """One line of events.jsonl."""
+    if "event" not in (noted := table(line)):
+        raise ValueError("a line of it names no event")
+    return noted
 
 
 def at_the_end(path: Path) -> dict[str, Any]:
