@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from profcil import rooms
-from profcil.config import Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain
+from profcil.config import NONE, Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain, read_text
 from profcil.config import setting as knob
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.settings import StreamSettings
@@ -106,18 +107,18 @@ def apply_sets(values: dict[str, Any], sets: list[str], params: type) -> None:
             raise ConfigError(f"--set {item} has no '='; write --set key=value")
         path = find_path(key.strip(), paths)
         table = values if "." not in path else values.setdefault(path.split(".")[0], {})
-        table[path.split(".")[-1]] = text.strip()
+        table[path.split(".")[-1]] = read_text(text.strip(), paths[path])
 
 
-def known_paths(params: type) -> list[str]:
+def known_paths(params: type) -> dict[str, Any]:
+    """Every key of `--set` by its dotted path, and the type of what it holds."""
+    top = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP - {"dataset", "method"}}
     sections = {**SECTIONS, "params": params}
-    return [
-        *TOP - {"dataset", "method"},
-        *(f"{s}.{f.name}" for s, c in sections.items() for f in dataclasses.fields(c)),
-    ]
+    hints = {s: typing.get_type_hints(c) for s, c in sections.items()}
+    return top | {f"{s}.{f.name}": hints[s][f.name] for s, c in sections.items() for f in dataclasses.fields(c)}
 
 
-def find_path(key: str, paths: list[str]) -> str:
+def find_path(key: str, paths: Iterable[str]) -> str:
     if key in paths:
         return key
     found = [p for p in paths if p.split(".")[-1] == key]
@@ -170,13 +171,25 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as a recipe that gives it back."""
+    """The configuration as a recipe that gives it back. What is None by default is left out."""
     values = plain(config)
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-    lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if k not in tables]
+    lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+        empty = {f.name for f in dataclasses.fields(getattr(config, name)) if f.default is None}
+        kept = {k: v for k, v in table.items() if v is not None or k not in empty}
+        lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in kept.items())]
     return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # `inf` too
+    return json.dumps(NONE if value is None else value, ensure_ascii=False)
 
 
 def _checked_top(top: dict[str, Any]) -> dict[str, Any]:
