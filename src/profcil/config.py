@@ -101,13 +101,14 @@ class ModelSettings(Checked):
     )
 
 
-def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
-    """A settings dataclass from plain values: unknown keys and wrong types are errors that name the place."""
+def build(cls: type, values: Mapping[str, Any], where: str, more: str = "") -> Any:
+    """A settings dataclass from plain values: unknown keys and wrong types are errors that name the place. `more`
+    says where all keys can be seen."""
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown setting '{key}' in {where}; {nearest(key, known)}")
+            raise ConfigError(f"unknown setting '{key}' in {where}; {nearest(key, known)}{more}")
     return cls(**{k: coerce(v, hints[k], f"{where}.{k}") for k, v in values.items()})
 
 

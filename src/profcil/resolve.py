@@ -26,6 +26,7 @@ SETTINGS = {
     "severe": {"support": 0.4, "coverage": 0.5, "disorder": 0.6},
 }
 REGIMES = ("matched", "expanded")
+SHOWN = " (`profcil list settings` shows all)"  # where a key is unknown
 SECTIONS = {"stream": StreamSettings, "train": TrainSettings, "warmup": WarmupSettings, "model": ModelSettings}
 
 
@@ -87,13 +88,13 @@ def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
     stream = {**SETTINGS[name], **values.get("stream", {})}
     for key in values:
         if key not in TOP | {*SECTIONS, "params"}:
-            raise ConfigError(f"unknown setting '{key}'; {nearest(key, TOP | {*SECTIONS, 'params'})}")
-    built = {s: build(c, values.get(s, {}), s) for s, c in SECTIONS.items() if s != "stream"}
+            raise ConfigError(f"unknown setting '{key}'; {nearest(key, TOP | {*SECTIONS, 'params'})}{SHOWN}")
+    built = {s: build(c, values.get(s, {}), s, SHOWN) for s, c in SECTIONS.items() if s != "stream"}
     for key in ("clients", "participants", "task_size"):
         if key not in stream:
             raise ConfigError(f"stream.{key} is not set; give it in a recipe or with --set stream.{key}=N")
-    built["stream"] = build(StreamSettings, stream, "stream")
-    built["params"] = build(cls.Params, values["params"], f"method '{method}'")
+    built["stream"] = build(StreamSettings, stream, "stream", SHOWN)
+    built["params"] = build(cls.Params, values["params"], f"method '{method}'", SHOWN)
     top = {k: v for k, v in values.items() if k in TOP}
     return RunConfig(**_checked_top(top), **built)
 
@@ -128,7 +129,7 @@ def find_path(key: str, paths: Iterable[str]) -> str:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
         names = {*paths, *(p.split(".")[-1] for p in paths)}
-        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}")
+        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{SHOWN}")
     return found[0]
 
 
