@@ -14,7 +14,7 @@ import pytest
 from profcil.cli import deploy
 from profcil.cli.main import main
 
-# Programs that do nothing, each with a child of its own; every process leaves its number in $PIDS.
+# Programs that do nothing, each with a child of its own, the first's in a session of its own; every process leaves its number in $PIDS.
 NODE = """#!/bin/sh
 trap '' TERM INT
 sleep 600 &
@@ -23,7 +23,7 @@ wait
 """
 LINK = """#!{python}
 import os, socket, subprocess, sys
-child = subprocess.Popen(["sleep", "600"])
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 for pid in (os.getpid(), child.pid):
     open(os.environ["PIDS"] + f"/{{pid}}", "w").close()
 server = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))

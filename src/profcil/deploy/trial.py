@@ -121,6 +121,7 @@ class Trial:
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
         """Ends a process that was started here, and what it has started itself."""
         process = self.processes.pop(name)
+        below = descendants(process.pid)
         if process.poll() is None:
             process.send_signal(how)
         with suppress(subprocess.TimeoutExpired):
@@ -128,6 +129,33 @@ class Trial:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the session that `start` gave it, and nobody else's
         process.wait()
+        now = running()
+        for pid, (_, began) in below.items():  # Flower gives some of its processes sessions of their own
+            if pid in now and now[pid][1] == began:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def running() -> dict[int, tuple[int, str]]:
+    """Every process by its id: its parent's id, and when it began, which tells it from a later one of the same id.
+    Nothing where the system does not say (it has no /proc)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            parts = path.read_text().rpartition(")")[2].split()  # a name in brackets may hold anything
+            found[int(path.parent.name)] = (int(parts[1]), parts[19])
+    return found
+
+
+def descendants(pid: int) -> dict[int, tuple[int, str]]:
+    """The processes that a process has started, and those that these have."""
+    every, found = running(), dict[int, tuple[int, str]]()
+    wanted = {pid}
+    while wanted:
+        below = {p: facts for p, facts in every.items() if facts[0] in wanted and p not in found}
+        found |= below
+        wanted = set(below)
+    return found
 
 
 def search_path() -> str:
