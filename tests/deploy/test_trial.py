@@ -14,7 +14,7 @@ import pytest
 from profcil.cli import deploy
 from profcil.cli.main import main
 
-# Programs that do nothing, each with a child of its own, the first's in a session of its own; every process leaves its number in $PIDS.
+# Programs that do nothing, each with a child, one of these in a session of its own. All leave their numbers in $PIDS.
 NODE = """#!/bin/sh
 trap '' TERM INT
 sleep 600 &

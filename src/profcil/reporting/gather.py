@@ -23,9 +23,11 @@ class Group:
 
 
 def folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Every run folder meant: one itself, or those that lie directly in a folder that is none, such as a study's."""
+    """Every run folder meant: one itself, or those that lie directly in a folder that is none, such as a study's. Files
+    that a pattern has given along with folders are passed over."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    given = [Path(path) for path in paths]
+    for path in [path for path in given if not path.is_file()] or given:
         inside = sorted(p.parent for p in path.glob("*/config.toml"))
         found += inside if inside and not (path / "config.toml").is_file() else [path]
     return list(dict.fromkeys(found))

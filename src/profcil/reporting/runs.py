@@ -49,7 +49,8 @@ def load_run(path: str | Path) -> Run:
     """Reads a run folder; whatever is missing or broken in it is one sentence."""
     path = Path(path)
     if not (path / "config.toml").is_file():
-        what = "is not a run folder (it has no config.toml)" if path.is_dir() else "does not exist"
+        what = "is a file, not a run folder" if path.is_file() else "does not exist"
+        what = "is not a run folder (it has no config.toml)" if path.is_dir() else what
         raise RunFolderError(f"{path} {what}; give a folder that `profcil run` named")
     run = Run(
         path,
