@@ -59,8 +59,11 @@ class RunConfig(Checked):
 TOP = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
 
 
-def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
-    """The configuration behind a command line."""
+Sets = Iterable[str] | Mapping[str, Any]  # `key=value` texts of a command line, or keys and values
+
+
+def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
+    """The configuration behind a command line, or behind a call."""
     chosen = {k: v for k, v in (flags or {}).items() if v is not None}
     given = read_recipe(recipe, chosen)
     dataset = chosen.get("dataset") or given.get("dataset") or "digits"
@@ -68,10 +71,10 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
         raise unknown("dataset", dataset, rooms.names("data"))
     values = merge(load_toml(RECIPES / f"{dataset}.toml") if (RECIPES / f"{dataset}.toml").exists() else {}, given)
     values = merge(values, {**chosen, "dataset": dataset})
-    return finish(values, str(values.get("method", "promax")), list(sets))
+    return finish(values, str(values.get("method", "promax")), sets)
 
 
-def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
+def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     """Checks and builds; `values` is one nested table, with method tables under `methods`."""
     cls = rooms.find("methods", method).METHOD
     tables = values.pop("methods", {})
@@ -99,16 +102,20 @@ def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
     return RunConfig(**_checked_top(top), **built)
 
 
-def apply_sets(values: dict[str, Any], sets: list[str], params: type) -> None:
+def apply_sets(values: dict[str, Any], sets: Sets, params: type) -> None:
     """`--set key=value`, by dotted path or by its last part."""
     paths = known_paths(params)
-    for item in sets:
-        key, sign, text = item.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {item} has no '='; write --set key=value")
+    for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
         path = find_path(key.strip(), paths)
         table = values if "." not in path else values.setdefault(path.split(".")[0], {})
-        table[path.split(".")[-1]] = read_text(text.strip(), paths[path])
+        table[path.split(".")[-1]] = value if isinstance(sets, Mapping) else read_text(value, paths[path])
+
+
+def split(item: str) -> tuple[str, str]:
+    key, sign, text = item.partition("=")
+    if not sign:
+        raise ConfigError(f"--set {item} has no '='; write --set key=value")
+    return key, text.strip()
 
 
 def known_paths(params: type) -> dict[str, Any]:
