@@ -3,6 +3,7 @@
     run(...)         learns a stream and gives the finished run
     resume(path)     goes on with a run that was stopped
     load_run(path)   reads a run: settings, scores, traffic, metrics; needs no torch
+    load_data(name)  a dataset
     load_model(path) the trained model of a finished run, to predict with
 
 Importing the package imports none of them; they are fetched when they are first used.
@@ -13,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profcil.api import resume, run
+    from profcil.api import load_data, resume, run
     from profcil.reporting.runs import load_run
     from profcil.trained import load_model
 
@@ -22,8 +23,8 @@ try:
 except PackageNotFoundError:  # run from a source tree that was not installed
     __version__ = "0.1.0"
 
-__all__ = ["__version__", "load_model", "load_run", "resume", "run"]
-HOMES = {"load_model": "trained", "load_run": "reporting.runs", "resume": "api", "run": "api"}
+__all__ = ["__version__", "load_data", "load_model", "load_run", "resume", "run"]
+HOMES = {"load_data": "api", "load_model": "trained", "load_run": "reporting.runs", "resume": "api", "run": "api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from profcil.reporting.runs import Run, load_run
 from profcil.resolve import RunConfig, resolve
 
 if TYPE_CHECKING:
+    from profcil.data.bundle import Bundle
     from profcil.engine.run import Progress
 
 
@@ -43,6 +44,13 @@ def resume(
     from profcil.engine import run as engine
 
     return load_run(engine.resume(Path(path), Path(data) if data is not None else None, observe))
+
+
+def load_data(dataset: str, *, data: str | Path | None = None, seed: int = 0) -> Bundle:
+    """A dataset: its training and test examples, class names and facts. Where the parts are drawn, a seed draws them."""
+    from profcil.data.shelf import load_bundle
+
+    return load_bundle(dataset, data_root(data), seed)
 
 
 def data_root(given: str | Path | None) -> Path:

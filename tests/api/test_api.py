@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import profcil
-from profcil.data.shelf import load_bundle
 from profcil.errors import ConfigError, DataError, RunFolderError
 
 TINY = {"train.rounds": 1, "epochs": 1, "warmup.rounds": 1, "clients": 4, "participants": 2, "task_size": 5}
@@ -46,7 +45,7 @@ def test_a_stream_and_its_results():
 )
 def test_the_model_decides_as_the_run_did(method, more):
     run = profcil.run("digits", method=method, out="run", settings=TINY | more)
-    model, test = profcil.load_model("run"), load_bundle("digits", Path("data")).test
+    model, test = profcil.load_model("run"), profcil.load_data("digits").test
     right = (model(test.x) == test.y).numpy()
     counts = [sum(right[np.isin(test.y.numpy(), list(task))]) for task in run.plan.tasks]
     assert counts == run.scores.correct[-1].tolist()
@@ -55,7 +54,7 @@ def test_the_model_decides_as_the_run_did(method, more):
 
 def test_arrays_do_and_other_shapes_are_told():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
-    model, x = profcil.load_model("run"), load_bundle("digits", Path("data")).test.x[:3]
+    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x[:3]
     assert torch.equal(model(x.numpy()), model(x)) and model.scores(x).shape == (3, 10)
     for wrong in (x[0], x.float(), x[:, :, :4]):
         with pytest.raises(DataError, match=r"this model takes \[n, 1, 8, 8\] of torch.uint8"):
@@ -64,7 +63,7 @@ def test_arrays_do_and_other_shapes_are_told():
 
 def test_classes_that_the_stream_has_not_shown_are_never_predicted():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
-    model, x = profcil.load_model("run"), load_bundle("digits", Path("data")).test.x
+    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x
     model.seen = (2, 5)
     assert set(model(x).tolist()) <= {2, 5} and torch.isinf(model.scores(x)[:, 0]).all()
 
@@ -80,6 +79,14 @@ def test_graphs(monkeypatch, tmp_path):
     for wrong in ((x,), (x, edges.T.repeat(2, 1)), (x[:, :3], edges)):
         with pytest.raises(DataError, match="this model takes"):
             model.examples(*wrong)
+
+
+def test_the_example_on_the_front_page(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = text.partition("From Python:")[2].partition("```python\n")[2].partition("```")[0]
+    assert "profcil.load_model" in code and len(code.splitlines()) < 14
+    exec(compile(code, "README.md", "exec"), {})
+    assert "'faa'" in capsys.readouterr().out
 
 
 def test_mistakes_are_errors_of_the_family(monkeypatch):
