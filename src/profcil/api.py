@@ -47,7 +47,7 @@ def resume(
 
 
 def load_data(dataset: str, *, data: str | Path | None = None, seed: int = 0) -> Bundle:
-    """A dataset: its training and test examples, class names and facts. Where the parts are drawn, a seed draws them."""
+    """A dataset: its training and test examples, class names and facts; `seed` draws the parts where they are drawn."""
     from profcil.data.shelf import load_bundle
 
     return load_bundle(dataset, data_root(data), seed)
