@@ -20,6 +20,7 @@ VERBS = (
     "resume",
     "plan",
     "list",
+    "check",
     "data",
     "compare",
     "diagnose",
