@@ -179,13 +179,14 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as a recipe that gives it back. What is None by default is left out."""
+    """The configuration as a recipe that gives it back. What is None by default, and by the regime, is left out."""
     values = plain(config)
+    regime = rooms.find("methods", config.method).METHOD.regimes.get(config.regime, {})
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
     lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]
     for name, table in tables.items():
         empty = {f.name for f in dataclasses.fields(getattr(config, name)) if f.default is None}
-        kept = {k: v for k, v in table.items() if v is not None or k not in empty}
+        kept = {k: v for k, v in table.items() if v is not None or k not in empty or k in regime}
         lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in kept.items())]
     return "\n".join(lines) + "\n"
 

@@ -33,6 +33,7 @@ class Guest(Method):
     """A method of another package."""
 
     Params = Wide
+    regimes = {"expanded": {"cap": 4.0}}  # noqa: RUF012 - a constant of the class
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,13 @@ def test_none_is_left_out_where_it_is_the_default() -> None:
     text = to_toml(made())
     assert "cap" not in tomllib.loads(text)["params"]
     assert tomllib.loads(to_toml(made("floor=none")))["params"]["floor"] == "none"
+
+
+def test_none_is_written_where_a_regime_says_otherwise(tmp_path: Path) -> None:
+    assert made("regime=expanded").params.cap == 4.0
+    config = made("regime=expanded", "cap=none")
+    (tmp_path / "again.toml").write_text(to_toml(config))
+    assert config.params.cap is None and resolve(str(tmp_path / "again.toml")) == config
 
 
 def test_numbers_without_end_and_any_letters_come_back(tmp_path: Path) -> None:
