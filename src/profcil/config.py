@@ -7,6 +7,7 @@ shape; `--set` overrides single keys by their dotted path, or by their last part
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from typing import Any
 
 from profcil.errors import ConfigError, nearest
 
+NONE = "none"  # None as a text: TOML has no word for it
+
 
 def setting(default: Any, help: str, *, low: Any = None, high: Any = None, choices: tuple = ()) -> Any:
     """A dataclass field with its help text and what it may hold."""
@@ -22,16 +25,24 @@ def setting(default: Any, help: str, *, low: Any = None, high: Any = None, choic
 
 
 def check(instance: Any) -> None:
-    """Every field against its range and its choices; meant for `__post_init__`."""
+    """Every field against its range and its choices; meant for `__post_init__`. A list is checked one by one, and
+    none is always in range."""
     for f in dataclasses.fields(instance):
         value, rule = getattr(instance, f.name), f.metadata
-        if rule.get("choices") and value not in rule["choices"]:
-            allowed = ", ".join(map(str, rule["choices"]))
-            raise ConfigError(f"{f.name} = {value!r} is not possible; choose one of {allowed}")
-        low, high = rule.get("low"), rule.get("high")
-        if (low is not None and value < low) or (high is not None and value > high) or value != value:
-            limit = f"between {low} and {high}" if high is not None else f"at least {low}"
-            raise ConfigError(f"{f.name} = {value!r} is out of range; it must be {limit}")
+        for one in value if isinstance(value, tuple) else () if value is None else (value,):
+            if rule.get("choices") and one not in rule["choices"]:
+                allowed = ", ".join(map(str, rule["choices"]))
+                raise ConfigError(f"{f.name} = {one!r} is not possible; choose one of {allowed}")
+            low, high = rule.get("low"), rule.get("high")
+            if (low is not None and one < low) or (high is not None and one > high) or one != one:
+                raise ConfigError(f"{f.name} = {one!r} is out of range; it must be {limits(low, high) or 'a number'}")
+
+
+def limits(low: Any, high: Any) -> str:
+    """A range in words; empty where there is none."""
+    if low is not None and high is not None:
+        return f"between {low} and {high}"
+    return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
 
 
 @dataclass(frozen=True)
@@ -90,13 +101,14 @@ class ModelSettings(Checked):
     )
 
 
-def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
-    """A settings dataclass from plain values: unknown keys and wrong types are errors that name the place."""
+def build(cls: type, values: Mapping[str, Any], where: str, more: str = "") -> Any:
+    """A settings dataclass from plain values: unknown keys and wrong types are errors that name the place. `more`
+    says where all keys can be seen."""
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown setting '{key}' in {where}; {nearest(key, known)}")
+            raise ConfigError(f"unknown setting '{key}' in {where}; {nearest(key, known)}{more}")
     return cls(**{k: coerce(v, hints[k], f"{where}.{k}") for k, v in values.items()})
 
 
@@ -104,8 +116,10 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     """A value as the type its field declares; text from the command line is read, nothing is guessed."""
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, where)
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is tuple:
-        return tuple(value) if isinstance(value, list) else value
+    if is_union(kind):
+        return one_of(value, typing.get_args(kind), kind, where)
+    if kind is tuple or typing.get_origin(kind) is tuple:
+        return tuple_of(value, typing.get_args(kind), kind, where)
     try:
         if kind is bool and isinstance(value, str):
             return {"true": True, "false": False}[value.lower()]
@@ -118,8 +132,49 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     if kind is float and isinstance(value, float):
         return value
     if type(value) is not kind:
-        raise ConfigError(f"{where} = {value!r} is not {_spoken(kind)}")
+        raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
     return value
+
+
+def is_union(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+
+
+def one_of(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> Any:
+    """A value of several possible types: its own where that is among them, else the first that can be made of it.
+    The text "none" is None where None is possible."""
+    if type(None) in kinds and (value is None or (isinstance(value, str) and value.lower() == NONE)):
+        return None
+    kinds = tuple(k for k in kinds if k is not type(None))
+    for one in sorted(kinds, key=lambda k: type(value) is not k):  # stable: the value's own type first
+        try:
+            return coerce(value, one, where)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
+
+
+def tuple_of(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> tuple[Any, ...]:
+    """A list as the tuple that a field declares, its parts checked too."""
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
+    if not kinds:
+        return tuple(value)
+    each = (kinds[0],) * len(value) if len(kinds) == 2 and kinds[1] is Ellipsis else kinds
+    if len(each) != len(value):
+        raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
+    return tuple(coerce(v, k, f"{where}[{i}]") for i, (v, k) in enumerate(zip(value, each, strict=True)))
+
+
+def read_text(text: str, kind: Any) -> Any:
+    """A value from the command line. Where a field may hold a list or several types, the text is a TOML value; plain
+    words need no quotes."""
+    if not (is_union(kind) or kind is tuple or typing.get_origin(kind) is tuple):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def plain(instance: Any) -> dict[str, Any]:
@@ -127,5 +182,13 @@ def plain(instance: Any) -> dict[str, Any]:
     return dataclasses.asdict(instance)
 
 
-def _spoken(kind: type) -> str:
+def spoken(kind: Any) -> str:
+    """A type in words."""
+    kinds = typing.get_args(kind)
+    if is_union(kind):
+        return " or ".join(NONE if k is type(None) else spoken(k) for k in kinds)
+    if kind is tuple or typing.get_origin(kind) is tuple:
+        several = len(kinds) == 2 and kinds[1] is Ellipsis
+        inside = f"each {spoken(kinds[0])}" if several else ", ".join(spoken(k) for k in kinds)
+        return f"a list ({inside})" if inside else "a list"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))

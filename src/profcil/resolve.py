@@ -9,13 +9,14 @@ import copy
 import dataclasses
 import json
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from profcil import rooms
-from profcil.config import Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain
+from profcil.config import NONE, Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain, read_text
 from profcil.config import setting as knob
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.settings import StreamSettings
@@ -26,6 +27,7 @@ SETTINGS = {
     "severe": {"support": 0.4, "coverage": 0.5, "disorder": 0.6},
 }
 REGIMES = ("matched", "expanded")
+SHOWN = " (`profcil list settings` shows all)"  # where a key is unknown
 SECTIONS = {"stream": StreamSettings, "train": TrainSettings, "warmup": WarmupSettings, "model": ModelSettings}
 
 
@@ -58,8 +60,11 @@ class RunConfig(Checked):
 TOP = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
 
 
-def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Iterable[str] = ()) -> RunConfig:
-    """The configuration behind a command line."""
+Sets = Iterable[str] | Mapping[str, Any]  # `key=value` texts of a command line, or keys and values
+
+
+def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
+    """The configuration behind a command line, or behind a call."""
     chosen = {k: v for k, v in (flags or {}).items() if v is not None}
     given = read_recipe(recipe, chosen)
     dataset = chosen.get("dataset") or given.get("dataset") or "digits"
@@ -67,10 +72,10 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
         raise unknown("dataset", dataset, rooms.names("data"))
     values = merge(recipe_of(dataset), given)
     values = merge(values, {**chosen, "dataset": dataset})
-    return finish(values, str(values.get("method", "promax")), list(sets))
+    return finish(values, str(values.get("method", "promax")), sets)
 
 
-def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
+def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     """Checks and builds; `values` is one nested table, with method tables under `methods`."""
     cls = rooms.find("methods", method).METHOD
     tables = values.pop("methods", {})
@@ -87,38 +92,42 @@ def finish(values: dict[str, Any], method: str, sets: list[str]) -> RunConfig:
     stream = {**SETTINGS[name], **values.get("stream", {})}
     for key in values:
         if key not in TOP | {*SECTIONS, "params"}:
-            raise ConfigError(f"unknown setting '{key}'; {nearest(key, TOP | {*SECTIONS, 'params'})}")
-    built = {s: build(c, values.get(s, {}), s) for s, c in SECTIONS.items() if s != "stream"}
+            raise ConfigError(f"unknown setting '{key}'; {nearest(key, TOP | {*SECTIONS, 'params'})}{SHOWN}")
+    built = {s: build(c, values.get(s, {}), s, SHOWN) for s, c in SECTIONS.items() if s != "stream"}
     for key in ("clients", "participants", "task_size"):
         if key not in stream:
             raise ConfigError(f"stream.{key} is not set; give it in a recipe or with --set stream.{key}=N")
-    built["stream"] = build(StreamSettings, stream, "stream")
-    built["params"] = build(cls.Params, values["params"], f"method '{method}'")
+    built["stream"] = build(StreamSettings, stream, "stream", SHOWN)
+    built["params"] = build(cls.Params, values["params"], f"method '{method}'", SHOWN)
     top = {k: v for k, v in values.items() if k in TOP}
     return RunConfig(**_checked_top(top), **built)
 
 
-def apply_sets(values: dict[str, Any], sets: list[str], params: type) -> None:
+def apply_sets(values: dict[str, Any], sets: Sets, params: type) -> None:
     """`--set key=value`, by dotted path or by its last part."""
     paths = known_paths(params)
-    for item in sets:
-        key, sign, text = item.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {item} has no '='; write --set key=value")
+    for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
         path = find_path(key.strip(), paths)
         table = values if "." not in path else values.setdefault(path.split(".")[0], {})
-        table[path.split(".")[-1]] = text.strip()
+        table[path.split(".")[-1]] = value if isinstance(sets, Mapping) else read_text(value, paths[path])
 
 
-def known_paths(params: type) -> list[str]:
+def split(item: str) -> tuple[str, str]:
+    key, sign, text = item.partition("=")
+    if not sign:
+        raise ConfigError(f"--set {item} has no '='; write --set key=value")
+    return key, text.strip()
+
+
+def known_paths(params: type) -> dict[str, Any]:
+    """Every key of `--set` by its dotted path, and the type of what it holds."""
+    top = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP - {"dataset", "method"}}
     sections = {**SECTIONS, "params": params}
-    return [
-        *TOP - {"dataset", "method"},
-        *(f"{s}.{f.name}" for s, c in sections.items() for f in dataclasses.fields(c)),
-    ]
+    hints = {s: typing.get_type_hints(c) for s, c in sections.items()}
+    return top | {f"{s}.{f.name}": hints[s][f.name] for s, c in sections.items() for f in dataclasses.fields(c)}
 
 
-def find_path(key: str, paths: list[str]) -> str:
+def find_path(key: str, paths: Iterable[str]) -> str:
     if key in paths:
         return key
     found = [p for p in paths if p.split(".")[-1] == key]
@@ -128,7 +137,7 @@ def find_path(key: str, paths: list[str]) -> str:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
         names = {*paths, *(p.split(".")[-1] for p in paths)}
-        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}")
+        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{SHOWN}")
     return found[0]
 
 
@@ -181,13 +190,26 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as a recipe that gives it back."""
+    """The configuration as a recipe that gives it back. What is None by default, and by the regime, is left out."""
     values = plain(config)
+    regime = rooms.find("methods", config.method).METHOD.regimes.get(config.regime, {})
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-    lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if k not in tables]
+    lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+        empty = {f.name for f in dataclasses.fields(getattr(config, name)) if f.default is None}
+        kept = {k: v for k, v in table.items() if v is not None or k not in empty or k in regime}
+        lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in kept.items())]
     return "\n".join(lines) + "\n"
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # `inf` too
+    return json.dumps(NONE if value is None else value, ensure_ascii=False)
 
 
 def _checked_top(top: dict[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,20 @@ def test_compare_without_reference(capsys: pytest.CaptureFixture[str], runs: dic
     assert rows[0]["norm_comm"] == 1.0
 
 
+def test_compare_takes_a_folder_of_runs_and_whatever_a_pattern_gives(
+    capsys: pytest.CaptureFixture[str], runs: dict[str, Path]
+) -> None:
+    for name in ("pro", "fedavg"):
+        shutil.copytree(runs[name], Path("many") / name)
+    Path("many/pro.toml").write_text("")
+    wanted = ["many/fedavg", "many/pro"]
+    assert [row["path"] for row in json.loads(printed(capsys, "compare", "many", "--json"))] == wanted
+    every = sorted(map(str, Path("many").iterdir()))
+    assert [row["path"] for row in json.loads(printed(capsys, "compare", *every, "--json"))] == wanted
+    assert main(["compare", "many/pro.toml"]) == 2
+    assert "is a file, not a run folder" in capsys.readouterr().err
+
+
 def missing(folder: Path) -> None:
     shutil.rmtree(folder)
 

@@ -1,7 +1,8 @@
 """Put finished runs side by side in one table.
 
 NormComm is the traffic of the incremental stream divided by that of the reference method's run of the same dataset,
-setting and seed among those given, or by the mean over its seeds. An unfinished run is named, never filled in.
+setting and seed among those given, or by the mean over its seeds. An unfinished run is named, never filled in. A
+folder of runs (a study's) stands for all runs in it; files beside them are passed over.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
     parser.add_argument("--reference", default="fedavg", metavar="METHOD", help="method that NormComm is relative to")
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from profcil import rooms
+    from profcil.reporting.gather import folders
     from profcil.reporting.runs import load_run
     from profcil.reporting.tables import compare, render
 
     if args.reference not in rooms.names("methods"):
         raise unknown("method", args.reference, rooms.names("methods"))
-    runs = [load_run(path) for path in args.runs]
+    runs = [load_run(path) for path in folders(args.runs)]
     if args.json:
         print_json(compare(runs, args.reference))
     else:

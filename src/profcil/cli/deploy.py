@@ -10,6 +10,7 @@ demo   plays a run with separate processes on this machine, compares it with the
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def text_of(federation: Path) -> str:
 def certs(args: argparse.Namespace) -> int:
     from profcil.deploy.certs import write_certs
 
+    needs("certs", "cryptography")
     out = Path(args.out or "certs")
     made = write_certs(out, args.host, 4 if args.nodes is None else args.nodes)
     say(args, {"files": [str(p) for p in made]}, [f"{p}" for p in made] + ["keep *.key and node-N secret"])
@@ -106,7 +108,10 @@ def env(args: argparse.Namespace) -> int:
 
 def demo(args: argparse.Namespace) -> int:
     """A federation on this machine, and how it compares with the simulation."""
+    needs("demo", "flwr", *(["ray"] if args.ray else []))
     from profcil.deploy.demo import play, report
+    from profcil.engine.run import Interrupted
+    from profcil.jobs import ended_by_a_scheduler
 
     sized = DEMO | ({"clients": args.nodes} if args.nodes else {})
     args.set = [f"{k}={v}" for k, v in sized.items()] + args.set
@@ -114,9 +119,23 @@ def demo(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else unused(Path("runs/deploy-demo"))
     if (out / "run").exists():
         raise ConfigError(f"{out} holds a demo already; choose another --out")
-    found = play(resolved(args), out, data_root(args), ray=args.ray)
+    try:
+        with ended_by_a_scheduler():
+            found = play(resolved(args), out, data_root(args), ray=args.ray)
+    except (Interrupted, KeyboardInterrupt):
+        raise KeyboardInterrupt(f"interrupted; what was started is ended, {out} stays as it is") from None
     say(args, found, report(found))
     return 0 if found["same_bits"] else 1
+
+
+def needs(action: str, *packages: str) -> None:
+    """What an action cannot do without is there before it begins."""
+    for name in packages:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"`profcil deploy {action}` needs {name}, which is not installed; "
+                "`pip install 'profcil[deploy]'` brings it"
+            )
 
 
 def unused(path: Path) -> Path:

@@ -1,8 +1,13 @@
-"""List the methods, datasets, recipes, studies or encoders there are."""
+"""List the methods, datasets, recipes, studies, encoders or settings there are.
+
+Settings are those of every run and of every method; --method shows one method's only, and --dataset what a run on that
+dataset has instead of the defaults.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,10 @@ from profcil.errors import ConfigError, unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes, studies or encoders")
-    parser.add_argument("--page", metavar="FILE", help="write the page of all methods to FILE; its experiments stay")
+    parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes, studies, encoders or settings")
+    parser.add_argument("--page", metavar="FILE", help="write the page of all methods or all settings to FILE")
+    parser.add_argument("--method", help="settings: of this method only, beside those of every run")
+    parser.add_argument("--dataset", help="settings: with the values that a run on this dataset has")
     json_flag(parser)
 
 
@@ -21,9 +28,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.kind not in KINDS:
         raise unknown("kind of thing to list", args.kind, KINDS)
+    chosen = {name: value for name in ("method", "dataset") if (value := getattr(args, name)) is not None}
+    if chosen and (args.kind != "settings" or args.page):
+        given = "--page" if args.page else args.kind
+        raise ConfigError(f"--{next(iter(chosen))} was given with {given}, it narrows `list settings`; leave it out")
     if args.page:
         return write_page(args.kind, Path(args.page))
-    rows = KINDS[args.kind]()
+    rows = KINDS[args.kind](**chosen)
     if args.json:
         print_json(rows)
     else:
@@ -32,11 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_page(kind: str, path: Path) -> int:
-    from profcil.reporting.methods import update
+    from profcil.reporting import methods, settings
 
-    if kind != "methods":
-        raise ConfigError(f"--page was given with {kind}, there is a page of methods only; leave --page out")
-    update(path)
+    pages = {"methods": methods.update, "settings": settings.update}
+    if kind not in pages:
+        raise ConfigError(f"--page was given with {kind}, there are pages of {' and '.join(pages)}; leave --page out")
+    pages[kind](path)
     print(f"written: {path}")
     return 0
 
@@ -102,7 +114,20 @@ def recipes() -> list[dict[str, Any]]:
     return rows
 
 
-KINDS = {"methods": methods, "datasets": datasets, "recipes": recipes, "studies": studies, "encoders": encoders}
+def settings(method: str | None = None, dataset: str | None = None) -> list[dict[str, Any]]:
+    from profcil.reporting.settings import rows
+
+    return [{key: "" if value is None else value for key, value in row.items()} for row in rows(method, dataset)]
+
+
+KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "methods": methods,
+    "datasets": datasets,
+    "recipes": recipes,
+    "studies": studies,
+    "encoders": encoders,
+    "settings": settings,
+}
 
 
 def title(module: Any) -> str:

@@ -21,6 +21,7 @@ VERBS = (
     "resume",
     "plan",
     "list",
+    "check",
     "data",
     "compare",
     "diagnose",

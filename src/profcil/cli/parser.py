@@ -19,7 +19,7 @@ SELECTION = {
 MACHINE = {
     "device": "torch device: cpu, cuda or cuda:N",
     "threads": "torch threads; 0 = a sensible number for the data",
-    "executor": "how a round's turns are run: stacked or serial",
+    "executor": "how a round's turns are computed: auto, stacked or serial (auto)",
     "transfer": "what travels: changed (what the receiver lacks) or full (the paper's accounting)",
 }
 
@@ -48,7 +48,7 @@ def selection(parser: Parser) -> None:
     for name, help in SELECTION.items():
         parser.add_argument(f"--{name}", help=help)
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting; may be repeated"
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting (`profcil list settings`)"
     )
     data_dir(parser)
 

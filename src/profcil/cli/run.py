@@ -25,21 +25,12 @@ def run(args: argparse.Namespace) -> int:
     config = resolved(args)
     if args.dry_run:
         return rehearse(config, data_root(args), args.json)
+    from profcil.api import unused
     from profcil.engine.run import start
 
     out = Path(args.out) if args.out else unused(config)
     play(lambda observe: start(config, out, data_root(args), observe), out, args)
     return 0
-
-
-def unused(config: Any) -> Path:
-    """The default folder, numbered where a run lies there already."""
-    name = f"{config.dataset}-{config.setting}-{config.method}-seed{config.seed}"
-    path, number = Path("runs") / name, 1
-    while (path / "config.toml").exists():
-        number += 1
-        path = Path("runs") / f"{name}-{number}"
-    return path
 
 
 def play(work: Any, out: Path, args: argparse.Namespace) -> None:

@@ -75,7 +75,9 @@ def chosen(args: argparse.Namespace) -> Any:
         raise ConfigError(
             f"--seeds is '{args.seeds}', allowed are whole numbers and commas; write --seeds 0,1"
         ) from None
-    methods, datasets = (v.split(",") if v else None for v in (args.methods, args.datasets))
+    methods, datasets = (
+        [name.strip() for name in names.split(",")] if names else None for names in (args.methods, args.datasets)
+    )
     return narrowed(load_study(args.study, args.scale), seeds, methods, datasets, args.set)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from profcil.deploy.project import settings_table, write_app
 from profcil.deploy.status import status
-from profcil.deploy.trial import Trial, federation, finished
+from profcil.deploy.trial import Trial, federation, finished, program
 from profcil.engine.files import read_tensors
 from profcil.engine.run import start
 from profcil.errors import Failure
@@ -23,6 +23,7 @@ EVERY = 1.0
 def play(config: RunConfig, out: Path, data: Path, ray: bool = False) -> dict[str, Any]:
     """The run twice, alone and deployed, in folders below `out`."""
     out = out.absolute()  # Flower's processes work elsewhere
+    program("flower-superlink")  # whether it is there shows before the first run, not after
     alone = out / "serial"
     if not finished(alone):
         start(config, alone, data)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import TracebackType
 from typing import Any
 
-from profcil.errors import Failure
+from profcil.errors import ConfigError, Failure
 
 # Nothing is reported to anyone, nothing is downloaded or installed, and a started task is noticed at once.
 QUIET = {
@@ -37,13 +39,11 @@ class Trial:
         self.folder, self.secure = Path(folder).absolute(), secure
         self.port, self.look_again = free_port(), 0.0
         self.processes: dict[str, subprocess.Popen] = {}
-        self.bin = Path(sys.executable).parent
         home = self.folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(self.connection())
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        path = f"{self.bin}{os.pathsep}{os.environ.get('PATH', '')}"
-        self.env = {**os.environ, **QUIET, **threads, "FLWR_HOME": str(home), "PATH": path}
+        self.env = {**os.environ, **QUIET, **threads, "FLWR_HOME": str(home), "PATH": search_path()}
 
     @property
     def address(self) -> str:
@@ -58,8 +58,9 @@ class Trial:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for name in reversed(list(self.processes)):
-            self.stop(name)
+        with undisturbed():
+            for name in reversed(list(self.processes)):
+                self.stop(name)
 
     def superlink(self, *more: str) -> None:
         """Starts the SuperLink and waits until it listens."""
@@ -85,7 +86,7 @@ class Trial:
 
     def flwr(self, *args: object, timeout: float = 120) -> subprocess.CompletedProcess:
         """A `flwr` command, to its end."""
-        command = [str(self.bin / "flwr"), *map(str, args)]
+        command = [program("flwr"), *map(str, args)]
         return subprocess.run(command, env=self.env, cwd=self.folder, timeout=timeout, capture_output=True, text=True)
 
     def run(self, app: Path, *more: str) -> None:
@@ -110,9 +111,9 @@ class Trial:
             return ""
         return states[0] if states and all(s.startswith("finished") for s in states) else ""
 
-    def start(self, name: str, program: str, *args: object) -> None:
+    def start(self, name: str, what: str, *args: object) -> None:
+        command = [program(what), *map(str, args)]
         with open(self.folder / f"{name}.log", "ab") as log:
-            command = [str(self.bin / program), *map(str, args)]
             self.processes[name] = subprocess.Popen(
                 command, env=self.env, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
             )
@@ -120,6 +121,7 @@ class Trial:
     def stop(self, name: str, how: int = signal.SIGTERM) -> None:
         """Ends a process that was started here, and what it has started itself."""
         process = self.processes.pop(name)
+        below = descendants(process.pid)
         if process.poll() is None:
             process.send_signal(how)
         with suppress(subprocess.TimeoutExpired):
@@ -127,6 +129,60 @@ class Trial:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the session that `start` gave it, and nobody else's
         process.wait()
+        now = running()
+        for pid, (_, began) in below.items():  # Flower gives some of its processes sessions of their own
+            if pid in now and now[pid][1] == began:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def running() -> dict[int, tuple[int, str]]:
+    """Every process by its id: its parent's id, and when it began, which tells it from a later one of the same id.
+    Nothing where the system does not say (it has no /proc)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            parts = path.read_text().rpartition(")")[2].split()  # a name in brackets may hold anything
+            found[int(path.parent.name)] = (int(parts[1]), parts[19])
+    return found
+
+
+def descendants(pid: int) -> dict[int, tuple[int, str]]:
+    """The processes that a process has started, and those that these have."""
+    every, found = running(), dict[int, tuple[int, str]]()
+    wanted = {pid}
+    while wanted:
+        below = {p: facts for p, facts in every.items() if facts[0] in wanted and p not in found}
+        found |= below
+        wanted = set(below)
+    return found
+
+
+def search_path() -> str:
+    """Where programs are looked for: beside this Python first."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def program(name: str) -> str:
+    """One of Flower's programs."""
+    found = shutil.which(name, path=search_path())
+    if found is None:
+        raise ConfigError(f"Flower's program {name} is not installed; `pip install 'profcil[deploy]'` brings it")
+    return found
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No second Ctrl-C or SIGTERM breaks off what ends the processes."""
+    if current_thread() is not main_thread():  # only there may signals be handled
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def free_port() -> int:

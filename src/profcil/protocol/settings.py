@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from profcil.config import setting
 from profcil.errors import ConfigError, unknown
 from profcil.protocol.heterogeneity import SAMPLERS
 
@@ -26,16 +27,23 @@ def check(key: str, value: Any, kind: type, low: float, high: float) -> None:
 class StreamSettings:
     """What the world does to the clients; the three fractions are the paper's heterogeneity controls."""
 
-    clients: int
-    participants: int  # clients sampled per round
-    task_size: int  # classes per task
-    support: float = 1.0  # fraction of clients that support a task
-    coverage: float = 1.0  # fraction of a task's labels that a supporter observes
-    disorder: float = 0.0  # fraction of task positions perturbed per client
-    sampler: str = "derange"  # how an order is perturbed: derange or adjacent
-    dirichlet: float = 0.0  # concentration of the division of a class among its supporters; 0 divides evenly
-    weak_task: int = -1  # the task that is weakened, counted from 0; -1 weakens none
-    weak_strength: str = ""  # how strongly: mild, medium or severe; empty where no task is weakened
+    clients: int = setting(MISSING, "clients of the stream", low=1)
+    participants: int = setting(MISSING, "clients sampled per round, at most `clients`", low=1)
+    task_size: int = setting(MISSING, "classes per task", low=1)
+    support: float = setting(1.0, "fraction of clients that support a task", low=0.0, high=1.0)
+    coverage: float = setting(1.0, "fraction of a task's labels that a supporter observes", low=0.0, high=1.0)
+    disorder: float = setting(0.0, "fraction of task positions perturbed per client", low=0.0, high=1.0)
+    sampler: str = setting("derange", "how an order is perturbed", choices=tuple(SAMPLERS))
+    dirichlet: float = setting(
+        0.0,
+        "concentration of the division of a class among its supporters; 0 divides evenly",
+        low=0.0,
+        high=1_000_000,
+    )
+    weak_task: int = setting(-1, "the task that is weakened, counted from 0; -1 weakens none", low=-1)
+    weak_strength: str = setting(
+        "", "how strongly it is weakened; empty where no task is weakened", choices=("", *STRENGTHS)
+    )
 
     def __post_init__(self) -> None:
         check("clients", self.clients, Integral, 1, math.inf)

@@ -24,9 +24,11 @@ class Group:
 
 
 def folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Every run folder meant: one itself, or those that lie directly in a folder that is none, such as a study's."""
+    """Every run folder meant: one itself, or those that lie directly in a folder that is none, such as a study's. Files
+    that a pattern has given along with folders are passed over."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    given = [Path(path) for path in paths]
+    for path in [path for path in given if not path.is_file()] or given:
         with readable(path):
             own = not path.is_dir() or is_run(path)
             inside = [] if own else sorted(p for p in path.iterdir() if p.is_dir() and is_run(p))

@@ -69,7 +69,8 @@ def check_folder(path: Path) -> None:
     """A run folder has a config.toml, and may be looked into."""
     with readable(path):
         if not (path / "config.toml").is_file():
-            what = "is not a run folder (it has no config.toml)" if path.is_dir() else "does not exist"
+            what = "is a file, not a run folder" if path.is_file() else "does not exist"
+            what = "is not a run folder (it has no config.toml)" if path.is_dir() else what
             raise RunFolderError(f"{path} {what}; give a folder that `profcil run` named")
 
 

@@ -1,0 +1,67 @@
+"""Runs from Python: what `profcil run` and `profcil resume` do, with the results in hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from profcil.reporting.runs import Run, load_run
+from profcil.resolve import RunConfig, resolve
+
+if TYPE_CHECKING:
+    from profcil.data.bundle import Bundle
+    from profcil.engine.run import Progress
+
+
+def run(
+    recipe: str | None = None,
+    *,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    observe: Callable[[Progress], None] = lambda p: None,
+    **flags: Any,
+) -> Run:
+    """Learns a dataset with a method and gives the finished run.
+
+    `recipe` and `flags` (dataset, method, setting, seed, device, ...) are those of `profcil run`; `settings` are those
+    of `--set`, as in {"train.lr": 0.01, "noise": 0.2}. `out` is the run folder, by default one under runs/. `data` is
+    where the datasets lie, by default $PROFCIL_DATA or data. `observe` is told of every round.
+    """
+    from profcil.engine.run import start
+
+    config = resolve(recipe, flags, settings or {})
+    path = Path(out) if out is not None else unused(config)
+    return load_run(start(config, path, data_root(data), observe))
+
+
+def resume(
+    path: str | Path, *, data: str | Path | None = None, observe: Callable[[Progress], None] = lambda p: None
+) -> Run:
+    """Goes on with a run that was stopped, and gives it when it is finished."""
+    from profcil.engine import run as engine
+
+    return load_run(engine.resume(Path(path), Path(data) if data is not None else None, observe))
+
+
+def load_data(dataset: str, *, data: str | Path | None = None, seed: int = 0) -> Bundle:
+    """A dataset: its training and test examples, class names and facts; `seed` draws the parts where they are drawn."""
+    from profcil.data.shelf import load_bundle
+
+    return load_bundle(dataset, data_root(data), seed)
+
+
+def data_root(given: str | Path | None) -> Path:
+    return Path(given or os.environ.get("PROFCIL_DATA") or "data")
+
+
+def unused(config: RunConfig) -> Path:
+    """The default folder of a run, numbered where a run lies there already."""
+    name = f"{config.dataset}-{config.setting}-{config.method}-seed{config.seed}"
+    path, number = Path("runs") / name, 1
+    while (path / "config.toml").exists():
+        number += 1
+        path = Path("runs") / f"{name}-{number}"
+    return path

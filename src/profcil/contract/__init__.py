@@ -1,0 +1,1 @@
+"""What every method must honour, and a small stream to look at it."""

@@ -1,0 +1,147 @@
+"""One small stream in which everything happens, for every modality, and a look at what crosses in it.
+
+Four tasks of two classes, three clients with an order each. Client 2 never holds more than one example of a task, and
+is idle at the second position; at the third position everybody is idle. Classes return: what client 0 has learnt at the
+first position, client 1 meets at the second. Two of the clients with data are drawn in a round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from profcil import rooms
+from profcil.data.bundle import Bundle, Nodes, Rows
+from profcil.data.shelf import load_bundle
+from profcil.engine.payload import Block
+from profcil.protocol.plan import assemble
+
+CLASSES, EACH, TESTED = 8, 10, 6
+DATASET = {"image": "digits", "text": "clinc150", "graph": "cora"}
+TASKS = ((6, 1), (3, 7), (0, 4), (5, 2))  # what has been seen is never a prefix of the class ids
+ORDERS = [[0, 1, 2, 3], [1, 0, 3, 2], [0, 2, 1, 3]]
+HELD = [{0: 5, 1: 4}, {0: 4, 1: 5}, {1: 8}, {0: 8}]  # task → client → examples of each class
+ALONE = (0, 3)  # tasks of which client 2 holds a single example
+LONG = re.compile(r"(steps|rounds|iterations)$")  # settings of a server that trains which say for how long
+
+
+# -- data of every modality -------------------------------------------------------------------------------------------
+
+
+def images() -> Bundle:
+    """Eight digits, ten examples each for training and six for testing."""
+    bundle = load_bundle("digits", Path("nowhere"), 0)
+
+    def part(rows: Any, each: int) -> Rows:
+        return rows.part(torch.cat([torch.nonzero(rows.y == y).flatten()[:each] for y in range(CLASSES)]))
+
+    facts, names = replace(bundle.facts, classes=CLASSES), bundle.names[:CLASSES]
+    train, test = part(bundle.train, EACH), part(bundle.test, TESTED)
+    return replace(bundle, facts=facts, names=names, train=train, test=test, fingerprint="few digits")
+
+
+def texts() -> Bundle:
+    """Every class with a word of its own among common ones."""
+
+    def part(seed: int, each: int) -> Rows:
+        y, rng = torch.arange(CLASSES).repeat(each), torch.Generator().manual_seed(seed)
+        words = torch.randint(1, 30, (len(y), 6), generator=rng)
+        words[:, 2] = 30 + y
+        words[::3, 5] = 0
+        return Rows(words, y)
+
+    facts = replace(rooms.find("data", "clinc150").FACTS, classes=CLASSES)
+    names = tuple(map(str, range(CLASSES)))
+    return Bundle(facts, part(1, EACH), part(2, TESTED), None, names, vocabulary=30 + CLASSES, fingerprint="few words")
+
+
+def graphs() -> Bundle:
+    """All classes on one random graph."""
+    y, rng = torch.arange(CLASSES).repeat(EACH + TESTED), torch.Generator().manual_seed(3)
+    x = torch.nn.functional.one_hot(y, CLASSES + 2).float() + 0.3 * torch.rand(len(y), CLASSES + 2, generator=rng)
+    ends = torch.randint(len(y), (2, 400), generator=rng)
+    ends = ends[:, ends[0] != ends[1]]
+    edges = torch.unique(torch.cat([ends, ends.flip(0)], 1), dim=1)
+    train = torch.arange(len(y)) < CLASSES * EACH
+    parts = [Nodes(x, edges, y[m], torch.nonzero(m).flatten()) for m in (train, ~train)]
+    facts = replace(rooms.find("data", "cora").FACTS, classes=CLASSES)
+    return Bundle(facts, parts[0], parts[1], None, tuple(map(str, range(CLASSES))), fingerprint="a few nodes")
+
+
+BUNDLES = {"image": images, "text": texts, "graph": graphs}
+
+
+def plan_of(labels: Any, classes: int, settings: Any, seed: int) -> Any:
+    """Who holds what, as said at the top."""
+    owner = np.full(len(labels), -1)
+    for task, shares in zip(TASKS, HELD, strict=True):
+        for label in task:
+            ids = iter(np.flatnonzero(labels == label))
+            for client, count in shares.items():
+                owner[[next(ids) for _ in range(count)]] = client
+    for few in ALONE:
+        owner[np.flatnonzero((labels == TASKS[few][0]) & (owner < 0))[0]] = 2
+    return assemble(labels, owner, TASKS, np.array(ORDERS), settings, seed)
+
+
+# -- what crosses ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Crossed:
+    """What went from hand to hand, by direction and kind, seen from the method's side of the door."""
+
+    bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    has: set[tuple[int, str, int]] = field(default_factory=set)  # client, block, version
+
+    def add(self, direction: str, blocks: Mapping[str, Block]) -> None:
+        for b in blocks.values():
+            size = sum(t.numel() * t.element_size() for t in b.tensors.values())
+            self.bytes[direction, b.kind] = self.bytes.get((direction, b.kind), 0) + size
+
+    def arrived(self, client: int, inbox: Mapping[str, Block]) -> None:
+        fresh = {n: b for n, b in inbox.items() if (client, n, b.version) not in self.has}
+        self.has |= {(client, n, b.version) for n, b in inbox.items()}
+        self.add("down", fresh)
+
+
+def spy(method: Any, crossed: Crossed) -> None:
+    """Takes a note of every inbox that the method's client half opens and every reply that its server half gets."""
+
+    own: Any = type(method)
+
+    class Spied(own):
+        def turn(self, client: Any, inbox: Any) -> Any:
+            crossed.arrived(client.id, inbox)
+            return super().turn(client, inbox)
+
+        def survey(self, client: Any, inbox: Any) -> Any:
+            crossed.arrived(client.id, inbox)
+            return super().survey(client, inbox)
+
+        def aggregate(self, state: Any, replies: Any, when: Any) -> Any:
+            for r in replies:
+                crossed.add("up", r.blocks)
+            return super().aggregate(state, replies, when)
+
+        def absorb(self, state: Any, replies: Any, when: Any) -> Any:
+            for r in replies if when.stage == "refresh" else ():
+                crossed.add("up", r.blocks)
+            return super().absorb(state, replies, when)
+
+    method.__class__ = Spied  # the same object: whatever it holds already stays to be seen
+
+
+def quick(name: str) -> dict[str, int]:
+    """A server that trains does it for two steps only."""
+    method = rooms.find("methods", name).METHOD
+    fields = dataclasses.fields(method.Params) if method.server_gradients else ()
+    long = {f.name: f.default for f in fields if LONG.search(f.name)}
+    return {name: min(count, 2) for name, count in long.items() if isinstance(count, int)}

@@ -1,0 +1,119 @@
+"""The public names: a stream from Python, its results, and its model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import profcil
+from profcil.errors import ConfigError, DataError, RunFolderError
+
+TINY = {"train.rounds": 1, "epochs": 1, "warmup.rounds": 1, "clients": 4, "participants": 2, "task_size": 5}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path_factory.getbasetemp() / "warm"))
+    monkeypatch.delenv("PROFCIL_DATA", raising=False)
+
+
+def test_a_stream_and_its_results():
+    told = []
+    run = profcil.run("digits-severe", method="fedavg", seed=1, settings=TINY, observe=told.append)
+    assert run.done and run.path == Path("runs/digits-severe-fedavg-seed1") and told
+    assert run.config["train"]["rounds"] == 1 and run.config["seed"] == 1
+    assert set(run.metrics) >= {"faa", "cta", "af"} and run.bytes("up") > 0
+    assert profcil.load_run(run.path).metrics == run.metrics
+    assert profcil.resume(run.path).metrics == run.metrics
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("promax", {}),
+        ("prolin", {}),
+        ("prolin", {"anchor_every": 1, "random_features": 8}),
+        ("fedproto", {"predict": "prototype"}),
+        ("hr", {}),
+    ],
+)
+def test_the_model_decides_as_the_run_did(method, more):
+    run = profcil.run("digits", method=method, out="run", settings=TINY | more)
+    model, test = profcil.load_model("run"), profcil.load_data("digits").test
+    right = (model(test.x) == test.y).numpy()
+    counts = [sum(right[np.isin(test.y.numpy(), list(task))]) for task in run.plan.tasks]
+    assert counts == run.scores.correct[-1].tolist()
+    assert len(model.names) == 10 and model.seen == tuple(range(10))
+
+
+def test_arrays_do_and_other_shapes_are_told():
+    profcil.run("digits", method="fedavg", out="run", settings=TINY)
+    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x[:3]
+    assert torch.equal(model(x.numpy()), model(x)) and model.scores(x).shape == (3, 10)
+    for wrong in (x[0], x.float(), x[:, :, :4]):
+        with pytest.raises(DataError, match=r"this model takes \[n, 1, 8, 8\] of torch.uint8"):
+            model(wrong)
+
+
+def test_classes_that_the_stream_has_not_shown_are_never_predicted():
+    profcil.run("digits", method="fedavg", out="run", settings=TINY)
+    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x
+    model.seen = (2, 5)
+    assert set(model(x).tolist()) <= {2, 5} and torch.isinf(model.scores(x)[:, 0]).all()
+
+
+def test_graphs(monkeypatch, tmp_path):
+    from profcil.trained import Model
+
+    like = (torch.zeros(0, 4), torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    model = Model(torch.nn.Linear(1, 1), None, None, (0,), ("a",), like)
+    x, edges = torch.randn(5, 4), torch.tensor([[0, 1], [1, 0]])
+    assert model.examples(x, edges).nodes.tolist() == [0, 1, 2, 3, 4]
+    assert len(model.examples(x, edges, torch.tensor([3]))) == 1
+    for wrong in ((x,), (x, edges.T.repeat(2, 1)), (x[:, :3], edges)):
+        with pytest.raises(DataError, match="this model takes"):
+            model.examples(*wrong)
+
+
+def test_the_example_on_the_front_page(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    code = text.partition("From Python:")[2].partition("```python\n")[2].partition("```")[0]
+    assert "profcil.load_model" in code and len(code.splitlines()) < 14
+    exec(compile(code, "README.md", "exec"), {})
+    assert "'faa'" in capsys.readouterr().out
+
+
+def test_mistakes_are_errors_of_the_family(monkeypatch):
+    with pytest.raises(ConfigError, match="did you mean promax"):
+        profcil.run("digits", method="promx")
+    with pytest.raises(ConfigError, match="did you mean seed"):
+        profcil.run("digits", sede=1)
+    with pytest.raises(ConfigError, match="did you mean"):
+        profcil.run("digits", settings={"train.lrr": 1})
+    with pytest.raises(ConfigError, match="is not a number"):
+        profcil.run("digits", settings={"train.lr": [1]})
+    with pytest.raises(RunFolderError, match="does not exist"):
+        profcil.load_model("nowhere")
+    with pytest.raises(AttributeError, match="no attribute 'rnu'"):
+        _ = profcil.rnu
+
+
+def test_a_model_needs_the_data_of_its_run(monkeypatch):
+    profcil.run("digits", method="fedavg", out="run", settings=TINY)
+    text = Path("run/run.json").read_text()
+    Path("run/run.json").write_text(text.replace(profcil.load_run("run").facts["data"], "0" * 32))
+    with pytest.raises(RunFolderError, match="is not what run was made from"):
+        profcil.load_model("run")
+
+
+def test_reading_a_run_needs_no_torch():
+    profcil.run("digits", method="fedavg", out="run", settings=TINY)
+    code = "import sys, profcil; assert 'numpy' not in sys.modules; assert set(profcil.__all__) <= set(dir(profcil)); "
+    code += "from profcil import load_run; load_run('run'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

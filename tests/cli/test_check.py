@@ -1,0 +1,127 @@
+"""`profcil check`: a method that keeps the contract, and methods that break it, one promise each."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from profcil import rooms
+from profcil.cli.main import main
+from profcil.contract.promises import PROMISES
+from profcil.engine.payload import Block
+from profcil.methods.base import Method, Params
+
+
+class Images(Method):
+    modalities = frozenset({"image"})
+
+
+class Silent(Images):
+    kinds = frozenset()
+
+
+class Crashing(Images):
+    def end_position(self, state: Any, when: Any) -> Any:
+        raise ValueError("no\nidea")
+
+
+class Drawing(Images):
+    def end_position(self, state: Any, when: Any) -> Any:
+        torch.rand(1), np.random.rand(), random.random()
+        return state
+
+
+class Noisy(Images):
+    def aggregate(self, state: Any, replies: Any, when: Any) -> Any:
+        state = super().aggregate(state, replies, when)
+        head = {k: t + 1e-3 * torch.randn(t.shape) for k, t in state.blocks["head"].tensors.items()}
+        return state.put(head=Block("model", head))
+
+
+class Keeping(Images):
+    def end_position(self, state: Any, when: Any) -> Any:
+        self.rounds = getattr(self, "rounds", 0) + 1
+        return state.put(count=Block("memory", {"count": torch.tensor([float(self.rounds)])}))
+
+
+class Counting(Images):
+    def end_position(self, state: Any, when: Any) -> Any:
+        return state.put(all=Block("memory", {"mean": torch.zeros(10, 2)}, tuple(range(10))))
+
+
+class Odd(Images):
+    kinds = frozenset({"model", "secrets"})
+
+
+@dataclass(frozen=True)
+class Bare(Params):
+    mu: float = 0.1
+    nu: float = field(default=0.2, metadata={"help": "known"})
+
+
+class Unexplained(Images):
+    Params = Bare
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch, capsys: Any, method: type, status: int = 1) -> dict[str, str]:
+    """What does not hold, and why not."""
+    module = SimpleNamespace(METHOD=method, __doc__="A guest.")
+    point = SimpleNamespace(load=lambda: module)
+    monkeypatch.setattr(rooms, "guests", lambda room: {"guest": point} if room == "methods" else {})
+    assert main(["check", "guest", "--json"]) == status
+    return {row["promise"]: row["why_not"] for row in json.loads(capsys.readouterr().out) if not row["holds"]}
+
+
+def test_a_method_that_keeps_all(monkeypatch, capsys):
+    assert looked_at(monkeypatch, capsys, Images, 0) == {}
+    assert main(["check", "guest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(PROMISES) + 1 and all(line.startswith("holds ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("method", "promise", "why"),
+    [
+        (Silent, "sends only the kinds it declares", "kind 'model' came to the door"),
+        (Crashing, "plays a stream", "ValueError: no idea"),
+        (Drawing, "leaves the global random states alone", "global generator of torch, numpy, random"),
+        (Noisy, "a saved state goes on", "ends elsewhere"),
+        (Noisy, "neither the order of clients", "end elsewhere"),
+        (Keeping, "holds nothing but its settings", "keeps rounds on itself"),
+        (Keeping, "a saved state goes on", "ends elsewhere"),
+        (Keeping, "an idle position changes nothing", "changes the server"),
+        (Counting, "labels are sets of class ids", "classes [8, 9] that nobody has seen"),
+        (Odd, "declares kinds that there are", "secrets"),
+        (Unexplained, "a default and a help text", "mu: no help text"),
+    ],
+)
+def test_a_broken_promise_is_told(monkeypatch, capsys, method, promise, why):
+    broken = looked_at(monkeypatch, capsys, method)
+    assert [told for name, told in broken.items() if promise in name and why in told], broken
+
+
+def test_text_says_what_does_not_hold(monkeypatch, capsys):
+    looked_at(monkeypatch, capsys, Odd)
+    assert main(["check", "guest"]) == 1
+    assert (
+        "DOES NOT HOLD  image: declares kinds that there are (secrets: there is no such kind" in capsys.readouterr().out
+    )
+
+
+def test_an_unknown_method_is_one_sentence(capsys):
+    assert main(["check", "promx"]) == 2
+    err = capsys.readouterr().err
+    assert "did you mean promax" in err and err.count("\n") == 1
+
+
+def test_a_method_for_texts_and_one_whose_server_trains(capsys):
+    for name in ("fedseit", "target"):
+        assert main(["check", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)

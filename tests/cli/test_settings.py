@@ -1,0 +1,116 @@
+"""Settings of every type: set on the command line, written into a run folder, read back."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Optional
+
+import pytest
+
+from profcil import rooms
+from profcil.cli.main import main
+from profcil.config import setting
+from profcil.errors import ConfigError
+from profcil.methods.base import Method, Params
+from profcil.reporting.runs import load_run
+from profcil.resolve import resolve, to_toml
+
+
+@dataclass(frozen=True)
+class Wide(Params):
+    cap: float | None = setting(None, "largest norm; none = no limit", low=0.0)
+    floor: Optional[int] = setting(3, "smallest count")  # noqa: UP045 - people write it so
+    taus: tuple[float, ...] = setting((1.0,), "temperatures", low=0.0)
+    pair: tuple[int, str] = setting((1, "a"), "two things")
+    name: str | float = setting("x", "a word or a number")
+
+
+class Guest(Method):
+    """A method of another package."""
+
+    Params = Wide
+    regimes = {"expanded": {"cap": 4.0}}  # noqa: RUF012 - a constant of the class
+
+
+@pytest.fixture(autouse=True)
+def guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(METHOD=Guest, __doc__="Guest: a method of another package.")
+    point = SimpleNamespace(load=lambda: module)
+    monkeypatch.setattr(rooms, "guests", lambda room: {"guest": point} if room == "methods" else {})
+
+
+def made(*sets: str):
+    return resolve("digits", {"method": "guest"}, sets)
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [
+        ("cap=0.5", 0.5),
+        ("cap=2", 2.0),
+        ("cap=none", None),
+        ("floor=7", 7),
+        ("floor=none", None),
+        ("taus=[1.0, 2]", (1.0, 2.0)),
+        ("taus=[]", ()),
+        ("pair=[2, 'b']", (2, "b")),
+        ("name=0.5", 0.5),
+        ("name='0.5'", "0.5"),
+        ("name=word", "word"),
+    ],
+)
+def test_a_value_is_read_by_its_type_and_comes_back(tmp_path: Path, item: str, value: object) -> None:
+    config = made(item)
+    found = getattr(config.params, item.partition("=")[0])
+    assert found == value and type(found) is type(value)
+    (tmp_path / "again.toml").write_text(to_toml(config))
+    assert resolve(str(tmp_path / "again.toml")) == config
+
+
+def test_none_is_left_out_where_it_is_the_default() -> None:
+    text = to_toml(made())
+    assert "cap" not in tomllib.loads(text)["params"]
+    assert tomllib.loads(to_toml(made("floor=none")))["params"]["floor"] == "none"
+
+
+def test_none_is_written_where_a_regime_says_otherwise(tmp_path: Path) -> None:
+    assert made("regime=expanded").params.cap == 4.0
+    config = made("regime=expanded", "cap=none")
+    (tmp_path / "again.toml").write_text(to_toml(config))
+    assert config.params.cap is None and resolve(str(tmp_path / "again.toml")) == config
+
+
+def test_numbers_without_end_and_any_letters_come_back(tmp_path: Path) -> None:
+    config = replace(made("clip=inf"), device="cpu")
+    config = replace(config, params=replace(config.params, name="Größe 😀"))
+    (tmp_path / "again.toml").write_text(to_toml(config), encoding="utf-8")
+    again = resolve(str(tmp_path / "again.toml"))
+    assert again == config and math.isinf(again.train.clip)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("cap=much", "cap = 'much' is not a number or none"),
+        ("cap=-1", "cap = -1.0 is out of range; it must be at least 0.0"),
+        ("cap=[1.0]", "is not a number or none"),
+        ("floor=1.5", "is not a whole number or none"),
+        ("taus=1.0", r"is not a list \(each a number\)"),
+        ("taus=[1.0, 'x']", r"taus\[1\] = 'x' is not a number"),
+        ("taus=[1.0, -1.0]", "taus = -1.0 is out of range"),
+        ("pair=[1]", r"is not a list \(a whole number, text\)"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(item: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        made(item)
+
+
+def test_a_run_with_none_ends_and_can_be_read(small: list[str]) -> None:
+    assert main(["run", "--method", "guest", "--out", "run", "--quiet", *small]) == 0
+    assert load_run("run").done
+    assert main(["resume", "run"]) == 0

@@ -1,0 +1,76 @@
+"""Settings as they are listed: all of them, explained, and the committed page is the generated one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profcil import rooms
+from profcil.cli.main import main
+from profcil.reporting.settings import page, rows
+from profcil.resolve import TOP, known_paths
+
+COMMITTED = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_committed_page_is_the_generated_one():
+    """Write it anew with `profcil list settings --page docs/settings.md`."""
+    assert COMMITTED.read_text(encoding="utf-8") == page()
+
+
+def test_every_setting_of_every_method_is_listed_with_a_help_text():
+    for name in rooms.names("methods"):
+        listed = rows(name)
+        known = {*known_paths(rooms.find("methods", name).METHOD.Params), *TOP}
+        assert {row["setting"] for row in listed} == known
+        assert all(row["help"] and row["type"] for row in listed)
+
+
+def test_the_list_as_text_and_as_json(capsys):
+    assert main(["list", "settings", "--method", "fedprox"]) == 0
+    text = capsys.readouterr().out
+    assert "params.mu" in text and "strength of the pull" in text and "params.noise" not in text
+    assert main(["list", "settings", "--method", "fedprox", "--json"]) == 0
+    found = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["train.momentum"] == {
+        "setting": "train.momentum",
+        "of": "every run",
+        "type": "number",
+        "default": "0.9",
+        "allowed": "between 0.0 and 1.0",
+        "help": "momentum of SGD",
+    }
+    assert found["stream.support"]["default"] == "homogeneous 1.0, severe 0.4"
+    assert found["executor"]["allowed"] == "auto, stacked, serial"
+
+
+def test_a_dataset_shows_what_its_recipe_gives():
+    found = {row["setting"]: row["default"] for row in rows("promax", "digits")}
+    assert found["dataset"] == '"digits"' and found["stream.clients"].isdigit() and found["stream.support"] == "0.4"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (["list", "settings", "--method", "promx"], "did you mean promax"),
+        (["list", "settings", "--dataset", "digit"], "did you mean digits"),
+        (["list", "methods", "--method", "pro"], "it narrows `list settings`"),
+        (["list", "settings", "--method", "pro", "--page", "x.md"], "it narrows `list settings`"),
+        (["run", "--set", "task_sizes=2"], "`profcil list settings` shows all"),
+        (["list", "settings", "--page", "mine.md"], "is no page of settings"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys, line, says):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.md").write_text("mine")
+    assert main(line) == 2
+    assert says in (err := capsys.readouterr().err) and err.count("\n") == 1
+    assert Path("mine.md").read_text() == "mine" and not Path("x.md").exists()
+
+
+def test_unknown_keys_of_a_recipe_say_where_all_are_shown(tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text("[train]\nlrr = 1.0\n")
+    assert main(["run", str(tmp_path / "mine.toml")]) == 2
+    assert "did you mean lr? (`profcil list settings` shows all)" in capsys.readouterr().err
