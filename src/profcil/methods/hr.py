@@ -8,7 +8,7 @@ replays them decoded by the old model, and re-encodes them once a position as f_
 codes of are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at which λ and the prior balance.
 
 Stored: on the server a centroid of every class, and within a position the model it started from; on a client latent
-codes, up to B of a class, and within a position the same model.
+codes, up to B of a class, and within a position that model.
 
 Departed from: the paper's equation for the centroids climbs the potential, here it is descended. Old codes and images
 are targets computed once a turn from plain examples, and an old image is moved by the same crop and flip as the

@@ -7,7 +7,7 @@ arg-max. Their loss is CE over current classes on real examples, plus CE of the 
 and current classes on real and made ones, plus 0.1·Σ_k (w_k·z − w_k·z*)²/K along the K rows of the old head, on both.
 
 Stored: on the server a generator, and within a position the model it started from; on a client nothing of its own,
-but both as they were sent.
+but the generator and that model as they were sent.
 
 Adapted to client-specific orders: old are the classes that the generator was trained for and the client does not have
 now, as masks instead of slices; what it makes of a current class is not used. It is unconditional, so a turn draws
