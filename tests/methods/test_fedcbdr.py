@@ -170,6 +170,38 @@ def test_a_client_is_told_of_its_own_picks_only(tiny):
     assert "stored" not in {n for held in run.state.held.values() for n in held}
 
 
+def test_picks_wait_until_a_reply_confirms_them(fresh):
+    """Every turn of the second position is refused; its survey takes place, and no pick of the first one is lost."""
+    run = fresh(
+        "fedcbdr", setting="homogeneous", clients=2, participants=2, train__rounds=1, on_divergence="skip-client"
+    )
+    usual = run.world.config
+    run.play(0, 0)
+    first = {c: run.server.blocks[f"keep/{c}"].tensors["rows"] for c in (0, 1)}
+    run.world.config = replace(usual, train=replace(usual.train, loss_limit=0.0))
+    run.world.forget_features()
+    run.play(1, 0)
+    assert not any(len(own["rows"]) for own in run.state.private.values())
+    both = {c: run.server.blocks[f"keep/{c}"].tensors["rows"] for c in (0, 1)}
+    assert all(set(first[c].tolist()) < set(both[c].tolist()) for c in both)
+    run.world.config = usual
+    run.world.forget_features()
+    run.play(2, 0)
+    for c, own in run.state.private.items():
+        assert torch.equal(own["rows"], both[c].sort().values)
+        assert set(run.server.blocks[f"keep/{c}"].tensors["rows"].tolist()).isdisjoint(both[c].tolist())  # it has them
+    assert run.state.private.keys() == {0, 1}
+
+
+def test_draws_depend_on_the_seed_of_the_run(fresh):
+    """The same candidates and scores, so that only the server's draw can differ."""
+    runs = [fresh("fedcbdr", setting="homogeneous", budget=3, seed=s) for s in (0, 0, 1)]
+    replies, when = surveyed(runs[0], 0, 2)
+    states = [run.method.absorb(run.server, replies, when) for run in runs]
+    one, same, other = ([s.blocks[f"keep/{r.client}"].tensors["rows"].tolist() for r in replies] for s in states)
+    assert one == same != other
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 

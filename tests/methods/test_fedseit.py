@@ -227,6 +227,18 @@ def test_what_is_chosen_is_used(planted):
         assert own["mix.0"].any()
 
 
+def test_a_turn_meters_what_the_client_keeps_and_the_foreign_adaptives(planted):
+    run = planted(train__rounds=2)
+    run.play(0, 0)
+    run.play(1, 0)
+    for reply in run.turns(1, 1):
+        own = run.state.private[reply.client]
+        chosen = len(run.server.blocks[f"chosen/{reply.client}/1"].tensors["task"])
+        foreign = chosen * sum(t.numel() for t in part(own, "adaptive"))
+        kept = sum(t.numel() * t.element_size() for t in own.values())
+        assert chosen and reply.notes["extra_bytes"] == kept + 4 * foreign
+
+
 def test_where_nothing_is_alike_there_is_the_local_branch_alone(planted, same_bits):
     unlike, none = planted(threshold=1.0).stream(), planted(top=0).stream()
     assert not any(len(b.tensors["score"]) for n, b in unlike.server.blocks.items() if n.startswith("chosen/"))

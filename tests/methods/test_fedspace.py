@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,46 @@ def test_the_radius_is_the_root_of_the_mean_variance():
     z = torch.randn(300, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 2.0, 3.0, 0.1, 0.0]) + 9
     y = torch.arange(300) % 3 + 4
     variance = torch.stack([z[y == c].var(0, correction=0).mean() for c in (4, 5, 6)])
-    torch.testing.assert_close(radius_of(z, y), variance.mean().sqrt(), rtol=1e-4, atol=0)
+    radius, count = radius_of(z, y)
+    torch.testing.assert_close(radius, variance.mean().sqrt(), rtol=1e-4, atol=0)
+    assert int(count) == 300
+
+
+def test_a_class_with_one_example_has_no_say_in_the_radius():
+    z = 3 * torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(40, dtype=torch.long)
+    alone = torch.cat([y, torch.tensor([5, 7])])
+    torch.testing.assert_close(radius_of(torch.cat([z, z[:2]]), alone), radius_of(z, y))
+    assert [float(t) for t in radius_of(z[:2], torch.tensor([5, 7]))] == [0.0, 0.0]
+
+
+def test_the_radius_is_the_mean_over_all_who_have_ever_reported_each_once(fresh):
+    run = fresh("fedspace", setting="homogeneous", clients=4, participants=2)
+    latest = {}
+    for r in range(3):
+        latest |= {reply.client: (reply.blocks["radius"].tensors, reply.samples) for reply in run.turns(0, r)}
+        run.play(0, r)
+        assert all(int(told["count"]) == samples for told, samples in latest.values())
+        total = sum(samples for _, samples in latest.values())
+        mean = sum(float(told["radius"]) * samples / total for told, samples in latest.values())
+        assert float(run.server.blocks["radius"].tensors["radius"]) == pytest.approx(mean, rel=1e-5)
+    assert len(latest) > 2
+
+
+def test_a_late_client_with_one_example_of_a_class_leaves_the_radius(fresh, deal):
+    def owner(labels, tasks):
+        given = np.full(len(labels), -1)
+        for label in range(10):
+            rows = np.flatnonzero(labels == label)
+            given[rows[:30]], given[rows[30:60]] = 0, 1
+            given[rows[60:61]] = 2 if label in tasks[2] else -1
+        return given
+
+    deal(owner)
+    run = fresh("fedspace", clients=3, participants=3).stream()
+    radii = [float(s.blocks["radius"].tensors["radius"]) for s in run.after_positions()]
+    assert radii == [radii[0]] * len(radii) and radii[0] > 0.1
+    assert set(run.world.plan.observed(2, 2)) == set(run.world.plan.tasks[2])
 
 
 def test_stripped_of_its_parts_the_first_round_is_fedavgs_to_the_bit(fresh):

@@ -274,10 +274,23 @@ def test_codes_are_metered_and_re_encoded_once_a_position(fresh):
     expected = encode(run.world.net, reply.weights(), decode(run.world.net, starting(inbox), before["codes"]))
     torch.testing.assert_close(own["later"][old], expected)  # f_new(g_old(m))
     assert (reply.notes["replay_requested"], reply.notes["replay_served"]) == (2 * 5 * 2, 2 * 5 * 2)
-    assert reply.notes["extra_bytes"] == sum(t.numel() * t.element_size() for t in own.values())
+    start = [t for tensors in starting(inbox).values() for t in tensors.values()]
+    assert reply.notes["extra_bytes"] == sum(t.numel() * t.element_size() for t in (*own.values(), *start))
     again = replace(client, private=own, when=run.when(2, 0))
     assert torch.equal(recalled(again, inbox)[0], own["later"])
     assert reply.private is None  # nothing of it left the client
+
+
+def test_the_starting_model_is_metered_where_there_is_one(fresh):
+    run = fresh("hr", setting="homogeneous", budget=5, participants=4)
+    for position, round in ((0, 1), (0, 2), (1, 0), (1, 1)):
+        if (position, round) == (1, 0):
+            run.state.server = run.method.end_position(run.server, run.when(0, 2))
+        run.play(position, round)
+        model = sum(run.server.blocks[b].bytes for b in BLOCKS)
+        for reply in run.turns(position, round):
+            codes = sum(t.numel() * t.element_size() for t in run.state.private[reply.client].values())
+            assert reply.notes["extra_bytes"] == codes + (model if position else 0)
 
 
 def test_the_first_of_each_class():

@@ -191,8 +191,49 @@ def test_a_class_that_is_never_drawn_is_missed_and_counted(halfway, monkeypatch)
     assert [k for k in answer.notes if k.startswith("drawn_")] == [f"drawn_{known[2]}"]
 
 
-def test_without_a_budget_it_is_fedavg(tiny):
-    plain = tiny("fedavg", setting="homogeneous", model__norm="batch", train__rounds=2)
+def test_real_examples_compete_over_the_clients_classes_with_and_without_replay(fresh):
+    for space in ("local", "seen"):
+        run, narrower = fresh("mfcl", label_space=space, **QUICK), 0
+        for position in (0, 1):
+            for c in run.clients(position, 0):
+                client = run.client(c, position, 0)
+                phase = next(run.method.turn(client, inbox(run, position, 0)))
+                assert ("old" in phase.constants) == bool(position)
+                wanted = client.labels if space == "local" else client.seen
+                assert tuple(phase.constants["allowed"].nonzero().flatten().tolist()) == wanted
+                narrower += len(client.labels) < len(client.seen)
+            for r in range(2):
+                run.play(position, r)
+        assert narrower > 0
+
+
+def test_where_no_old_image_was_drawn_real_examples_are_still_held_to_the_old_head(halfway, monkeypatch):
+    client, known = halfway.client(0, 1, 0), halfway.server.blocks["generator"].labels
+
+    def nothing_old(*args):
+        x, y, logits = labelled(*args)
+        return x, torch.full_like(y, client.labels[0]), logits
+
+    monkeypatch.setattr(mfcl, "labelled", nothing_old)
+    phase = next(halfway.method.turn(client, inbox(halfway, 1, 0)))
+    assert phase.source.replayed == 0 and phase.source.size == len(client.current)
+    assert tuple(phase.constants["old"].nonzero().flatten().tolist()) == known
+    net, rng, loss = halfway.world.net, torch.Generator().manual_seed(0), {}
+    net.load({b: dict(halfway.server.blocks[b].tensors) for b in MODEL})
+    net.eval()
+    batch = phase.source.epoch(rng) | phase.constants
+    moved = batch | {"target": batch["target"] + 1}  # a teacher that says something else of real examples
+    for weight in (0.0, 1.0):
+        method = MFCL(replace(halfway.method.params, distill=weight))
+        told = [method.replay_loss(net, b | {"rng": torch.Generator().manual_seed(1)}) for b in (batch, moved)]
+        loss[weight] = float(told[1] - told[0])
+    assert loss[0.0] == 0 and abs(loss[1.0]) > 0.1
+    (answer,) = halfway.turns(1, 0)
+    assert answer.notes["replay_served"] == 0 and answer.notes["replay_requested"] > 0
+
+
+def test_without_a_budget_it_is_fedavg_over_local_classes(tiny):
+    plain = tiny("fedavg", setting="homogeneous", label_space="local", model__norm="batch", train__rounds=2)
     run = tiny("mfcl", setting="homogeneous", **{**QUICK, "params__budget": 0})
     for block in MODEL:
         for name, tensor in plain.server.blocks[block].tensors.items():

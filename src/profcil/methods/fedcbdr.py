@@ -6,12 +6,13 @@ tells each client which of its own to keep. Raw examples never leave a client. T
 examples minimises (ω_old/N_old) Σ_replayed CE + (ω_new/N_new) Σ_current CE, both over [z_old/τ_old, z_new/τ_new], with
 the paper's best values. N counts an epoch, so a batch is an unbiased sample of that sum.
 
-Stored: on the server row numbers of the chosen examples and a count per class; on a client raw examples, up to B of a
-class.
+Stored: on the server a count per class, and row numbers of the chosen examples until their client has them; on a
+client raw examples, up to B of a class.
 
 Adapted to client-specific orders: `old` are the classes seen by the federation that are not current for this client.
 A client without exemplars trains by plain cross-entropy, as in the paper's first task. The chosen row numbers reach a
-client with its next broadcast, and only that client; it keeps them as private state. The budget is per class, not
+client with its next broadcast, and only that client; it keeps them as private state, and the server has them until a
+reply of that client shows that it does. The budget is per class, not
 per task: `storage = "client"` keeps up to B examples of a class on each client, `"federation"` B over all clients and
 positions, first come, first served. Every local epoch replays exactly B examples of each class that the client has
 stored, repeated where it has fewer. So classes are balanced by quota, where the paper balances only implicitly; the
@@ -35,9 +36,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from profcil.config import setting
+from profcil.data.bundle import Inputs
 from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -68,6 +70,9 @@ class FedCBDR(Method):
     Params = FedCBDRParams
     kinds = frozenset({"model", "replay"})
     regimes: ClassVar = {"expanded": {"budget": 100}}
+
+    def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
+        net.attach("seed", own_seed(generator))
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -128,9 +133,15 @@ class FedCBDR(Method):
         return Reply(client.id, len(client.current), {"candidates": candidates})
 
     def begin(self, weights: Weights) -> ServerState:
+        """The server's own seed is no part of the model: it is neither sent nor trained."""
         head = weights["head"]["weight"]
         count = torch.zeros(len(head), dtype=torch.long, device=head.device)
-        return super().begin(weights).put(stored=Block("replay", {"count": count}))
+        state = super().begin({b: weights[b] for b in MODEL})
+        return state.put(stored=Block("replay", {"count": count}), seed=Block("replay", weights["seed"]))
+
+    def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """The average; whoever has replied holds its picks, so they need not be sent again."""
+        return super().aggregate(state, replies, when).drop(*(keep_for(r.client) for r in replies))
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Each client's picks, in a block of its own; `stored` counts the exemplars of every class."""
@@ -141,23 +152,26 @@ class FedCBDR(Method):
         y = torch.tensor([label for b in told for label in b.labels], device=scores.device)
         sizes = [len(b.labels) for b in told]
         stored = state.blocks["stored"].tensors["count"]
-        chosen = self.choose(scores, y, sizes, stored, when)
+        chosen = self.choose(scores, y, sizes, state, when)
         picks = {
-            keep_for(r.client): Block("replay", {"rows": b.tensors["rows"][part]})
+            keep_for(r.client): Block(
+                "replay", {"rows": torch.cat([b.tensors["rows"][part], *waiting(state, r.client)])}
+            )
             for r, b, part in zip(replies, told, chosen.split(sizes), strict=True)
         }
         count = stored + torch.bincount(y[chosen], minlength=len(stored))
         return state.put(**picks, stored=Block("replay", {"count": count}))
 
-    def choose(self, scores: Tensor, y: Tensor, sizes: Sequence[int], stored: Tensor, when: When) -> Tensor:
+    def choose(self, scores: Tensor, y: Tensor, sizes: Sequence[int], state: ServerState, when: When) -> Tensor:
         """Which of the stacked examples are kept: up to B of every class on each client, or over all of them."""
         p, chosen = self.params, torch.zeros(len(y), dtype=torch.bool, device=y.device)
+        stored, seed = state.blocks["stored"].tensors["count"], int(state.blocks["seed"].tensors["number"])
         shared = p.storage == "federation"
         for group, rows in enumerate(torch.arange(len(y), device=y.device).split([len(y)] if shared else list(sizes))):
             for label in torch.unique(y[rows]).tolist():
                 of_class = rows[y[rows] == label]
                 room = max(0, p.budget - int(stored[label])) if shared else p.budget
-                rng = torch_generator(0, "exemplars", when.position, group, label)  # a server has no seed of its own
+                rng = torch_generator(seed, "exemplars", when.position, group, label)
                 chosen[of_class[draw(scores[of_class], room, rng)]] = True
         return chosen
 
@@ -175,9 +189,22 @@ class FedCBDR(Method):
         return Samples("inputs", together([c.examples.inputs(r) for c, r in parts if len(r)]))
 
 
+def own_seed(generator: torch.Generator) -> nn.Module:
+    """The number that the server's draws start from, as a block without anything to train."""
+    module = nn.Module()
+    module.register_buffer("number", torch.randint(2**62, (), generator=generator))
+    return module
+
+
 def keep_for(client: int) -> str:
     """The name of the block that tells a client what to keep."""
     return f"keep/{client}"
+
+
+def waiting(state: ServerState, client: int) -> list[Tensor]:
+    """Picks of earlier surveys that the client has not confirmed by a reply, as when its turns were refused."""
+    held = state.get(keep_for(client))
+    return [held.tensors["rows"]] if held else []
 
 
 def kept_rows(client: Client, inbox: Inbox) -> Tensor:

@@ -7,8 +7,9 @@ documents, a document being the mean of its word vectors. A client gets the up t
 most like its own, by the mean of cos·1[cos > 0.7] over pairs of centroids; they are frozen, each is convolved by
 itself, scaled by a trainable α that starts at its share of the scores, and joins the local features by a projection.
 
-Stored: on the server the sparse adaptives and topic centroids of every client's tasks; on a client gates and
-adaptives of its tasks.
+Stored: on the server gates, sparse adaptives and topic centroids of every client's tasks, and the deployed model
+beside the shared parts; on a client gates, adaptives and foreign projection of its latest task, the filters it came
+to, one quadratic for the tasks before, and within a position the foreign adaptives as they were sent.
 
 Adapted: the original has a head for each task and is told the task; here there is one head, averaged, and
 `label_space = "local"`, the softmax over the client's current classes, stands for a task's own head. Words are the
@@ -112,7 +113,8 @@ class FedSeIT(Method):
         task, held = ({k: t for k, t in own.items() if k.split(".")[0] in names} for names in (TASK, HELD))
         fit = client.train("fit", {**weights_of(inbox), "task": task}, (*self.averaged, "task"), self.fit_loss)
         allowed = client.allowed(self.label_space(client, inbox))
-        done = yield replace(fit, constants={"allowed": allowed, **held, **named("foreign", foreign(client, inbox))})
+        others = named("foreign", [client.keep(t) for t in foreign(client, inbox)])
+        done = yield replace(fit, constants={"allowed": allowed, **held, **others})
         own |= {**done.weights["task"], **named("bank", banks_of(done.weights["shared"]))}
         private = {k: client.keep(t) for k, t in own.items()}
         sent = {"adaptive": self.adaptive(own)} | ({"topic": self.topic(client, inbox)} if arrives(client) else {})

@@ -4,9 +4,10 @@ Kept: every client has its own task order. The client's loss is CE(logits/0.1) o
 0.01·CE of the head on pseudo-features p̃ = C_y + ρ·N(0, 1) of prototyped classes it does not hold now, plus 0.01·a
 supervised contrastive loss (temperature 1) on normalised features and pseudo-features. The server halves each step,
 w ← 0.5·average + 0.5·old, and moves prototypes by 0.1 towards the count-weighted mean of the round's reports. The
-radius ρ² = mean_y tr(Σ_y)/d is measured in a client's first position only, and averaged over reporters.
+radius ρ² = mean_y tr(Σ_y)/d is measured in a client's first position only, over the classes of which it has at least
+two examples; ρ is the example-weighted mean over all clients that have reported so far, each by its latest report.
 
-Stored: on the server the prototypes of every class and one radius; on a client which classes it has met.
+Stored: on the server the prototypes of every class and a radius of every client; on a client which classes it has met.
 
 Adapted: prototypes and pseudo-features live in z, before the one global head; the shared warm-up replaces the fractal
 pre-training. The bank persists: the released code drops every class that is absent in a round. Which classes a client
@@ -45,6 +46,8 @@ from profcil.engine.phases import Batch, Turn
 from profcil.memory.bank import measure, remember
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
+
+RADIUS = "radius/"  # before the ids of clients: what each has measured
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class FedSpace(Method):
         z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
         sent = {"prototypes": report(z, client.y, self.params.prototypes)}
         if int(own["first"]) == client.when.position:
-            sent["radius"] = Block("prototype", {"radius": radius_of(z, client.y)})
+            radius, count = radius_of(z, client.y)
+            sent["radius"] = Block("prototype", {"radius": radius, "count": count})
         answer = reply(client, done.weights, MODEL, loss=done.loss, **sent)
         told = fit.constants
         drawn = steps_of(client) * len(told["place"]) * int(told["old"].sum()) / max(1, len(told["labels"]))
@@ -132,8 +136,11 @@ class FedSpace(Method):
         reports = [r.blocks["prototypes"] for r in replies]
         bank = merge(state.blocks["prototypes"], reports, self.params.rate, self.params.prototypes)
         state = state.put_weights(mixed).put(prototypes=bank)
-        measured = [r for r in replies if "radius" in r.blocks]
-        return state.put(radius=mean_radius(measured)) if measured else state
+        measured = {f"{RADIUS}{r.client}": r.blocks["radius"] for r in replies if "radius" in r.blocks}
+        if not measured:
+            return state
+        state = state.put(**measured)
+        return state.put(radius=mean_radius(state))
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         return {"prototypes": (class_means(state.blocks["prototypes"]), net.tail.adapt)}
@@ -163,16 +170,20 @@ def steps_of(client: Client) -> int:
     return -(-len(client.current) // batch)
 
 
-def radius_of(z: Tensor, y: Tensor) -> Tensor:
-    """ρ = √(mean_y tr(Σ_y)/d)."""
-    return remember(measure(z, y, radius=True)).spread.square().mean().sqrt()
+def radius_of(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """ρ = √(mean_y tr(Σ_y)/d) over classes with at least two examples, and how many examples these are. One example
+    has no spread; where no class has more, both are 0."""
+    found = remember(measure(z, y, radius=True))
+    several = found.count > 1
+    variance = found.spread[several].square().sum() / several.sum().clamp(min=1)
+    return variance.sqrt(), found.count[several].sum(dtype=torch.int32)
 
 
-def mean_radius(replies: Sequence[Reply]) -> Block:
-    """The example-weighted mean over those who have measured it."""
-    total = sum(r.samples for r in replies)
-    shares = [r.blocks["radius"].tensors["radius"] * (r.samples / total) for r in replies]
-    return Block("prototype", {"radius": torch.stack(shares).sum()})
+def mean_radius(state: ServerState) -> Block:
+    """The example-weighted mean over all who have ever measured it, each counted once."""
+    told = [state.blocks[name].tensors for name in sorted(state.blocks) if name.startswith(RADIUS)]
+    radius, count = (torch.stack([t[k] for t in told]) for k in ("radius", "count"))
+    return Block("prototype", {"radius": (radius * count).sum() / count.sum().clamp(min=1)})
 
 
 def imagined(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ model to keep, ‖μ − μ_old‖² + ‖x̂ − x̂_old‖², all over the siz
 replays them decoded by the old model, and re-encodes them once a position as f_new(g_old(m)); classes that it has no
 codes of are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at which λ and the prior balance.
 
-Stored: on the server a centroid of every class; on a client latent codes, up to B of a class.
+Stored: on the server a centroid of every class, and within a position the model it started from; on a client latent
+codes, up to B of a class, and within a position that model.
 
 Departed from: the paper's equation for the centroids climbs the potential, here it is descended. Old codes and images
 are targets computed once a turn from plain examples, and an old image is moved by the same crop and flip as the
@@ -100,7 +101,10 @@ class HR(Method):
         if not source.real:  # none of its classes has a centroid yet
             return Reply(client.id, 0)
         centroids = table(inbox["centroids"], client.net.classes)
-        distill = centroids.new_tensor(self.params.distill if inbox["learned"].labels else 0.0)
+        distill = centroids.new_tensor(0.0)
+        if inbox["learned"].labels:
+            distill = centroids.new_tensor(self.params.distill)
+            hold(client, start)
         weights = {b: dict(inbox[b].tensors) for b in BLOCKS}
         fit = client.train("fit", weights, BLOCKS, self.fit_loss, source, centroids=centroids, distill=distill)
         done = yield fit
@@ -234,6 +238,13 @@ def starting(inbox: Inbox) -> Weights:
         block, _, key = name.partition("/")
         found[block][key] = tensor
     return found
+
+
+def hold(client: Client, start: Weights) -> None:
+    """Meters the starting model, which the client needs beside the one that it trains."""
+    for tensors in start.values():
+        for tensor in tensors.values():
+            client.keep(tensor)
 
 
 def recalled(client: Client, inbox: Inbox) -> tuple[Tensor, Tensor]:

@@ -6,15 +6,18 @@ BatchNorm statistics and of the batch) + 0.001·‖x − blurred x‖². Clients
 arg-max. Their loss is CE over current classes on real examples, plus CE of the head alone (features detached) over old
 and current classes on real and made ones, plus 0.1·Σ_k (w_k·z − w_k·z*)²/K along the K rows of the old head, on both.
 
-Stored: on the server a generator, and within a position the model it started from; on a client nothing.
+Stored: on the server a generator, and within a position the model it started from; on a client nothing of its own,
+but the generator and that model as they were sent.
 
 Adapted to client-specific orders: old are the classes that the generator was trained for and the client does not have
 now, as masks instead of slices; what it makes of a current class is not used. It is unconditional, so a turn draws
 `draws` images for every one that an epoch needs and balances them: B of each old class and local epoch, repeated where
-there are fewer. A class of which none was drawn is not replayed: `replay_served` falls short of `replay_requested`, and
-`drawn_CLASS` counts what was drawn, over a round's clients. Images are bytes from a sigmoid, where the authors
-normalise the output of a tanh; as theirs, they are not augmented. The teacher answers plain images, once a turn.
-z are the features behind the adapter, before the one global head.
+there are fewer. A class of which none was drawn is not replayed: `replay_served` falls short of `replay_requested`,
+and `drawn_CLASS` counts what was drawn, over a round's clients; where nothing was, the loss is that of real examples
+alone. Without old classes it is CE over current ones. `label_space = "seen"` has that CE compete over all seen
+classes. Images are bytes from a sigmoid, where the authors normalise the output of a tanh; as theirs, they are not
+augmented. The teacher answers plain images, once a turn. z are the features behind the adapter, before the one global
+head.
 
 The teacher is the model that a position starts from. In the first round that is the broadcast itself; later it is sent
 to whoever takes part and has not got it.
@@ -64,6 +67,9 @@ START = "start/"  # before the names of the starting model's blocks
 class MFCLParams(Params):
     """Settings of MFCL."""
 
+    label_space: str = setting(
+        "local", "classes the loss on real examples competes over: local ones, or all seen", choices=("local", "seen")
+    )
     budget: int = setting(20, "B: images replayed per old class, client and local epoch; 0 = no replay", low=0)
     draws: float = setting(2.0, "images drawn in a turn for every one that an epoch replays", low=1.0)
     finetune: float = setting(1.0, "weight of the head's own loss over old and current classes", low=0.0)
@@ -131,19 +137,19 @@ class MFCL(Method):
 
     def fit(self, client: Client, inbox: Inbox, old: tuple[int, ...], source: Mixed | None) -> Train:
         weights = {b: dict(inbox[b].tensors) for b in MODEL}
-        if source is None or not source.replayed:
-            allowed = client.allowed(self.label_space(client, inbox))
+        allowed = client.allowed(self.label_space(client, inbox))
+        if source is None:
             return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
-        now, before = client.allowed(client.labels), client.allowed(old)
+        before, both = client.allowed(old), client.allowed((*client.labels, *old))
         head = start_of(inbox)["head"]["weight"]
         return client.train(
-            "fit", weights, MODEL, self.replay_loss, source, now=now, old=before, both=now | before, old_head=head
+            "fit", weights, MODEL, self.replay_loss, source, allowed=allowed, old=before, both=both, old_head=head
         )
 
     def replay_loss(self, net: Net, batch: Batch) -> Tensor:
         p, y, tail = self.params, batch["y"], net.tail
         z = tail.adapt(net.base(viewed(net, batch)))
-        new = cross_entropy(tail.score(z)[:, None], y[:, None], batch["now"])
+        new = cross_entropy(tail.score(z)[:, None], y[:, None], batch["allowed"])
         head = cross_entropy(tail.score(z.detach()), y, batch["both"])
         kept = along_head(Tail({}, {"weight": batch["old_head"]}, net.cosine).score(z), batch["target"], batch["old"])
         return mean_of(new, batch["real"]) + p.finetune * head + p.distill * kept.mean()

@@ -8,8 +8,8 @@ random network, with the count; the server infers label and mean from it (L-BFGS
 Adam steps that bring the global model's logits on these pseudo-nodes to those of the clients' models, by
 Σ w·mean|z_g − z_c|.
 
-Stored: on the server inverted class means with counts, and a random network; on a client raw nodes, up to B of a
-class.
+Stored: on the server inverted class means with counts of every client and position, and a random network; on a client
+raw nodes, up to B of a class.
 
 Adapted to client-specific orders: a client answers for its own pseudo-nodes, with w its share of the class's counts,
 fading by 0.3 for every position since it sent them; so a class is taught by whoever had it last, and most of it. The
