@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -193,6 +194,19 @@ def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(worlds, "make_plan", make)
 
     return use
+
+
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    """Puts a class of the test's own into the room of methods, as `guest` of another package."""
+
+    def bring(method: type) -> None:
+        module: Any = ModuleType("guest", "Guest: a method of another package.")
+        module.METHOD = method
+        point = SimpleNamespace(load=lambda: module, dist=None, value="guest", module="guest")
+        monkeypatch.setattr(rooms, "guests", lambda room: {"guest": point} if room == "methods" else {})
+
+    return bring
 
 
 @pytest.fixture

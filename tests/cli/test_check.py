@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from profcil import rooms
 from profcil.cli.main import main
 from profcil.contract.promises import PROMISES
 from profcil.engine.payload import Block
@@ -70,17 +69,15 @@ class Unexplained(Images):
     Params = Bare
 
 
-def looked_at(monkeypatch: pytest.MonkeyPatch, capsys: Any, method: type, status: int = 1) -> dict[str, str]:
+def looked_at(brought: Callable[[type], None], capsys: Any, method: type, status: int = 1) -> dict[str, str]:
     """What does not hold, and why not."""
-    module = SimpleNamespace(METHOD=method, __doc__="A guest.")
-    point = SimpleNamespace(load=lambda: module)
-    monkeypatch.setattr(rooms, "guests", lambda room: {"guest": point} if room == "methods" else {})
+    brought(method)
     assert main(["check", "guest", "--json"]) == status
     return {row["promise"]: row["why_not"] for row in json.loads(capsys.readouterr().out) if not row["holds"]}
 
 
-def test_a_method_that_keeps_all(monkeypatch, capsys):
-    assert looked_at(monkeypatch, capsys, Images, 0) == {}
+def test_a_method_that_keeps_all(brought, capsys):
+    assert looked_at(brought, capsys, Images, 0) == {}
     assert main(["check", "guest"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(PROMISES) + 1 and all(line.startswith("holds ") for line in lines)
@@ -102,13 +99,13 @@ def test_a_method_that_keeps_all(monkeypatch, capsys):
         (Unexplained, "a default and a help text", "mu: no help text"),
     ],
 )
-def test_a_broken_promise_is_told(monkeypatch, capsys, method, promise, why):
-    broken = looked_at(monkeypatch, capsys, method)
+def test_a_broken_promise_is_told(brought, capsys, method, promise, why):
+    broken = looked_at(brought, capsys, method)
     assert [told for name, told in broken.items() if promise in name and why in told], broken
 
 
-def test_text_says_what_does_not_hold(monkeypatch, capsys):
-    looked_at(monkeypatch, capsys, Odd)
+def test_text_says_what_does_not_hold(brought, capsys):
+    looked_at(brought, capsys, Odd)
     assert main(["check", "guest"]) == 1
     assert (
         "DOES NOT HOLD  image: declares kinds that there are (secrets: there is no such kind" in capsys.readouterr().out

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Optional
 
 import pytest
 
-from profcil import rooms
 from profcil.cli.main import main
 from profcil.config import setting
 from profcil.errors import ConfigError
@@ -37,10 +36,8 @@ class Guest(Method):
 
 
 @pytest.fixture(autouse=True)
-def guest(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(METHOD=Guest, __doc__="Guest: a method of another package.")
-    point = SimpleNamespace(load=lambda: module)
-    monkeypatch.setattr(rooms, "guests", lambda room: {"guest": point} if room == "methods" else {})
+def guest(brought: Callable[[type], None]) -> None:
+    brought(Guest)
 
 
 def made(*sets: str):

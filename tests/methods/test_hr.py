@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.encoders.norms import BatchNorm, unit
-from profcil.methods.hr import BLOCKS, first_of_each, recalled, starting
+from profcil.methods.hr import BLOCKS, STARTS, first_of_each, recalled, starting
 from profcil.methods.parts.centroids import REST, around, closeness, descend, nowhere, place, potential, slopes
 from profcil.methods.parts.decoder import Decoder, Mixture, decode, encode, latent_size, make_decoder
 from profcil.metrics.client_first import summary
@@ -178,7 +178,7 @@ def test_the_loss_is_the_papers_sum(fresh):
 def test_in_the_first_position_there_is_no_old_model_to_hold_on_to(fresh):
     run = fresh("hr", setting="homogeneous")
     server = run.method.absorb(run.server, [], run.when(0, 0))
-    assert "start" not in server.blocks
+    assert STARTS[0] not in server.blocks
     run.play(0, 0)
     client = run.client(run.clients(0, 1)[0], 0, 1)
     inbox = {n: run.server.blocks[n] for n in run.method.broadcast(run.server, client.when) if n in run.server.blocks}
@@ -330,16 +330,16 @@ def test_centroids_start_from_the_mean_codes_of_all_who_hold_a_class(fresh):
     assert not asked.blocks  # all it has are placed: nothing more to tell
 
 
-def test_the_old_model_travels_once_a_position_and_not_in_the_first(tiny):
+def test_the_old_model_is_the_one_that_a_client_was_sent_in_the_first_round(tiny):
     run = tiny("hr", setting="homogeneous", participants=4)
     for what, when, server in run.trail:
         if what == "round":
-            assert ("start" in server.blocks) == (when.position > 0)
+            assert (STARTS[0] in server.blocks) == (when.position > 0)
     model = sum(t.numel() * 4 for b in BLOCKS for t in run.server.weights()[b].values())
     for c in range(4):
         sent = [e for e in run.ledger.entries if (e.kind, e.direction, e.client) == ("model", "down", c)]
         down = [sum(e.bytes for e in sent if e.stage != "warmup" and e.position == p) for p in range(2)]
-        assert down == [3 * model, 4 * model]
+        assert down == [3 * model, 3 * model]
     up = run.ledger.total(kind="prototype", direction="up", stage="refresh")
     assert up == 4 * 10 * (16 * 4 + 4)  # a mean code and a count, of each class by each client, once
 

@@ -99,7 +99,7 @@ class Crossed:
     """What went from hand to hand, by direction and kind, seen from the method's side of the door."""
 
     bytes: dict[tuple[str, str], int] = field(default_factory=dict)
-    has: set[tuple[int, str, int]] = field(default_factory=set)  # client, block, version
+    has: dict[tuple[int, str], int] = field(default_factory=dict)  # client and block → version
 
     def add(self, direction: str, blocks: Mapping[str, Block]) -> None:
         for b in blocks.values():
@@ -107,9 +107,9 @@ class Crossed:
             self.bytes[direction, b.kind] = self.bytes.get((direction, b.kind), 0) + size
 
     def arrived(self, client: int, inbox: Mapping[str, Block]) -> None:
-        fresh = {n: b for n, b in inbox.items() if (client, n, b.version) not in self.has}
-        self.has |= {(client, n, b.version) for n, b in inbox.items()}
-        self.add("down", fresh)
+        held = {n for n, b in inbox.items() for name in (n, b.origin) if self.has.get((client, name)) == b.version}
+        self.has |= {(client, n): b.version for n, b in inbox.items()}
+        self.add("down", {n: b for n, b in inbox.items() if n not in held})
 
 
 def spy(method: Any, crossed: Crossed) -> None:

@@ -53,6 +53,7 @@ from profcil.methods.parts.centroids import around, closeness, mean_codes, nowhe
 from profcil.methods.parts.decoder import Mixture, decode, encode, halves, latent_size, make_decoder, make_latent
 
 BLOCKS = ("base", "latent", "decoder")  # the autoencoder; adapter and head rest
+STARTS = tuple(f"start/{b}" for b in BLOCKS)  # where a position began
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class HR(Method):
         return super().begin(weights).put(centroids=nothing, learned=Block("prototype", {}))
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        """In the first round the model is the starting model; from then on that is a block of its own, sent once."""
-        return (*BLOCKS, "centroids", "learned", *(("start",) if when.round else ()))
+        """In the first round the model is the starting model; later that is sent to whoever has not got it."""
+        return (*BLOCKS, "centroids", "learned", *(STARTS if when.round else ()))
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class HR(Method):
         return True  # a class may come with a client that takes part later only
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        return ("base", "latent", "centroids")
+        return ("base", "latent", "centroids", *(STARTS if when.round else ()))  # before what they were is replaced
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Mean codes of the classes that have no centroid yet."""
@@ -181,9 +182,8 @@ class HR(Method):
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         means = [r.blocks["means"] for r in replies if "means" in r.blocks]
-        if "start" not in state.blocks and state.blocks["learned"].labels:
-            tensors = {f"{b}/{k}": t for b in BLOCKS for k, t in state.blocks[b].tensors.items()}
-            state = state.put(start=Block("model", tensors))
+        if STARTS[0] not in state.blocks and state.blocks["learned"].labels:
+            state = state.also(**dict(zip(STARTS, BLOCKS, strict=True)))
         return state.put(means=pooled(means)) if means else state
 
     def trains(self, when: When) -> bool:
@@ -201,7 +201,7 @@ class HR(Method):
         return super().aggregate(state, [r for r in replies if r.blocks], when)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
-        return state.drop("start").put(learned=Block("prototype", {}, state.blocks["centroids"].labels))
+        return state.drop(*STARTS).put(learned=Block("prototype", {}, state.blocks["centroids"].labels))
 
     # -- what comes of it -------------------------------------------------------------------------------------------
 
@@ -231,13 +231,7 @@ def squares(x: Tensor) -> Tensor:
 
 def starting(inbox: Inbox) -> Weights:
     """The model that the position began with, f_old and g_old."""
-    if "start" not in inbox:
-        return {b: dict(inbox[b].tensors) for b in BLOCKS}
-    found: Weights = {b: {} for b in BLOCKS}
-    for name, tensor in inbox["start"].tensors.items():
-        block, _, key = name.partition("/")
-        found[block][key] = tensor
-    return found
+    return {b: dict((inbox.get(start) or inbox[b]).tensors) for start, b in zip(STARTS, BLOCKS, strict=True)}
 
 
 def hold(client: Client, start: Weights) -> None:

@@ -164,7 +164,7 @@ class MFCL(Method):
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """A position's first round leaves its starting model behind, for those who take part later."""
         if when.round == 0:
-            state = state.put(**{START + b: state.blocks[b] for b in MODEL})
+            state = state.also(**{START + b: b for b in MODEL})
         return super().aggregate(state, replies, when)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
