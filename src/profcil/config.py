@@ -191,4 +191,5 @@ def spoken(kind: Any) -> str:
         several = len(kinds) == 2 and kinds[1] is Ellipsis
         inside = f"each {spoken(kinds[0])}" if several else ", ".join(spoken(k) for k in kinds)
         return f"a list ({inside})" if inside else "a list"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table"}
+    return words.get(kind, str(kind))

@@ -67,12 +67,26 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
     """The configuration behind a command line, or behind a call."""
     chosen = {k: v for k, v in (flags or {}).items() if v is not None}
     given = read_recipe(recipe, chosen)
-    dataset = chosen.get("dataset") or given.get("dataset") or "digits"
-    if dataset not in rooms.names("data"):
-        raise unknown("dataset", dataset, rooms.names("data"))
+    dataset = {"dataset": "digits", **given, **chosen}["dataset"]
+    if not isinstance(dataset, str) or dataset not in rooms.names("data"):
+        raise unknown("dataset", str(dataset), rooms.names("data"))
     values = merge(recipe_of(dataset), given)
     values = merge(values, {**chosen, "dataset": dataset})
+    check_shape(values)
     return finish(values, str(values.get("method", "promax")), sets)
+
+
+def check_shape(values: Mapping[str, Any]) -> None:
+    """What is a table in every recipe is one here, and names are texts."""
+    methods = values.get("methods", {})
+    tables = {**{key: values.get(key, {}) for key in (*SECTIONS, "params")}, "methods": methods}
+    tables |= {f"methods.{name}": table for name, table in methods.items()} if isinstance(methods, Mapping) else {}
+    for key, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{key} = {table!r} is not a table; write its settings below [{key}]")
+    for key in ("method", "setting"):
+        if not isinstance(values.get(key, ""), str):
+            raise ConfigError(f"{key} = {values[key]!r} is not text")
 
 
 def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:

@@ -18,7 +18,7 @@ from typing import Any
 from profcil import __version__, rooms
 from profcil.config import Checked, build, plain, setting
 from profcil.errors import ConfigError, DataError, unknown
-from profcil.resolve import RunConfig, load_toml, resolve
+from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve
 
 STUDIES = Path(__file__).parent / "recipes" / "studies"
 # What no result depends on, beyond rounding; what a regime changes is in the method's own settings.
@@ -108,13 +108,19 @@ def load_study(name: str, scale: str = "paper") -> Study:
         path = STUDIES / f"{name}.toml"
     values = load_toml(path)
     small = values.pop("smoke", None)
+    if not isinstance(small, dict | None):
+        raise ConfigError(f"study {name} has smoke = {small!r}, which is not a table; write its settings below [smoke]")
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     if scale == "smoke":
         if small is None:
             raise ConfigError(f"study {name} has no [smoke] table; leave --scale out, or write one into its TOML")
         values |= small | {"set": [*values.get("set", []), *small.get("set", [])]}
-    return build(Study, values | {"scale": scale}, "the study")
+    study = build(Study, values | {"scale": scale}, "the study")
+    for key in ("datasets", "settings", "methods", "seeds", "variants"):
+        if not getattr(study, key):
+            raise ConfigError(f"study {name} has no {key}; give it at least one, or leave the key out")
+    return study
 
 
 def narrowed(
@@ -171,6 +177,7 @@ def cells(study: Study) -> list[Cell]:
     out: dict[str, Cell] = {}
     for raw, dataset, het in product(study.variants, study.datasets, study.settings):
         variant = build(Variant, raw, "a variant")
+        check_names(variant)
         if dataset not in (variant.datasets or study.datasets) or het not in (variant.settings or study.settings):
             continue
         for method in expand(variant.methods or study.methods):
@@ -180,6 +187,18 @@ def cells(study: Study) -> list[Cell]:
                 cell = Cell(replace(config, seed=seed), variant.name, fit)
                 out.setdefault(f"{cell.name} {cell.variant}", cell)
     return list(out.values())
+
+
+def check_names(variant: Variant) -> None:
+    """What a variant is for is something that there is."""
+    for what, given, known in (
+        ("dataset", variant.datasets, rooms.names("data")),
+        ("setting", variant.settings, SETTINGS),
+        ("method", expand(variant.methods), rooms.names("methods")),
+    ):
+        for name in given:
+            if name not in known:
+                raise unknown(what, name, known)
 
 
 def fits(method: str, dataset: str) -> bool:

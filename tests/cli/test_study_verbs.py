@@ -338,6 +338,43 @@ def test_mistakes_are_sentences(line, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("seeds = []", "has no seeds"),
+        ("smoke = 3", "smoke = 3, which is not a table"),
+        ("variants = [3]", "is not a table"),
+        ('[[variants]]\ndatasets = ["corra"]', "unknown dataset 'corra'; did you mean cora?"),
+        ('[[variants]]\nsettings = ["sever"]', "unknown setting 'sever'"),
+    ],
+)
+def test_a_study_of_another_shape_is_told(text, says, tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text(text + "\n")
+    assert main(["study", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train = 5",
+        "params = 3",
+        "methods = 3",
+        "stream = []",
+        "dataset = 5",
+        "setting = [1]",
+        'train = "abc"',
+        "method = 4",
+        "[methods]\npromax = 4",
+        'dataset = ""',
+    ],
+)
+def test_a_recipe_of_another_shape_is_told(text, tmp_path, capsys):
+    (tmp_path / "mine.toml").write_text(text + "\n")
+    assert main(["run", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
+    assert "unexpected" not in (said := capsys.readouterr().err) and len(said.splitlines()) == 1
+
+
 def test_an_unknown_key_of_a_study_is_named(tmp_path, capsys):
     (tmp_path / "mine.toml").write_text('method = ["pro"]\n')
     assert main(["study", str(tmp_path / "mine.toml")]) == 2
