@@ -47,8 +47,8 @@ def test_every_round_costs_what_the_formulas_say(tiny, method, adapted):
     for p, r, c in cells(run):
         old = len(before[p, r].blocks["memory"].labels)
         memory = B * old * ((2 * d + 1) + adapted * (d + 2))
-        moves = method == "promax" and r < BASE_ROUNDS
-        transport = B * old * ((d + 1) + adapted * (d + 1)) if moves else 0
+        spaces = (r < BASE_ROUNDS) + adapted  # in frozen rounds only the adapter moves
+        transport = B * old * (d + 1) * spaces if method == "promax" else 0
         expected = {("down", "model"): theta, ("up", "model"): theta, ("down", "memory"): memory}
         assert booked(run, "round", p, r, c) == nonzero(expected | {("up", "transport"): transport})
     assert any(len(s.blocks["memory"].labels) for s in before.values())
