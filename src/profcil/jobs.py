@@ -13,18 +13,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Thread
 
 from profcil.deploy.status import held
 from profcil.engine.files import write_text
 from profcil.resolve import to_toml
+from profcil.signals import ended_by_a_scheduler
 from profcil.study import Cell, finished, read_json
 
 Tell = Callable[[Cell, str], None]
@@ -49,23 +50,6 @@ def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool,
                 f"interrupted; {there} of {len(each)} runs are done and the others keep what they have, "
                 "go on with the same command"
             ) from None
-
-
-@contextmanager
-def ended_by_a_scheduler() -> Iterator[None]:
-    """SIGTERM, which batch systems send before they kill, ends a study as Ctrl-C does."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if current_thread() is not main_thread():  # only there may signals be handled
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Crew:

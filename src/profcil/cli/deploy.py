@@ -111,7 +111,7 @@ def demo(args: argparse.Namespace) -> int:
     needs("demo", "flwr", *(["ray"] if args.ray else []))
     from profcil.deploy.demo import play, report
     from profcil.engine.run import Interrupted
-    from profcil.jobs import ended_by_a_scheduler
+    from profcil.signals import ended_by_a_scheduler
 
     sized = DEMO | ({"clients": args.nodes} if args.nodes else {})
     args.set = [f"{k}={v}" for k, v in sized.items()] + args.set

@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from threading import current_thread, main_thread
 from types import TracebackType
 from typing import Any
 
 from profcil.errors import ConfigError, Failure
+from profcil.signals import undisturbed
 
 # Nothing is reported to anyone, nothing is downloaded or installed, and a started task is noticed at once.
 QUIET = {
@@ -169,20 +169,6 @@ def program(name: str) -> str:
     if found is None:
         raise ConfigError(f"Flower's program {name} is not installed; `pip install 'profcil[deploy]'` brings it")
     return found
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """No second Ctrl-C or SIGTERM breaks off what ends the processes."""
-    if current_thread() is not main_thread():  # only there may signals be handled
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def free_port() -> int:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import resource
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import current_thread, main_thread
 from typing import Any
 
 import torch
@@ -33,6 +30,7 @@ from profcil.metrics.client_first import summary
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, resolve
+from profcil.signals import undisturbed
 
 SAVE_SECONDS = 60  # a state is saved after every position, and after a round when the last one is this old
 
@@ -141,20 +139,6 @@ def finish(keeper: Keeper, method: Any) -> Path:
             f"go on with `profcil resume {keeper.folder.path}`"
         ) from None
     return keeper.folder.path
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Who asks twice to stop waits until what there is has been saved."""
-    if current_thread() is not main_thread():  # only there may signals be handled
-        yield
-        return
-    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
