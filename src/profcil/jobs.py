@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import fmean
 from threading import Event, Thread
 
-from profcil.deploy.status import held
 from profcil.engine.files import write_text
+from profcil.reporting.runs import held
 from profcil.resolve import to_toml
 from profcil.signals import ended_by_a_scheduler
 from profcil.study import Cell, finished, read_json

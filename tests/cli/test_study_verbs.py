@@ -16,10 +16,10 @@ import pytest
 
 from profcil import rooms
 from profcil.cli.main import main
-from profcil.deploy.status import held
 from profcil.engine.folder import RunFolder
 from profcil.jobs import expected, measured
 from profcil.reporting.layouts import LAYOUTS
+from profcil.reporting.runs import held
 from profcil.reporting.study import COLUMNS, best, markdown, paper, spread
 from profcil.resolve import resolve
 from profcil.study import Cell, cells, expand, key_of, load_study, narrowed, study_names

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profcil.reporting.runs import check_folder, event, read, readable, table
+from profcil.reporting.runs import check_folder, event, held, read, readable, table
 
 Made = TypeVar("Made")
 TROUBLE = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
@@ -97,18 +96,6 @@ def describe(s: dict[str, Any]) -> str:
         lines.append(", ".join(f"{k.upper()} {v:.2f}" for k, v in sorted(s["metrics"].items())))
     lines.append("beside the plan: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "nothing"))
     return "\n".join(lines)
-
-
-def held(lock: Path) -> bool:
-    """Whether a process holds the folder now."""
-    try:
-        with open(lock) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def read_if(path: Path, make: Callable[[dict[str, Any]], Made], default: Made) -> Made:

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.began import flat
 from profcil.errors import RunFolderError
 from profcil.reporting import paper
-from profcil.reporting.gather import flat
 from profcil.reporting.paper import Figure
 from profcil.reporting.runs import Run, at_the_end
 from profcil.reporting.tables import FREE, compare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import tomllib
@@ -63,6 +64,18 @@ def load_run(path: str | Path) -> Run:
     )
     check(run)
     return run
+
+
+def held(lock: Path) -> bool:
+    """Whether a process holds the folder now."""
+    try:
+        with open(lock) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def check_folder(path: Path) -> None:
