@@ -48,7 +48,7 @@ class Model:
         has not introduced has -inf."""
         examples = self.examples(*inputs)
         index = torch.arange(len(examples), device=examples.y.device)
-        features = self.method.views(self.state, lambda base: embed(self.net, base.tensors, examples, index))
+        features = self.method.views(self.state, lambda lens: embed(self.net, lens, examples, index))
         self.net.load(self.state.weights())
         self.net.eval()
         scores = self.method.scores(self.net, self.state, features)

@@ -38,7 +38,7 @@ def test_a_stream_and_its_results():
     [
         ("promax", {}),
         ("prolin", {}),
-        ("prolin", {"anchor_every": 1, "random_features": 8}),
+        ("prolin", {"anchor_every": 1, "random_features": 8, "sketch": 8}),
         ("fedproto", {"predict": "prototype"}),
         ("hr", {}),
     ],

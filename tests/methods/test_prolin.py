@@ -287,6 +287,33 @@ def test_random_features_widen_what_never_moves(tiny, fresh, settings):
         fresh("prolin", random_features=50, anchor=False)
 
 
+@pytest.mark.parametrize("settings", [{}, PLAIN, {"base_rounds": 0}, {"anchor_every": 1, **ALL}], ids=str)
+def test_what_is_remembered_of_a_sketch_is_exact(tiny, settings):
+    """Whatever the base does: means and second moments are those of everything that was told."""
+    run, plain = tiny("prolin", sketch=30, **{**ALL, **settings}), tiny("prolin", **{**ALL, **settings})
+    found, width = memory_of(run.server), plain.server.blocks["bank"].tensors["mean"].shape[1]
+    assert found.mean.shape[1] == width + 30
+    kinds = ("model", "transport")
+    assert [run.ledger.total(kind=k) for k in kinds] == [plain.ledger.total(kind=k) for k in kinds]
+    told = [run.client(int(c), p, 0) for p in busy(run) for c in run.world.plan.active(p)]
+    rows = [c.features(lambda net, inputs: net.sketch(inputs, 30)) for c in told]
+    true = linear.summarise(torch.cat(rows), torch.cat([c.y for c in told]))
+    assert found.labels == true.labels
+    torch.testing.assert_close(found.mean[:, width:], true.mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.gram[width:, width:], true.gram, rtol=1e-3, atol=1e-2)
+
+
+def test_a_sketch_tells_what_the_base_does_not(fresh):
+    """A base that maps everything to nothing leaves the federation guessing; a sketch beside it does not."""
+    blind, seeing = (fresh("prolin", base_rounds=0, sketch=width, **ALL) for width in (0, 100))
+    for run in (blind, seeing):
+        nothing = {k: torch.zeros_like(t) for k, t in run.server.blocks["base"].tensors.items()}
+        run.state.server = run.server.put(base=Block("model", nothing))
+        run.stream()
+    assert faa(blind) < 25
+    assert faa(seeing) > 75
+
+
 def test_what_is_remembered_of_the_anchor_is_exact(tiny):
     """Whatever the base does: old classes' means of warmed features are the true ones, those of moving ones are not."""
     run = tiny("prolin", **ALL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from profcil.data.bundle import Examples
 from profcil.diagnostics import replayed, snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.encoders.model import Weights
-from profcil.engine.client import embed
+from profcil.engine.client import Lens, embed
 from profcil.engine.files import read_tensors, write_bytes, write_json
 from profcil.engine.folder import unpack
 from profcil.engine.loop import RunState
@@ -42,7 +42,7 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     method = rooms.find("methods", world.config.method).METHOD(world.config.params)
     final = probe(world, lambda under: under(state.server.blocks["base"].tensors))
     more = type(method).views is not Method.views  # than the final base's features
-    seen = probe(world, lambda under: method.views(state.server, lambda base: under(base.tensors))) if more else final
+    seen = probe(world, lambda under: method.views(state.server, under)) if more else final
     report = {
         "probe_warm": probe(world, lambda under: under(warmed["base"])),
         "probe_final": final,
@@ -92,14 +92,14 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     write_bytes(path, packed.getvalue())
 
 
-def probe(world: World, features: Callable[[Callable[[Mapping[str, Tensor]], Tensor]], Tensor]) -> dict[str, float]:
-    """Closed-form accuracies in percent on features, which are given an embedding by a base's weights."""
+def probe(world: World, features: Callable[[Callable[[Lens], Tensor]], Tensor]) -> dict[str, float]:
+    """Closed-form accuracies in percent on features, which are given a way to look at examples."""
     train, judged = world.bundle.train, world.judged
 
     @torch.no_grad()
     def seen(examples: Examples) -> Tensor:
         index = torch.arange(len(examples), device=world.device)
-        return features(lambda base: embed(world.net, base, examples, index))
+        return features(lambda lens: embed(world.net, lens, examples, index))
 
     a, b = seen(train), seen(judged)
     ridge = ridge_accuracy(a, train.y, b, judged.y, world.bundle.facts.classes)

@@ -17,6 +17,7 @@ from profcil.data.bundle import Facts, Inputs
 from profcil.encoders import fused, views
 from profcil.encoders.many import carried
 from profcil.encoders.norms import unit
+from profcil.encoders.sketch import sketch
 
 Tensors = dict[str, Tensor]
 Weights = dict[str, Tensors]  # block name → tensor name → tensor
@@ -67,10 +68,11 @@ class Net(nn.Module):
         bottleneck: int = 4,
         head: str = "linear",
         augment: bool = True,
+        vocabulary: int = 0,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        self.facts, self.augment, classes = facts, augment, facts.classes
+        self.facts, self.augment, self.vocabulary, classes = facts, augment, vocabulary, facts.classes
         self.attached: tuple[str, ...] = ()
         d, narrow = int(base.features), max(1, int(base.features) // bottleneck)  # type: ignore[arg-type]
         self.base, self.cosine, self.classes, self.features = base, head == "cosine", classes, d
@@ -111,6 +113,10 @@ class Net(nn.Module):
     def strong(self, inputs: Inputs, rng: torch.Generator) -> Inputs:
         """One stochastic view of the inputs for the contrastive loss."""
         return views.strong(self.facts, inputs, rng)
+
+    def sketch(self, inputs: Inputs, width: int) -> Tensor:
+        """Fixed random features of the inputs themselves."""
+        return sketch(self.facts.modality, inputs, width, self.vocabulary)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.classify(self.base(*inputs))

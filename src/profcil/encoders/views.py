@@ -2,7 +2,8 @@
 
 `weak` is for supervised training, `strong` for the contrastive pairs A(x) of the warm-up (Eq. warmup) and of the
 auxiliary term. Each draws once for the whole batch, on the device of the inputs; shapes never depend on values, so a
-step that uses them can be captured. Image views are numbers in [0, 1]. This is the one place that knows modalities.
+step that uses them can be captured. Image views are numbers in [0, 1]. Besides `sketch.py`, this is the
+one place that knows modalities.
 """
 
 from __future__ import annotations

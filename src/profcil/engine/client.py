@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from profcil.config import TrainSettings
-from profcil.data.bundle import Examples
+from profcil.data.bundle import Examples, Inputs
 from profcil.encoders.model import Net, Weights
 from profcil.engine.door import When
 from profcil.engine.payload import Block
 from profcil.engine.phases import Batch, Source, Train, source_of
 from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import number
+
+# What examples are looked at through: a base's weights, or any function of the net and their inputs.
+Lens: TypeAlias = Block | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
 
 
 @dataclass
@@ -87,16 +90,15 @@ class Client:
             inputs=inputs,
         )
 
-    def features(self, base: Block | Mapping[str, Tensor], index: Tensor | None = None) -> Tensor:
-        """Base features of the current examples (or of some), without gradients. Under a broadcast base, which has
-        a version, those of all current examples are computed once and reused."""
-        if index is None and isinstance(base, Block):
-            key = (self.id, base.version)
-            if key not in self.cache:
-                self.cache[key] = embed(self.net, dict(base.tensors), self.examples, self.current)
-            return self.cache[key]
-        tensors = dict(base.tensors) if isinstance(base, Block) else dict(base)
-        return embed(self.net, tensors, self.examples, self.current if index is None else index)
+    def features(self, lens: Lens, index: Tensor | None = None) -> Tensor:
+        """Features of the current examples (or of some), without gradients. Under a broadcast base, which has a
+        version, those of all current examples are computed once and reused."""
+        if index is not None or not isinstance(lens, Block):
+            return embed(self.net, lens, self.examples, self.current if index is None else index)
+        key = (self.id, lens.version)
+        if key not in self.cache:
+            self.cache[key] = embed(self.net, lens, self.examples, self.current)
+        return self.cache[key]
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Marks a tensor as extra client memory, so that it is metered."""
@@ -105,8 +107,11 @@ class Client:
 
 
 @torch.no_grad()
-def embed(net: Net, base: Mapping[str, Tensor], examples: Examples, index: Tensor) -> Tensor:
+def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
     """u = h(x) for some examples, in evaluation mode and in pieces that bound the memory."""
-    net.load({"base": dict(base)})
+    inputs = (examples.inputs(piece) for piece in index.split(examples.chunk))
+    if callable(lens):
+        return torch.cat([lens(net, x) for x in inputs])
+    net.load({"base": dict(lens.tensors if isinstance(lens, Block) else lens)})
     net.eval()
-    return torch.cat([net.base(*examples.inputs(piece)) for piece in index.split(examples.chunk)])
+    return torch.cat([net.base(*x) for x in inputs])

@@ -147,7 +147,7 @@ def turns(
 def judged_features(world: World, method: Method, server: ServerState) -> Tensor:
     """What a method's scores see of the examples they are measured on, once a position."""
     index = torch.arange(len(world.judged), device=world.device)
-    features = method.views(server, lambda base: embed(world.net, base.tensors, world.judged, index))
+    features = method.views(server, lambda lens: embed(world.net, lens, world.judged, index))
     world.net.load(server.weights())
     return features
 

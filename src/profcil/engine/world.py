@@ -126,7 +126,15 @@ def make_net(config: RunConfig, bundle: Bundle) -> Net:
     rng = torch_generator(config.seed, "model")
     name = m.encoder or bundle.facts.encoder
     base = checked_base(name, rooms.find("encoders", name).build, bundle, norm=m.norm, width=m.width, generator=rng)
-    net = Net(base, bundle.facts, bottleneck=m.bottleneck, head=m.head, augment=config.train.augment, generator=rng)
+    net = Net(
+        base,
+        bundle.facts,
+        bottleneck=m.bottleneck,
+        head=m.head,
+        augment=config.train.augment,
+        vocabulary=bundle.vocabulary,
+        generator=rng,
+    )
     return net.to(bundle.train.y.device)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
-from profcil.engine.client import Client
+from profcil.engine.client import Client, Lens
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
@@ -131,8 +131,9 @@ class Method:
         `clients` come with their private memory."""
         return None
 
-    def views(self, state: ServerState, under: Callable[[Block], Tensor]) -> Tensor:
-        """What `scores` sees of some examples, which `under` embeds by a base's weights: the global base's features."""
+    def views(self, state: ServerState, under: Callable[[Lens], Tensor]) -> Tensor:
+        """What `scores` sees of some examples, which `under` looks at through a base or any
+        function of their inputs: the global base's features."""
         return under(state.blocks["base"])
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:

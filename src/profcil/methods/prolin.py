@@ -18,10 +18,13 @@ sees u alone. With `anchor_every`, the base that a position starts from joins th
 are u itself, so nothing has to be measured: what is known of u is known of it, and stays so however far u moves on. The
 price is a base more to keep, and to compute when predicting.
 
+A `sketch` of the inputs may stand beside: random ReLU features of pixels, words or neighbourhoods, in which no base
+has a part. It is as exact for ever, and tells the closed form what a base that was warmed without labels throws away.
+
 Each ablation is a setting: `transport`, `base_rounds = 0` (pure LDA or ridge on the warmed base), `anchor`,
-`anchor_every`, `closed_form`, `random_features`, `distill = 0`, `classifier`, `inertia`. A matrix of few examples
-reveals features, the more the wider it is: `min_support` holds such statistics back, and a deployment would add secure
-summation.
+`anchor_every`, `closed_form`, `random_features`, `sketch`, `distill = 0`, `classifier`, `inertia`. A matrix of few
+examples reveals features, the more the wider it is, and one of a sketch the inputs themselves: `min_support` holds such
+statistics back, and a deployment would add secure summation.
 
 Stored: on the server mean and count of every class, one second-moment matrix, and the anchors; on a client nothing of
 its own, but the anchors as they were sent.
@@ -41,7 +44,7 @@ from torch import Tensor
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
-from profcil.engine.client import Client
+from profcil.engine.client import Client, Lens
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
@@ -92,6 +95,7 @@ class ProLinParams(Checked):
         0, "positions between further anchors, which are the base of that time; 0 = the warmed base alone", low=0
     )
     random_features: int = setting(0, "random ReLU features of the warmed base beside its own; 0 = none", low=0)
+    sketch: int = setting(0, "random ReLU features of the inputs themselves beside the base's; 0 = none", low=0)
     min_support: int = setting(
         1, "classes of which a client has fewer examples than this are left out of its statistics", low=1
     )
@@ -181,7 +185,7 @@ class ProLin(Method):
         """The drift of current features under the aggregated model, as sums or as one shift a remembered class."""
         p, d = self.params, after.shape[1]
         if p.transport == "linear":
-            given = before.shape[1] - p.random_features
+            given = before.shape[1] - self.drawn
             return {"transport": block_of_drift(linear.drift(before[:, :given], after))}
         bank = inbox["bank"]
         if not bank.labels:
@@ -190,13 +194,15 @@ class ProLin(Method):
         moves = local_transport(old, before[:, :d], after, neighbours=p.neighbours, factor=p.bandwidth)
         return {"transport": Block("transport", dict(zip(("shift", "confidence"), moves, strict=True)), bank.labels)}
 
-    def seen(self, blocks: Mapping[str, Block], under: Callable[[Block], Tensor]) -> Tensor:
-        """z = [u; a] of some examples, which `under` embeds by a base's weights; of a base that never moves, u alone.
-        Random features come last, and are of the warmed base."""
+    def seen(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
+        """z = [u; a] of some examples, which `under` looks at through bases; of a base that never moves, u alone.
+        Random features come last, of the warmed base and of the inputs."""
         z = [under(blocks[name]) for name in ("base", *anchors(blocks))]
         if self.params.random_features:
             warmed = z[1] if self.anchored else z[0]
             z.append(F.linear(warmed, self.directions(warmed.shape[1], warmed.device)).relu())
+        if self.params.sketch:
+            z.append(under(lambda net, inputs: net.sketch(inputs, self.params.sketch)))
         return torch.cat(z, 1)
 
     def directions(self, d: int, device: torch.device) -> Tensor:
@@ -205,17 +211,23 @@ class ProLin(Method):
         return (torch.randn(self.params.random_features, d, generator=rng) / d**0.5).to(device)
 
     @property
+    def drawn(self) -> int:
+        """How many of z's features are random."""
+        return self.params.random_features + self.params.sketch
+
+    @property
     def anchored(self) -> bool:
         return self.params.anchor and self.params.base_rounds != 0
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
     def begin(self, weights: Weights) -> ServerState:
-        u = weights["adapter"]["scale"].new_zeros(0, len(weights["adapter"]["scale"]))
+        scale = weights["adapter"]["scale"]
         state = super().begin({b: weights[b] for b in MODEL})
         if self.anchored:
             state = state.put(anchor=Block("memory", weights["base"]))
-        return remember(state, linear.summarise(self.seen(state.blocks, lambda base: u), u.new_zeros(0).long()))
+        z = scale.new_zeros(0, len(scale) * (2 if self.anchored else 1) + self.drawn)
+        return remember(state, linear.summarise(z, scale.new_zeros(0).long()))
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""
@@ -292,7 +304,7 @@ class ProLin(Method):
     def with_anchor(self, state: ServerState, s: Summary) -> Summary:
         """What is known of u, said of one anchor more as well: of the base as it is now."""
         d, end = len(state.blocks["adapter"].tensors["scale"]), s.mean.shape[1]
-        given = end - self.params.random_features
+        given = end - self.drawn
         return linear.select(s, [*range(given), *range(d), *range(given, end)])
 
     def fix_head(self, state: ServerState, memory: Summary) -> ServerState:
@@ -335,7 +347,7 @@ class ProLin(Method):
         rows = {**bank.tensors, "mean": bank.tensors["mean"][:, :d]}
         return {"memory": (Block("memory", rows, bank.labels), lambda z: z[:, :d])}
 
-    def views(self, state: ServerState, under: Callable[[Block], Tensor]) -> Tensor:
+    def views(self, state: ServerState, under: Callable[[Lens], Tensor]) -> Tensor:
         return self.seen(state.blocks, under)
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
