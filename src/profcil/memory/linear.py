@@ -82,25 +82,31 @@ def within(s: Summary) -> Tensor:
     return symmetric(s.gram[:d, :d] - s.mean.T @ (s.count[:, None] * s.mean)) / s.count.sum()
 
 
-def lda(s: Summary, shrink: float) -> tuple[Tensor, Tensor]:
+def lda(s: Summary, shrink: float, apart: int = 0) -> tuple[Tensor, Tensor]:
     """w_y = (cov + λ·mean variance·I)⁻¹ μ_y, b_y = −½ w_yᵀμ_y. Where classes have no spread at all (one example each),
-    the covariance is taken as round: the nearest class mean."""
+    the covariance is taken as round: the nearest class mean. `apart`: so many last features are of another scale, and
+    have a mean variance of their own."""
     cov, d = within(s), s.mean.shape[1]
     variance, size = cov.diagonal().mean(), s.gram.diagonal()[:d].mean() / s.count.sum()
     if variance <= FLOOR * size:
-        cov, variance = raised(torch.zeros_like(cov), size.clamp(min=FLOOR)), size
-    weight = solve(raised(cov, shrink * variance), s.mean.T).T
+        cov = raised(torch.zeros_like(cov), size.clamp(min=FLOOR))
+    weight = solve(raised(cov, shrink * levelled(cov.diagonal(), apart)), s.mean.T).T
     return weight, -0.5 * (weight * s.mean).sum(1)
 
 
-def ridge(s: Summary, strength: float) -> tuple[Tensor, Tensor]:
+def ridge(s: Summary, strength: float, apart: int = 0) -> tuple[Tensor, Tensor]:
     """Least squares on one-hot labels, (G/n + λ·mean variance·I)⁻¹ [n_y μ̃_y / n]; the bias is not shrunk."""
     n, gram = s.count.sum(), s.gram / s.count.sum()
-    variance = (gram.diagonal() - gram[-1].square())[:-1].mean().clamp(min=FLOOR)
-    penalty = torch.full_like(gram[0], float(strength * variance))
-    penalty[-1] = 0.0
+    variance = levelled((gram.diagonal() - gram[-1].square())[:-1], apart).clamp(min=FLOOR)
+    penalty = torch.cat([strength * variance, variance.new_zeros(1)])
     answer = solve(raised(gram, penalty), (s.count[:, None] * extended(s.mean)).T / n)
     return answer[:-1].T, answer[-1]
+
+
+def levelled(variances: Tensor, apart: int) -> Tensor:
+    """Each feature's variance as the mean of its kind: of the last `apart`, and of those before them."""
+    kinds = variances.split([len(variances) - apart, apart])
+    return torch.cat([kind.mean().expand(len(kind)) for kind in kinds if len(kind)])
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:

@@ -55,6 +55,8 @@ from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import Method, reply
 from profcil.randomness import torch_generator
 
+PASSING = ("start", "linear", "heard", "told", "went")  # blocks that live for a position
+
 
 @dataclass(frozen=True)
 class ProLinParams(Checked):
@@ -169,6 +171,8 @@ class ProLin(Method):
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Opening a position: the classes not held yet. Closing it: all current ones, and how their features moved.
         Examples of a class with too few of them are in no sum at all, so that differences tell nothing either."""
+        if "heard" in inbox and client.id in inbox["heard"].tensors["clients"]:
+            return Reply(client.id, len(client.current))
         rows, features = linear.supported(client.y, self.params.min_support), self.seen(inbox, client.features)
         if "known" in inbox:
             rows &= ~client.allowed(inbox["known"].labels)[client.y]
@@ -233,6 +237,10 @@ class ProLin(Method):
         """Whether the base moves in this round."""
         return self.params.base_rounds < 0 or when.round < self.params.base_rounds
 
+    def settled(self, when: When) -> bool:
+        """Whether the base, once this round is over, stays as it is until the position ends."""
+        return when.final or not self.plastic(replace(when, round=when.round + 1))
+
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         """In the first round the base is the starting base; later the latter is sent to whoever has not got it."""
         if not self.plastic(when):
@@ -245,8 +253,7 @@ class ProLin(Method):
         if trained and self.params.inertia:
             new = torch.tensor([sum(r.samples for r in trained)])
             state = state.put(moved=Block("memory", {"samples": new}))
-        last = when.final or not self.plastic(replace(when, round=when.round + 1))
-        return self.stepped_back(state) if last and "moved" in state.blocks else state
+        return self.stepped_back(state) if self.settled(when) and "moved" in state.blocks else state
 
     def stepped_back(self, state: ServerState) -> ServerState:
         """The base between where the position began and where it came to: the more is remembered, the nearer to its
@@ -265,30 +272,58 @@ class ProLin(Method):
         return self.plastic(when) and "start" not in state.blocks
 
     def surveys(self, when: When) -> bool:
-        return when.final or (self.params.classifier == "rounds" and self.plastic(when))
+        """Once the base has settled, whoever takes part in a round is heard, and nobody twice."""
+        return self.settled(when) or self.params.classifier == "rounds"
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
         bases = ("base", *anchors(state.blocks))
         if self.opens(state, when):
             return (*bases, "known")
         asked = {"linear": ("start",), "neighbours": ("start", "bank"), "none": ()}[self.params.transport]
-        return (*bases, *(name for name in asked if name != "start" or kept_at(when) not in bases))
+        held = (name for name in asked if name != "start" or kept_at(when) not in bases)
+        return (*bases, *held, *(("heard",) if "heard" in state.blocks else ()))
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         if not replies:
             return state
         if self.opens(state, when):
             return self.open(state, replies, when)
-        return self.close(state, replies) if when.final else self.fix_head(state, self.closed(state, replies))
+        heard = self.heard(state, replies)
+        if not self.settled(when):
+            return self.fix_head(state, self.closed(heard))
+        return self.close(heard) if when.final else heard
+
+    def heard(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """What clients tell of the base where it has settled, added up until the position ends."""
+        spoken = [r for r in replies if "statistics" in r.blocks]
+        if not spoken:
+            return state
+        known, told, went = ([b] if (b := state.get(name)) else [] for name in ("heard", "told", "went"))
+        told += [r.blocks["statistics"] for r in spoken]
+        went += [r.blocks["transport"] for r in spoken if "transport" in r.blocks]
+        clients = [r.client for r in spoken] + [c for b in known for c in b.tensors["clients"].tolist()]
+        ids = torch.tensor(sorted(clients), dtype=torch.int32, device=told[0].tensors["count"].device)
+        state = state.put(
+            heard=Block("memory", {"clients": ids}), told=block_of_summary(linear.pool(map(summary_of, told)))
+        )
+        return state.put(went=self.together(went)) if went else state
+
+    def together(self, moves: Sequence[Block]) -> Block:
+        """Many clients' words on how features moved, as one's."""
+        if self.params.transport == "linear":
+            return block_of_drift(linear.pool_drift(map(drift_of, moves)))
+        shifts, confidences = ([b.tensors[k] for b in moves] for k in ("shift", "confidence"))
+        sums = {"shift": combine(shifts, confidences), "confidence": torch.stack(confidences).sum(0)}
+        return replace(moves[0], tensors=sums)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
-        """A position that nobody was there to close keeps what was said when it opened."""
-        return self.close(state, []) if "start" in state.blocks else state
+        """A position that nobody was there to close keeps what was said before."""
+        return self.close(state) if {"start", "heard"} & state.blocks.keys() else state
 
-    def close(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        """What lives for a position ends with it."""
-        passing = [n for n in state.blocks if n in ("start", "linear") or n.startswith("opened/")]
-        return remember(state.drop(*passing), self.closed(state, replies))
+    def close(self, state: ServerState) -> ServerState:
+        """The memory takes in what was said. What lives for a position ends with it."""
+        passing = [n for n in state.blocks if n in PASSING or n.startswith("opened/")]
+        return remember(state.drop(*passing), self.closed(state))
 
     def open(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Fixes the starting base and the head; the statistics behind it stay apart until the position closes."""
@@ -318,28 +353,26 @@ class ProLin(Method):
         like = state.blocks["head"].tensors["weight"]
         return state.put(linear=head, head=Block("model", {"weight": dense(head, len(like))["weight"]}))
 
-    def closed(self, state: ServerState, replies: Sequence[Reply]) -> Summary:
-        """The memory under the base as it is now. No example counts twice: a client that measures now replaces what it
-        said when the position opened; what the others said then is carried along with the old memory."""
-        now = {f"opened/{r.client}" for r in replies if "statistics" in r.blocks}
+    def closed(self, state: ServerState) -> Summary:
+        """The memory under the base as it is now. No example counts twice: what a client was heard to say replaces what
+        it said when the position opened; what the others said then is carried along with the old memory."""
+        heard, told = state.get("heard"), state.get("told")
+        now = {f"opened/{c}" for c in heard.tensors["clients"].tolist()} if heard else set()
         gone = (summary_of(b) for n, b in state.blocks.items() if n.startswith("opened/") and n not in now)
-        moves = [r.blocks["transport"] for r in replies if "transport" in r.blocks]
-        fresh = (summary_of(r.blocks["statistics"]) for r in replies if "statistics" in r.blocks)
-        return linear.pool(chain([self.moved(memory_of(state), gone, moves)], fresh))
+        memory = self.moved(memory_of(state), gone, state.get("went"))
+        return linear.add(memory, summary_of(told)) if told else memory
 
-    def moved(self, old: Summary, gone: Iterable[Summary], moves: Sequence[Block]) -> Summary:
+    def moved(self, old: Summary, gone: Iterable[Summary], went: Block | None) -> Summary:
         """Memory, and what joins it, carried to the present base. Neighbours speak for the memory proper alone."""
-        if moves and self.params.transport == "neighbours":
-            shift = combine([b.tensors["shift"] for b in moves], [b.tensors["confidence"] for b in moves])
-            old = linear.displace(old, shift.double())
+        if went and self.params.transport == "neighbours":
+            old = linear.displace(old, went.tensors["shift"].double())
         memory = linear.pool(chain([old], gone))
-        if moves and self.params.transport == "linear":
-            drift = linear.pool_drift(drift_of(b) for b in moves)
-            memory = linear.carry(memory, *linear.fit_drift(drift, self.params.ridge))
+        if went and self.params.transport == "linear":
+            memory = linear.carry(memory, *linear.fit_drift(drift_of(went), self.params.ridge))
         return memory
 
-    def solve(self, memory: Summary, shrink: float) -> tuple[Tensor, Tensor]:
-        return {"lda": linear.lda, "ridge": linear.ridge}[self.params.closed_form](memory, shrink)
+    def solve(self, memory: Summary, shrink: float, apart: int = 0) -> tuple[Tensor, Tensor]:
+        return {"lda": linear.lda, "ridge": linear.ridge}[self.params.closed_form](memory, shrink, apart)
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         """Of the features that move; the anchor's means are exact anyway."""
@@ -355,7 +388,7 @@ class ProLin(Method):
         memory = memory_of(state)
         scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
         if memory.labels:
-            weight, bias = self.solve(memory, self.params.shrink_deployed)
+            weight, bias = self.solve(memory, self.params.shrink_deployed, self.params.sketch)
             scores[:, list(memory.labels)] = F.linear(features.double(), weight, bias)
         return scores
 
