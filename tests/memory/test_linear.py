@@ -58,6 +58,17 @@ def test_pooled_ridge_is_the_ridge_of_all_data(seed, cuts, strength):
     np.testing.assert_allclose(bias.numpy(), expected[-1], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("form", [linear.lda, linear.ridge])
+def test_features_of_another_scale_are_shrunk_by_their_own(form):
+    """Said apart, it does not matter in which unit the last features are measured; otherwise it does."""
+    u, y = data()
+    small = torch.cat([u[:, :3], u[:, 3:] / 1000], 1)
+    for apart, alike in ((2, True), (0, False)):
+        (w, b), (v, c) = (form(linear.summarise(x, y), 0.3, apart) for x in (u, small))
+        scores, others = u.double() @ w.T + b, small.double() @ v.T + c
+        assert torch.allclose(scores, others, rtol=1e-4, atol=1e-4) == alike
+
+
 def test_a_summary_counts_and_keeps_class_ids():
     s = linear.summarise(torch.eye(6), torch.tensor([7, 7, 2, 2, 2, 9]))
     assert (s.labels, s.count.tolist()) == ((2, 7, 9), [3, 2, 1])

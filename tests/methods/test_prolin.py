@@ -210,6 +210,63 @@ def test_nobodys_examples_count_twice_when_few_take_part(fresh, settings):
     assert float(memory.count.sum()) == float(memory.gram[-1, -1]) == examples
 
 
+FEW = {"setting": "homogeneous", "participants": 2}  # of four clients, all of which have data
+
+
+@pytest.mark.parametrize("base_rounds", [0, 1])
+def test_whoever_takes_part_once_the_base_has_settled_is_heard_and_nobody_twice(fresh, base_rounds):
+    run = fresh("prolin", base_rounds=base_rounds, sketch=10, train__rounds=4, **FEW)
+    settled = range(max(0, base_rounds - 1), 4)
+    heard = sorted({c for r in settled for c in run.clients(0, r)})
+    assert len(heard) > 2  # more than any one round has
+    for r in range(4):
+        run.play(0, r)
+    up = {"stage": "refresh", "position": 0, "direction": "up", "kind": "statistics"}
+    for c in heard:
+        sent = [r for r in range(4) if run.ledger.total(client=c, round=r, **up)]
+        first = min(r for r in settled if c in run.clients(0, r))
+        opened = base_rounds and c in run.clients(0, 0)
+        assert sent == sorted({*([0] if opened else []), first})
+    told, found = summary_of_all(run, heard, 0, run.server.blocks["base"]), memory_of(run.server)
+    assert found.labels == told.labels
+    assert torch.equal(found.count, told.count)
+    d = run.world.net.features
+    torch.testing.assert_close(found.mean[:, :d], told.mean, rtol=1e-3, atol=1e-4)
+    rows = [*range(d), found.mean.shape[1]]
+    torch.testing.assert_close(found.gram[rows][:, rows], told.gram, rtol=1e-3, atol=1e-2)
+    assert not {"heard", "told", "went"} & run.server.blocks.keys()
+
+
+def test_what_was_heard_is_not_lost_when_nobody_is_there_in_the_last_round(fresh, monkeypatch):
+    there = loop.participants
+    monkeypatch.setattr(loop, "participants", lambda p, *at: () if at[1] == 2 else there(p, *at))
+    run = fresh("prolin", base_rounds=0, **FEW).stream()
+    position = max(p for p in busy(run))
+    counts = [
+        sum(len(run.client(c, p, 0).y) for c in {*there(run.world.plan, p, 0), *there(run.world.plan, p, 1)})
+        for p in range(position + 1)
+    ]
+    assert float(memory_of(run.server).count.sum()) == sum(counts)
+
+
+@pytest.mark.parametrize("transport", ["linear", "neighbours"])
+def test_the_drift_is_that_of_everyone_who_was_heard(fresh, transport):
+    """Two rounds of two give what one round of four would."""
+    run = at(fresh("prolin", transport=transport, **{**ALL, "setting": "homogeneous"}), 1)
+    for r in range(2):
+        run.play(1, r)
+    inbox, clients = dict(run.server.blocks), run.clients(1, 1)
+    replies = [run.method.survey(run.client(c, 1, 1), inbox) for c in clients]
+    once = run.method.heard(run.server, replies)
+    twice = run.method.heard(run.method.heard(run.server, replies[:2]), replies[2:])
+    assert once.blocks["heard"].tensors["clients"].tolist() == list(clients)
+    for name in ("heard", "told", "went"):
+        for k, t in once.blocks[name].tensors.items():
+            torch.testing.assert_close(twice.blocks[name].tensors[k], t, rtol=1e-3, atol=1e-4)
+    again = run.method.survey(run.client(clients[0], 1, 1), {**inbox, "heard": once.blocks["heard"]})
+    assert not again.blocks
+
+
 def test_a_memory_on_a_real_stream_stays_consistent(tiny):
     for server in tiny("prolin").after_positions():
         memory = memory_of(server)

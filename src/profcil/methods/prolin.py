@@ -8,8 +8,8 @@ The server keeps, for every class, a count and a mean of base features, and one 
 A position opens with statistics of the classes not held yet, under the broadcast base; from these and the memory the
 server solves a linear discriminant head, which stays fixed while all rounds train the base against it (with a pull
 towards the features of the position's starting base, and a proximal term). It closes with statistics under the final
-base, and with sums that tell how current features moved: one ridge regression carries every old mean and G along.
-The deployed head is the same closed form, less shrunk.
+base, of everyone who takes part once that has settled, and with sums that tell how current features moved: one ridge
+regression carries every old mean and G along. The deployed head is the same closed form, less shrunk.
 
 The warmed base serves as an anchor: memory and deployed head are over z = [u; a], the features u that move and a of the
 warmed base, which never do. What is remembered of a is exact for ever, however far the base moves, and so is what is
