@@ -15,6 +15,7 @@ from profcil.metrics.client_first import summary
 
 ALL = {"participants": 4}  # every client with data takes part in every round
 PLAIN = {**ALL, "anchor": False}  # and the memory is of the moving features alone
+FEW = {"setting": "homogeneous", "participants": 2}  # of four clients, all of which have data
 
 
 def current(run, client: int, position: int, base) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,6 +116,15 @@ def test_the_base_steps_back_by_the_share_of_what_is_remembered(fresh, base_roun
     assert any(not torch.equal(free[k], held[k]) for k in free)
 
 
+def test_what_weighs_is_who_moved_the_base_not_who_was_heard_afterwards(fresh):
+    run, weights = fresh("prolin", inertia=1.0, base_rounds=1, **FEW), []
+    for p in range(3):
+        weights.append(sum(len(run.client(c, p, 0).y) for c in run.clients(p, 0)))
+        at(run, p + 1, since=p)
+        assert int(run.server.blocks["mass"].tensors["samples"]) == sum(weights)
+    assert float(run.server.blocks["bank"].tensors["count"].sum()) > sum(weights)
+
+
 def test_the_base_steps_back_when_nobody_is_there_in_the_last_round(fresh):
     run = at(fresh("prolin", inertia=2.0, **ALL), 1)
     start, rounds = run.server.blocks["base"].tensors, run.world.config.train.rounds
@@ -131,7 +141,8 @@ def test_the_base_steps_back_when_nobody_is_there_in_the_last_round(fresh):
 @pytest.mark.parametrize("inertia", [0.0, 1.0])
 def test_what_lives_for_a_position_ends_with_it(fresh, inertia):
     run = at(fresh("prolin", inertia=inertia), 1)
-    assert set(run.server.blocks) == {"base", "adapter", "head", "anchor", "bank", "gram", "known"}
+    lasting = {"base", "adapter", "head", "anchor", "bank", "gram", "known", *(("mass",) if inertia else ())}
+    assert set(run.server.blocks) == lasting
     assert run.server.blocks["known"].labels == run.server.blocks["bank"].labels
 
 
@@ -208,9 +219,6 @@ def test_nobodys_examples_count_twice_when_few_take_part(fresh, settings):
     examples = sum(len(run.client(c, 0, 0).current) for c in opened | closed)
     memory = memory_of(run.server)
     assert float(memory.count.sum()) == float(memory.gram[-1, -1]) == examples
-
-
-FEW = {"setting": "homogeneous", "participants": 2}  # of four clients, all of which have data
 
 
 @pytest.mark.parametrize("base_rounds", [0, 1])

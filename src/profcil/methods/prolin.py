@@ -80,7 +80,7 @@ class ProLinParams(Checked):
     proximal: float = setting(0.01, "λ of the pull towards the broadcast base", low=0.0)
     inertia: float = setting(
         0.0,
-        "weight of a remembered example against a new one when the base steps back at the end of a position; "
+        "weight of an example that moved the base earlier against one of this position when it steps back at the end; "
         "0 = it stays where it came to",
         low=0.0,
     )
@@ -181,8 +181,9 @@ class ProLin(Method):
             sent["statistics"] = block_of_summary(linear.summarise(features[rows], client.y[rows]))
             begun = inbox.get("start") or inbox.get(kept_at(client.when))
             if begun and self.params.transport != "none":
-                before = self.seen({**inbox, "base": begun}, client.features)
-                sent |= self.movement(inbox, before[rows], features[rows, : client.net.features])
+                moved, rest = features[rows].tensor_split([client.net.features], 1)
+                before = torch.cat([client.features(begun)[rows], rest], 1)
+                sent |= self.movement(inbox, before, moved)
         return Reply(client.id, len(client.current), sent)
 
     def movement(self, inbox: Inbox, before: Tensor, after: Tensor) -> dict[str, Block]:
@@ -256,14 +257,15 @@ class ProLin(Method):
         return self.stepped_back(state) if self.settled(when) and "moved" in state.blocks else state
 
     def stepped_back(self, state: ServerState) -> ServerState:
-        """The base between where the position began and where it came to: the more is remembered, the nearer to its
-        beginning. With inertia 1 it becomes the mean of all positions' bases, each weighted by its examples: those of
-        the last round in which anyone moved it."""
-        new = int(state.blocks["moved"].tensors["samples"])
-        old = self.params.inertia * float(state.blocks["bank"].tensors["count"].sum())
-        state = state.drop("moved")
-        if not old:
+        """The base between where the position began and where it came to: the more has moved it before, the nearer to
+        its beginning. With inertia 1 it becomes the mean of all positions' bases, each weighted by its examples: those
+        of the last round in which anyone moved it."""
+        new, mass = int(state.blocks["moved"].tensors["samples"]), state.get("mass")
+        before = int(mass.tensors["samples"]) if mass else 0
+        state = state.drop("moved").put(mass=Block("memory", {"samples": torch.tensor([before + new])}))
+        if not before:
             return state
+        old = self.params.inertia * before
         begun, came = (state.blocks[b].tensors for b in ("start", "base"))
         return state.put(base=Block("model", {k: begun[k].lerp(v, new / (new + old)) for k, v in came.items()}))
 
