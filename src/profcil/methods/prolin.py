@@ -306,14 +306,14 @@ class ProLin(Method):
         clients = [r.client for r in spoken] + [c for b in known for c in b.tensors["clients"].tolist()]
         ids = torch.tensor(sorted(clients), dtype=torch.int32, device=told[0].tensors["count"].device)
         state = state.put(
-            heard=Block("memory", {"clients": ids}), told=block_of_summary(linear.pool(map(summary_of, told)))
+            heard=Block("memory", {"clients": ids}), told=block_of_summary(linear.pool(map(sums_of, told)))
         )
         return state.put(went=self.together(went)) if went else state
 
     def together(self, moves: Sequence[Block]) -> Block:
         """Many clients' words on how features moved, as one's."""
         if self.params.transport == "linear":
-            return block_of_drift(linear.pool_drift(map(drift_of, moves)))
+            return block_of_drift(linear.pool_drift(map(drift_sums_of, moves)))
         shifts, confidences = ([b.tensors[k] for b in moves] for k in ("shift", "confidence"))
         sums = {"shift": combine(shifts, confidences), "confidence": torch.stack(confidences).sum(0)}
         return replace(moves[0], tensors=sums)
@@ -431,8 +431,14 @@ def summary_of(block: Block) -> Summary:
     return Summary(block.labels, t["count"].double(), t["mean"].double(), linear.unpack(t["gram"]))
 
 
+def sums_of(block: Block) -> Summary:
+    """The same with its matrix still packed, which is enough to add it to its like."""
+    t = block.tensors
+    return Summary(block.labels, t["count"].double(), t["mean"].double(), t["gram"].double())
+
+
 def block_of_summary(s: Summary) -> Block:
-    tensors = {"mean": s.mean.float(), "count": s.count.to(torch.int32), "gram": linear.pack(s.gram)}
+    tensors = {"mean": s.mean.float(), "count": s.count.to(torch.int32), "gram": packed(s.gram)}
     return Block("statistics", tensors, s.labels)
 
 
@@ -441,8 +447,17 @@ def drift_of(block: Block) -> Drift:
     return Drift(linear.unpack(t["old"]), t["cross"].double(), linear.unpack(t["square"]))
 
 
+def drift_sums_of(block: Block) -> Drift:
+    return Drift(*(block.tensors[k].double() for k in ("old", "cross", "square")))
+
+
 def block_of_drift(d: Drift) -> Block:
-    return Block("transport", {"old": linear.pack(d.old), "cross": d.cross.float(), "square": linear.pack(d.square)})
+    return Block("transport", {"old": packed(d.old), "cross": d.cross.float(), "square": packed(d.square)})
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """A symmetric matrix as it is sent; one that is packed stays so."""
+    return linear.pack(matrix) if matrix.dim() == 2 else matrix.float()
 
 
 METHOD = ProLin
