@@ -368,6 +368,12 @@ def test_what_is_remembered_of_a_sketch_is_exact(tiny, settings):
     torch.testing.assert_close(found.gram[width:, width:], true.gram, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["sketch", "random_features"])
+def test_more_random_features_than_moments_have_room_for_are_a_slip_of_the_pen(fresh, name):
+    with pytest.raises(ConfigError, match=f"{name} = 100000"):
+        fresh("prolin", **{name: 100_000})
+
+
 def test_a_sketch_tells_what_the_base_does_not(fresh):
     """A base that maps everything to nothing leaves the federation guessing; a sketch beside it does not."""
     blind, seeing = (fresh("prolin", base_rounds=0, sketch=width, **ALL) for width in (0, 100))

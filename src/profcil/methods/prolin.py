@@ -55,6 +55,7 @@ from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import Method, reply
 from profcil.randomness import torch_generator
 
+WIDEST = 20_000  # random features: their second moments take 3.2 GB
 PASSING = ("start", "linear", "heard", "told", "went")  # blocks that live for a position
 
 
@@ -96,8 +97,12 @@ class ProLinParams(Checked):
     anchor_every: int = setting(
         0, "positions between further anchors, which are the base of that time; 0 = the warmed base alone", low=0
     )
-    random_features: int = setting(0, "random ReLU features of the warmed base beside its own; 0 = none", low=0)
-    sketch: int = setting(0, "random ReLU features of the inputs themselves beside the base's; 0 = none", low=0)
+    random_features: int = setting(
+        0, "random ReLU features of the warmed base beside its own; 0 = none", low=0, high=WIDEST
+    )
+    sketch: int = setting(
+        0, "random ReLU features of the inputs themselves beside the base's; 0 = none", low=0, high=WIDEST
+    )
     min_support: int = setting(
         1, "classes of which a client has fewer examples than this are left out of its statistics", low=1
     )
