@@ -374,6 +374,15 @@ def test_more_random_features_than_moments_have_room_for_are_a_slip_of_the_pen(f
         fresh("prolin", **{name: 100_000})
 
 
+def test_the_deployed_head_shrinks_a_sketch_by_its_own_variance(tiny):
+    run = tiny("prolin", base_rounds=0, sketch=30, **ALL)
+    memory, z = memory_of(run.server), torch.randn(7, run.world.net.features + 30)
+    found = run.method.scores(run.world.net, run.server, z)[:, list(memory.labels)]
+    for apart, alike in ((30, True), (0, False)):
+        weight, bias = linear.lda(memory, 0.05, apart)
+        assert torch.allclose(found, z.double() @ weight.T + bias) == alike
+
+
 def test_a_sketch_tells_what_the_base_does_not(fresh):
     """A base that maps everything to nothing leaves the federation guessing; a sketch beside it does not."""
     blind, seeing = (fresh("prolin", base_rounds=0, sketch=width, **ALL) for width in (0, 100))
