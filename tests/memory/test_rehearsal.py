@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from profcil.memory.bank import Bank, measure, remember
-from profcil.memory.rehearsal import Rehearsal, balanced_rows, pseudo
+from profcil.memory.rehearsal import Rehearsal, Roll, balanced_rows, pseudo
 
 few = settings(max_examples=40, deadline=None)
 labels = st.lists(st.sampled_from([3, 8, 11]), min_size=1, max_size=30)
@@ -21,6 +22,10 @@ def bank_of(ids: tuple[int, ...], d: int = 2) -> Bank:
     """Remembered classes far from all real features, so that a test sees where a feature came from."""
     mean = 1000 + torch.arange(len(ids) * d, dtype=torch.float32).view(len(ids), d)
     return Bank(ids, mean, torch.ones(len(ids), d), torch.ones(len(ids), dtype=torch.int32))
+
+
+def rehearsal(features: Tensor, y: Tensor, bank: Bank | None, *, quota: int, noise: float) -> Rehearsal:
+    return Rehearsal(features, Roll(y, bank.labels if bank else (), quota), bank, noise=noise)
 
 
 @few
@@ -57,7 +62,7 @@ def test_pseudo_features_have_the_remembered_mean_and_spread():
 
 def test_an_epoch_draws_its_rows_first_and_then_one_normal_number_for_every_coordinate():
     features, y, bank = torch.rand(9, 4, generator=rng(1)), torch.arange(9) % 3, bank_of((5, 7), 4)
-    epoch, again = Rehearsal(features, y, bank, quota=6, noise=0.3).epoch(rng()), rng()
+    epoch, again = rehearsal(features, y, bank, quota=6, noise=0.3).epoch(rng()), rng()
     real = features[balanced_rows(y, 6, again)]
     old = bank.mean[:, None] + 0.3 * bank.spread[:, None] * torch.randn(2, 6, 4, generator=again)
     torch.testing.assert_close(epoch["u"], torch.cat([real, old.flatten(0, 1)]))
@@ -78,7 +83,7 @@ def test_without_noise_pseudo_features_are_the_mean():
 def test_an_epoch_is_balanced_with_real_current_and_remembered_old_classes(y, quota, seed):
     y = torch.tensor(y)
     features = torch.arange(2.0 * len(y)).view(-1, 2)
-    source = Rehearsal(features, y, bank_of((3, 5, 11, 20)), quota=quota, noise=0.1)
+    source = rehearsal(features, y, bank_of((3, 5, 11, 20)), quota=quota, noise=0.1)
     epoch = source.epoch(rng(seed))
     wanted = sorted({*y.tolist(), 3, 5, 11, 20})
     assert len(epoch["y"]) == len(epoch["u"]) == source.size == quota * len(wanted)
@@ -93,14 +98,14 @@ def test_an_epoch_is_balanced_with_real_current_and_remembered_old_classes(y, qu
 
 def test_pseudo_features_carry_their_own_label():
     bank = bank_of((4, 9))
-    epoch = Rehearsal(torch.zeros(1, 2), torch.tensor([7]), bank, quota=3, noise=0.0).epoch(rng())
+    epoch = rehearsal(torch.zeros(1, 2), torch.tensor([7]), bank, quota=3, noise=0.0).epoch(rng())
     for row, label in enumerate(bank.labels):
         assert torch.equal(epoch["u"][epoch["y"] == label], bank.mean[row].repeat(3, 1))
 
 
 def test_without_memory_only_current_classes_are_trained():
     for bank in (None, bank_of(())):
-        source = Rehearsal(torch.ones(3, 2), torch.tensor([7, 7, 1]), bank, quota=2, noise=0.1)
+        source = rehearsal(torch.ones(3, 2), torch.tensor([7, 7, 1]), bank, quota=2, noise=0.1)
         assert source.epoch(rng())["y"].tolist() == [1, 1, 7, 7]
         assert source.size == 4
 
@@ -108,5 +113,5 @@ def test_without_memory_only_current_classes_are_trained():
 def test_the_same_address_draws_the_same_epoch():
     features = torch.randn(9, 2, generator=rng(1))
     y = torch.tensor([1, 1, 1, 2, 2, 2, 2, 2, 2])
-    source = Rehearsal(features, y, remember(measure(features, y + 5)), quota=4, noise=0.3)
+    source = rehearsal(features, y, remember(measure(features, y + 5)), quota=4, noise=0.3)
     assert torch.equal(source.epoch(rng(5))["u"], source.epoch(rng(5))["u"])

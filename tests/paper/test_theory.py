@@ -12,7 +12,7 @@ from torch import Tensor
 
 from profcil.encoders.model import Tail, cross_entropy
 from profcil.memory.bank import Bank, measure, remember
-from profcil.memory.rehearsal import Rehearsal, pseudo
+from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.memory.transport import combine, local_transport
 
 few = settings(max_examples=25, deadline=None)
@@ -108,7 +108,7 @@ def test_an_epochs_gradient_is_that_of_the_balanced_objective(seed, counts, old)
     mean = torch.randn(old, d, generator=rng, dtype=torch.float64)
     bank = Bank(remembered, mean, torch.ones_like(mean), torch.ones(old, dtype=torch.int32))
     # Twelve is a multiple of every count, so each real feature comes equally often and the lemma holds exactly.
-    epoch = Rehearsal(features, y, bank, quota=12, noise=0.0).epoch(rng)
+    epoch = Rehearsal(features, Roll(y, remembered, 12), bank, noise=0.0).epoch(rng)
     tail, classes = random_tail(d, 7, rng), 2 + old
     found = gradients(
         tail, epoch["u"], epoch["y"], torch.full((len(epoch["y"]),), 1 / len(epoch["y"]), dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_small_quotas_are_unbiased_over_many_epochs():
     rng = torch.Generator().manual_seed(3)
     y = torch.tensor([1] * 7 + [4] * 2)
     features = torch.randn(9, 3, generator=rng)
-    source, seen = Rehearsal(features, y, None, quota=2, noise=0.0), torch.zeros(9)
+    source, seen = Rehearsal(features, Roll(y, (), 2), None, noise=0.0), torch.zeros(9)
     for _ in range(2000):
         epoch = source.epoch(rng)
         seen += (epoch["u"][:, None] == features).all(2).sum(0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from profcil.engine.phases import Batch, Source, Train, source_of
 from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import number
 
+Fact = TypeVar("Fact")
 # What examples are looked at through: a base's weights, or any function of the net and their inputs.
 Lens: TypeAlias = Block | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
 
@@ -38,22 +38,36 @@ class Client:
     budget: float = 1.0  # share of the local epochs this turn has; less where its task is the weak one
     private: Mapping[str, Tensor] | None = None
     cache: dict[Any, Tensor] = field(default_factory=dict)  # features by base version, for this position
+    kept: dict[Any, Any] = field(default_factory=dict)  # what `once` has worked out, for this position
     extra_bytes: int = 0  # client memory that the method asked for in this turn
+
+    def once(self, name: Hashable, make: Callable[[], Fact]) -> Fact:
+        """What stays as it is while a position lasts, worked out when it is first asked for. To look at labels, or to
+        bring a list to a GPU, is to wait for all that is under way there; from a position's second turn on nobody does.
+        """
+        key = (self.id, name)
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
 
     @property
     def y(self) -> Tensor:
-        return self.examples.y[self.current]
+        return self.once("y", lambda: self.examples.y[self.current])
 
-    @cached_property
+    @property
     def labels(self) -> tuple[int, ...]:
         """The classes this client observes now."""
-        return tuple(int(v) for v in torch.unique(self.y))
+        return self.once("labels", lambda: tuple(torch.unique(self.y).tolist()))
 
     def allowed(self, labels: tuple[int, ...]) -> Tensor:
-        """A mask over all class ids."""
-        mask = torch.zeros(self.net.classes, dtype=torch.bool, device=self.y.device)
-        mask[list(labels)] = True
-        return mask
+        """A mask over all class ids; not to be changed."""
+
+        def make() -> Tensor:
+            mask = torch.zeros(self.net.classes, dtype=torch.bool)
+            mask[list(labels)] = True
+            return mask.to(self.current.device)
+
+        return self.once(("allowed", labels), make)
 
     def number(self, *purpose: object) -> int:
         """The seed of a draw: addressed by client and moment, so the order of execution never matters."""

@@ -50,7 +50,9 @@ class Static:
 
     def begin(self, phases: Sequence[Train]) -> None:
         """Copies the phases in."""
+        self.lengths.zero_()
         for row, phase in enumerate(phases):
+            self.lengths[row].fill_(phase.length)  # a copy from the host would wait for the device
             for k, v in phase.constants.items():
                 self.constants[k][row].copy_(v)
 
@@ -58,9 +60,6 @@ class Static:
         """Replays an epoch of batches, [clients, steps, batch, …], of which each client has its own number."""
         self.number.zero_()
         self.total.zero_()
-        self.lengths.zero_()
-        for row, length in enumerate(lengths):
-            self.lengths[row].fill_(length)  # a copy from the host would wait for the device
         number = 0
         while number < max(lengths):
             if number % CHUNK == 0:

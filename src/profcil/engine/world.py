@@ -42,6 +42,7 @@ class World:
     executor: Executor
     weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, where there is one
     features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; one position long
+    kept: tuple[Any, dict[Any, Any]] = (None, {})  # what clients work out once a position, and which position that is
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
     fleet: Fleet = field(default_factory=Here)  # where the clients are
 
@@ -59,21 +60,31 @@ class World:
     def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
         """A client at one moment. In the warm-up all it owns is current, and its labels are of no use to it."""
         owned, examples = self.share(id)
-        warm = when.stage == "warmup"
-        ids = owned if warm else torch.from_numpy(self.plan.samples(id, when.position).copy()).to(self.device)
+        warm, kept = when.stage == "warmup", self.kept_at(when)
+        if (id, "current") not in kept:
+            ids = owned if warm else torch.from_numpy(self.plan.samples(id, when.position).copy()).to(self.device)
+            kept[id, "current"] = examples.rows(ids, owned)
         return Client(
             id=id,
             when=when,
             seed=self.config.seed,
             examples=examples,
-            current=examples.rows(ids, owned),
+            current=kept[id, "current"],
             seen=() if warm else tuple(sorted(self.plan.seen(when.position))),
             net=self.net,
             settings=self.config.train,
             budget=1.0 if warm else self.budget(id, when.position),
             private=private,
             cache=self.features,
+            kept=kept,
         )
+
+    def kept_at(self, when: When) -> dict[Any, Any]:
+        """What clients have worked out at this position; what was worked out at another is dropped."""
+        moment = (when.stage == "warmup", when.position)
+        if self.kept[0] != moment:
+            self.kept = (moment, {})
+        return self.kept[1]
 
     def server(self, when: When) -> Server:
         """The server at one moment."""

@@ -7,6 +7,8 @@ objective (1/|Y|) Σ_y E_{u∼q_y}, which is what the paper's balanced-gradient 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,8 @@ class Balanced:
     def draw(self, rng: torch.Generator) -> Tensor:
         """Row numbers, classes in order; each class in a fresh shuffle."""
         shuffled = torch.randperm(len(self.y), generator=rng, device=self.y.device)
-        return shuffled[torch.sort(self.y[shuffled], stable=True).indices[self.places]]
+        by_class = torch.sort(self.y.index_select(0, shuffled), stable=True).indices
+        return shuffled.index_select(0, by_class.index_select(0, self.places))
 
 
 def balanced_rows(y: Tensor, quota: int, rng: torch.Generator) -> Tensor:
@@ -45,22 +48,29 @@ def balanced_rows(y: Tensor, quota: int, rng: torch.Generator) -> Tensor:
     return Balanced(y, quota).draw(rng)
 
 
+class Roll:
+    """Whose features an epoch holds: so many of every class in `y`, then of every other class that is remembered."""
+
+    def __init__(self, y: Tensor, remembered: Sequence[int], quota: int) -> None:
+        self.quota, self.real = quota, Balanced(y, quota)
+        current = set(self.real.classes.tolist())
+        rows = [i for i, label in enumerate(remembered) if label not in current]
+        self.rows, labels = torch.tensor([rows, [remembered[i] for i in rows]], dtype=torch.long, device=y.device)
+        self.y = torch.cat([self.real.labels, labels.repeat_interleave(quota)])
+
+
 class Rehearsal:
     """The balanced pseudo multi-task set of one client: a batch source for the engine (Eq. 'pro-loss')."""
 
-    def __init__(self, features: Tensor, y: Tensor, bank: Bank | None, *, quota: int, noise: float) -> None:
-        self.features, self.quota, self.noise, self.real = features, quota, noise, Balanced(y, quota)
-        current = set(self.real.classes.tolist())
-        rows = [i for i, label in enumerate(bank.labels) if label not in current] if bank else []
-        index = torch.tensor(rows, dtype=torch.long, device=features.device)
-        self.labels = torch.tensor([bank.labels[i] for i in rows] if bank else [], dtype=torch.long, device=y.device)
-        self.mean = bank.mean[index] if bank else features[:0]
-        self.spread = bank.spread[index] if bank else features[:0]
-        self.y = torch.cat([self.real.labels, self.labels.repeat_interleave(quota)])
-        self.size = len(self.y)
+    def __init__(self, features: Tensor, roll: Roll, bank: Bank | None, *, noise: float) -> None:
+        self.features, self.roll, self.noise = features, roll, noise
+        self.mean = bank.mean[roll.rows] if bank else features[:0]
+        self.spread = bank.spread[roll.rows] if bank else features[:0]
+        self.size = len(roll.y)
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        u, real = self.features.new_empty(self.size, self.features.shape[1]), len(self.real.labels)
-        torch.index_select(self.features, 0, self.real.draw(rng), out=u[:real])
-        pseudo(self.mean, self.spread, self.quota, self.noise, rng, out=u[real:])
-        return {"u": u, "y": self.y}
+        real = self.roll.real
+        u, n = self.features.new_empty(self.size, self.features.shape[1]), len(real.labels)
+        torch.index_select(self.features, 0, real.draw(rng), out=u[:n])
+        pseudo(self.mean, self.spread, self.roll.quota, self.noise, rng, out=u[n:])
+        return {"u": u, "y": self.roll.y}

@@ -29,7 +29,7 @@ from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
 from profcil.memory.bank import Bank, Moments, empty_bank, measure, pool, rewind, update
-from profcil.memory.rehearsal import Rehearsal, pseudo
+from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.randomness import torch_generator
 
@@ -129,11 +129,14 @@ class Pro(Method):
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
         """Projected pseudo multi-task training, Eq. (pro-loss), without a proximal term."""
         p, allowed = self.params, client.allowed(self.label_space(client, inbox))
+        bank = banks.get("adapted" if p.old_memory == "adapted" else "memory")
+        old = bank.labels if bank else ()
+        roll = client.once(("roll", old), lambda: Roll(client.y, old, p.quota))
         if p.old_memory == "adapted":
             z = Tail(weights["adapter"], {}).adapt(features)
-            source = Rehearsal(z, client.y, banks["adapted"], quota=p.quota, noise=p.noise)
+            source = Rehearsal(z, roll, bank, noise=p.noise)
             return client.train("rehearse", weights, ("head",), self.head_loss, source, allowed=allowed)
-        source = Rehearsal(features, client.y, banks.get("memory"), quota=p.quota, noise=p.noise)
+        source = Rehearsal(features, roll, bank, noise=p.noise)
         return client.train("rehearse", weights, TAIL, self.tail_loss, source, allowed=allowed)
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:

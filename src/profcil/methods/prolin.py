@@ -132,15 +132,17 @@ class ProLin(Method):
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         """Trains the base on the examples whose classes the head knows; without any, there is nothing to do."""
-        allowed = client.allowed(inbox["linear"].labels if "linear" in inbox else ())
-        rows = torch.nonzero(allowed[client.y]).flatten()
+        known = inbox["linear"].labels if "linear" in inbox else ()
+        allowed = client.allowed(known)
+        rows = client.once(("known", known), lambda: torch.nonzero(allowed[client.y]).flatten())
         if not len(rows):
             return Reply(client.id, 0)
         done = yield self.fit(client, inbox, rows, allowed)
         return replace(reply(client, done.weights, self.trained, loss=done.loss), samples=len(rows))
 
     def fit(self, client: Client, inbox: Inbox, rows: Tensor, allowed: Tensor) -> Train:
-        constants = {"allowed": allowed, **dense(inbox["linear"], client.net.classes)}
+        head, classes = inbox["linear"], client.net.classes
+        constants = {"allowed": allowed, **client.once(("head", head.version), lambda: dense(head, classes))}
         weights = {b: dict(inbox[b].tensors) for b in self.trained}
         if self.params.distill:
             start = (inbox.get("start") or inbox["base"]).tensors

@@ -135,8 +135,12 @@ class ProMax(Pro):
 
 def calibration_subset(client: Client, size: int) -> Tensor:
     """A random part of the current examples, the same in every round of a position."""
-    rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
-    return client.current[torch.randperm(len(client.current), generator=rng)[:size].to(client.current.device)]
+
+    def make() -> Tensor:
+        rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
+        return client.current[torch.randperm(len(client.current), generator=rng)[:size].to(client.current.device)]
+
+    return client.once(("calibration", size), make)
 
 
 def moved(name: str, bank: Bank, shift: Tensor) -> Bank:
