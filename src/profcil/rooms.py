@@ -24,7 +24,7 @@ ROOMS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
 FURNITURE = {
     "methods": {"base"},
     "data": {"bundle", "files", "fetch", "unpickle", "shelf"},
-    "encoders": {"model", "views", "norms", "fused", "byhand", "grouped", "many", "bags", "sketch"},
+    "encoders": {"model", "views", "norms", "fused", "byhand", "grouped", "abreast", "many", "bags", "sketch"},
 }
 # What a module must define to be an occupant.
 DEFINES = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",)}

@@ -124,6 +124,38 @@ def test_the_same_again_and_nothing_that_was_given_is_changed(ready):
     assert len(set(storages)) == len(storages)  # as files want it
 
 
+# -- slopes that are written down --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, monkeypatch, rule):
+    run = ready("fedprox", mu=0.5)
+    net, phases = run.world.net, asked(run, rule, sizes=[40, 40, 40])
+    assert stacks.written(net, phases[0]) and stacks.walk is not stacks.descend
+    compiled = stacks.run(net, phases)
+    monkeypatch.setattr(stacks, "walk", stacks.descend)
+    monkeypatch.setattr(stacks, "PIECE", 2)
+    assert apart(compiled, stacks.run(net, phases)) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fedavg", {"model__head": "cosine"}),
+        ("fedavg", {"model__norm": "batch"}),
+        ("fedavg", {"graphs": "false"}),
+        ("pro", {}),  # the auxiliary loss has none
+    ],
+    ids=str,
+)
+def test_what_they_were_not_written_for_goes_through_autograd(ready, monkeypatch, method, more):
+    run = ready(method, **more)
+    run.play(0, 0)
+    monkeypatch.setattr(stacks, "walk", None)
+    assert not stacks.written(run.world.net, asked(run)[0])
+    run.play(0, 1)
+
+
 # -- who is computed together ------------------------------------------------------------------------------------------
 
 

@@ -17,8 +17,8 @@ from profcil.encoders.model import Tail
 Loss = TypeVar("Loss", bound=Callable[..., Tensor])
 
 
-def with_gradient(gradient: type[Classification]) -> Callable[[Loss], Loss]:
-    """Marks a loss on features whose gradient in adapter and head is written down."""
+def with_gradient(gradient: type) -> Callable[[Loss], Loss]:
+    """Marks a loss whose gradient is written down, and where: here for adapter and head, in `abreast` for a base."""
 
     def mark(loss: Loss) -> Loss:
         loss.gradient = gradient  # type: ignore[attr-defined]

@@ -16,8 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LAST = torch.channels_last
-EDGE, WINDOW = [1, 1], [2, 2]  # pixels around an image, and those that pooling makes one
-aten = torch.ops.aten
 
 
 def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -41,49 +39,65 @@ def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping
         tensors = (conv["weight"], state["weight"], state["bias"])
         return GroupLayer.apply(x, *tensors, norm.num_groups, norm.eps)  # type: ignore[no-untyped-call]
     bias = conv["bias"].flatten() if "bias" in conv else None
-    y = F.conv2d(x, filters(conv["weight"]), bias, padding=EDGE, groups=len(conv["weight"]))
+    y = F.conv2d(x, filters(conv["weight"]), bias, padding=1, groups=len(conv["weight"]))
     y = torch.func.functional_call(norm, {k: v.flatten() for k, v in state.items()}, (y,))
-    return F.relu(F.max_pool2d(y, WINDOW))
+    return F.relu(F.max_pool2d(y, 2))
 
 
 class GroupLayer(torch.autograd.Function):
-    """Such a layer with group normalisation: y = conv(x), z = scale·(y − mean)·inverse + shift, relu(max_pool(z)).
-
-    A window's largest number is chosen before the normalisation, which then touches a quarter of the numbers only.
-    """
+    """Such a layer with group normalisation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
-        (clients, channels), kernel = scale.shape, filters(weight)
-        y = F.conv2d(x, kernel, padding=EDGE, groups=clients).contiguous(memory_format=LAST)
-        largest, places = chosen(y, scale)
-        even = evener(channels, groups, y[0, 0].numel(), y.dtype)
-        mean = y.sum((2, 3)).view(-1, channels) @ even
-        inverse = y.square().sum((2, 3)).view(-1, channels) @ even
-        inverse.addcmul_(mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
-        factor = inverse.view(-1, clients, channels) * scale
-        level = torch.addcmul(shift, factor, mean.view_as(factor), value=-1)
-        out = torch.addcmul(level.view(*y.shape[:2], 1, 1), largest, factor.view(*y.shape[:2], 1, 1)).relu_()
-        ctx.save_for_backward(x, kernel, y, largest, places, mean, inverse, factor, even, out)
+        even = evener(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
+        out, *seen = ahead(x, filters(weight), scale, shift, even, eps)
+        ctx.save_for_backward(out, *seen)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """With ŷ = (y − mean)·inverse, factor = scale·inverse, and means over the pixels and channels of a group:
-        dy = factor·dz − mean(factor·dz) − ŷ·mean(factor·dz·ŷ)."""
-        x, kernel, y, largest, places, mean, inverse, factor, even, out = ctx.saved_tensors
-        (_, clients, _), rows, image = factor.shape, mean.shape, (*y.shape[:2], 1, 1)
-        dz = aten.threshold_backward(grads[0].contiguous(memory_format=LAST), out, 0)  # at the largest; 0 elsewhere
-        shift, scale = dz.sum((2, 3)).view(rows), (dz * largest).sum((2, 3)).view(rows)
-        scale.addcmul_(shift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
-        tilt = (scale * factor.view(rows) @ even).mul_(inverse)
-        level = (shift * factor.view(rows) @ even).addcmul_(tilt, mean, value=-1)
-        dz.mul_(factor.view(image))
-        dy = aten.max_pool2d_with_indices_backward(dz, y, WINDOW, WINDOW, [0, 0], [1, 1], False, places)
-        dy.addcmul_(y, tilt.view(image), value=-1).sub_(level.view(image))
-        wanted = [ctx.needs_input_grad[0], True, False]
-        dx, dk, _ = aten.convolution_backward(dy, x, kernel, None, [1, 1], EDGE, [1, 1], False, [0, 0], clients, wanted)
-        return dx, dk.unflatten(0, (clients, -1)), *(t.view_as(factor).sum(0) for t in (scale, shift)), None, None
+        dx, dk, scale, shift = back(grads[0], ctx.saved_tensors, ctx.needs_input_grad[0])
+        return dx, dk.unflatten(0, (len(scale), -1)), scale, shift, None, None
+
+
+def ahead(x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor, even: Tensor, eps: float) -> list[Tensor]:
+    """y = conv(x), z = scale·(y − mean)·inverse + shift, relu(max_pool(z)): the last, and behind it what `back` needs.
+
+    A window's largest number is chosen before the normalisation, which then touches a quarter of the numbers only.
+    """
+    clients, channels = scale.shape[0], scale.shape[1]
+    y = torch.conv2d(x, kernel, None, [1, 1], [1, 1], [1, 1], clients).contiguous(memory_format=torch.channels_last)
+    largest, places = chosen(y, scale)
+    mean = y.sum([2, 3]).view(-1, channels) @ even
+    inverse = (y * y).sum([2, 3]).view(-1, channels) @ even
+    inverse.addcmul_(mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
+    factor = inverse.view(-1, clients, channels) * scale
+    level = torch.addcmul(shift, factor, mean.view_as(factor), value=-1)
+    image = [y.shape[0], y.shape[1], 1, 1]
+    out = torch.addcmul(level.view(image), largest, factor.view(image)).relu_()
+    return [out, x, kernel, y, largest, places, mean, inverse, factor, even]
+
+
+def back(grad: Tensor, seen: list[Tensor], wanted: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """The slopes of x, where wanted, and of kernel, scale and shift. With ŷ = (y − mean)·inverse, factor =
+    scale·inverse, and means over the pixels and channels of a group: dy = factor·dz − mean(factor·dz) −
+    ŷ·mean(factor·dz·ŷ)."""
+    out, x, kernel, y, largest, places, mean, inverse, factor, even = seen
+    image, window = [y.shape[0], y.shape[1], 1, 1], [2, 2]
+    # at the largest; 0 elsewhere
+    dz = torch.ops.aten.threshold_backward(grad.contiguous(memory_format=torch.channels_last), out, 0)
+    shift, scale = dz.sum([2, 3]).view(mean.shape), (dz * largest).sum([2, 3]).view(mean.shape)
+    scale.addcmul_(shift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
+    flat = factor.view(mean.shape)
+    tilt = (scale * flat @ even).mul_(inverse)
+    level = (shift * flat @ even).addcmul_(tilt, mean, value=-1)
+    dz.mul_(factor.view(image))
+    dy = torch.ops.aten.max_pool2d_with_indices_backward(dz, y, window, window, [0, 0], [1, 1], False, places)
+    dy.addcmul_(y, tilt.view(image), value=-1).sub_(level.view(image))
+    dx, dk, _ = torch.ops.aten.convolution_backward(
+        dy, x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], factor.shape[1], [wanted, True, False]
+    )
+    return dx if wanted else None, dk, scale.view(factor.shape).sum(0), shift.view(factor.shape).sum(0)
 
 
 @lru_cache(maxsize=64)
@@ -96,7 +110,8 @@ def evener(channels: int, groups: int, pixels: int, dtype: torch.dtype) -> Tenso
 def chosen(y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Of every window the number that is largest once it is scaled, and its place."""
     if float(scale.min()) >= 0:
-        return aten.max_pool2d_with_indices(y, WINDOW)
+        largest, places = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
+        return largest, places
     sign = torch.where(scale < 0, -1.0, 1.0).to(y.dtype).view(-1, 1, 1)
-    largest, places = aten.max_pool2d_with_indices(y * sign, WINDOW)
+    largest, places = torch.ops.aten.max_pool2d_with_indices(y * sign, [2, 2])
     return largest * sign, places

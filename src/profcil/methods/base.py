@@ -15,6 +15,8 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
+from profcil.encoders.abreast import Supervised
+from profcil.encoders.byhand import with_gradient
 from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
 from profcil.engine.client import Client, Lens
 from profcil.engine.door import When
@@ -80,6 +82,7 @@ class Method:
         done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
         return reply(client, done.weights, MODEL, loss=done.loss)
 
+    @with_gradient(Supervised)
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         return cross_entropy(net(*net.weak(batch["inputs"], batch["rng"])), batch["y"], batch["allowed"])
 
