@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from profcil.errors import RunFolderError
 
@@ -58,7 +59,7 @@ class Ledger:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(astuple(e) for e in self.entries)
+        writer.writerows(map(attrgetter(*COLUMNS), self.entries))
         return out.getvalue()
 
     @classmethod
