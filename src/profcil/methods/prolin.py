@@ -141,8 +141,9 @@ class ProLin(Method):
         return replace(reply(client, done.weights, self.trained, loss=done.loss), samples=len(rows))
 
     def fit(self, client: Client, inbox: Inbox, rows: Tensor, allowed: Tensor) -> Train:
-        head, classes = inbox["linear"], client.net.classes
-        constants = {"allowed": allowed, **client.once(("head", head.version), lambda: dense(head, classes))}
+        head = inbox["linear"]
+        ids = client.once(("ids", head.labels), lambda: ids_of(head))
+        constants = {"allowed": allowed, **dense(head, ids, client.net.classes)}
         weights = {b: dict(inbox[b].tensors) for b in self.trained}
         if self.params.distill:
             start = (inbox.get("start") or inbox["base"]).tensors
@@ -360,7 +361,7 @@ class ProLin(Method):
         if self.params.classifier != "free":
             return state.put(linear=head)
         like = state.blocks["head"].tensors["weight"]
-        return state.put(linear=head, head=Block("model", {"weight": dense(head, len(like))["weight"]}))
+        return state.put(linear=head, head=Block("model", {"weight": dense(head, ids_of(head), len(like))["weight"]}))
 
     def closed(self, state: ServerState) -> Summary:
         """The memory under the base as it is now. No example counts twice: what a client was heard to say replaces what
@@ -412,9 +413,12 @@ def kept_at(when: When) -> str:
     return f"anchor/{when.position}"
 
 
-def dense(head: Block, classes: int) -> dict[str, Tensor]:
+def ids_of(head: Block) -> Tensor:
+    return torch.tensor(head.labels, dtype=torch.long, device=head.tensors["bias"].device)
+
+
+def dense(head: Block, ids: Tensor, classes: int) -> dict[str, Tensor]:
     """A head over all class ids; rows without statistics are zero and masked."""
-    ids = torch.tensor(head.labels, dtype=torch.long, device=head.tensors["bias"].device)
     return {k: t.new_zeros(classes, *t.shape[1:]).index_copy(0, ids, t) for k, t in head.tensors.items()}
 
 
