@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from profcil.encoders import fused
 from profcil.encoders.norms import BatchNorm
+from profcil.encoders.resnet18 import ResNet18
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -24,7 +26,8 @@ def separately(x, weight, bias, added, mean, var, groups, rectify):
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("rectify", [False, True])
-def test_output_gradients_and_running_statistics_are_those_of_separate_batches(groups, adds, rectify):
+@pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["one twin", "the other", "both"])
+def test_output_gradients_and_running_statistics_are_those_of_separate_batches(groups, adds, rectify, read):
     start = [3 + 2 * drawn(6, 4, 5, 5), 1 + drawn(4), drawn(1, 4)[0], drawn(6, 4, 5, 5).flip(0)]
     results = []
     for fast in (True, False):
@@ -32,13 +35,34 @@ def test_output_gradients_and_running_statistics_are_those_of_separate_batches(g
         mean, var = torch.zeros(4), torch.ones(4)
         extra = added if adds else None
         if fast:
-            y = fused.Normalise.apply(x, w, b, extra, mean, var, 0.1, 1e-5, groups, rectify)
+            twins = fused.Normalise.apply(x, w, b, extra, mean, var, 0.1, 1e-5, groups, rectify)
         else:
-            y = separately(x, w, b, extra, mean, var, groups, rectify)
+            twins = [separately(x, w, b, extra, mean, var, groups, rectify)] * 2
         wanted = [x, w, b, added] if adds else [x, w, b]
-        results.append([y, mean, var, *torch.autograd.grad((y * drawn(6, 4, 5, 5)).sum(), wanted)])
+        loss = sum((twins[i] * drawn(6 + i, 4, 5, 5)[:6]).sum() for i in read)
+        results.append([*twins, mean, var, *torch.autograd.grad(loss, wanted)])
     for fast, plain in zip(*results, strict=True):
         assert torch.allclose(fast, plain, atol=2e-5)
+
+
+def test_twins_share_their_memory_and_what_is_written_down_is_rounded():
+    start, w = drawn(2, 4, 3, 3), torch.ones(4)
+    x, added = (t.clone().requires_grad_() for t in (start, start.flip(0)))
+    one, two = fused.Normalise.apply(x, w, w, added, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
+    assert one.data_ptr() == two.data_ptr() and torch.equal(one, two)
+    low, grads = start.bfloat16(), [drawn(2, 4, 3, 3).bfloat16(), drawn(3, 4, 3, 3)[:2].bfloat16()]
+    *_, slope = fused.backward(grads, low, low, w, w, w[None], w[None], 1, True, True)
+    assert torch.equal(slope, (grads[0] + grads[1]) * (low > 0))
+
+
+def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
+    net, x = ResNet18(nn.Identity(), (3, 8, 8), 4, BatchNorm).train(), drawn(6, 3, 8, 8)  # type: ignore[arg-type]
+    results = []
+    for fast in (False, True):
+        monkeypatch.setattr(fused, "fits", lambda x, fast=fast: fast)
+        results.append(torch.autograd.grad(net(x).square().sum(), list(net.parameters())))
+    for plain, fast in zip(*results, strict=True):
+        assert (plain - fast).norm() < 1e-4 * plain.norm()
 
 
 def test_without_kernels_the_layers_run_one_by_one():
@@ -46,6 +70,8 @@ def test_without_kernels_the_layers_run_one_by_one():
     other = BatchNorm(4).train()
     assert torch.equal(fused.normalised(norm, x, x), (other(x) + x).relu())
     assert torch.equal(fused.normalised(norm.eval(), x, rectify=False), other.eval()(x))
+    one, two = fused.twice(norm, x)
+    assert one is two
     assert not fused.joins(norm, [(x,), (x,)])
 
 

@@ -32,16 +32,18 @@ def near(a: torch.Tensor, b: torch.Tensor) -> bool:
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("rectify", [False, True])
-def test_kernels_compute_what_the_formulas_say(shape, groups, adds, rectify):
+@pytest.mark.parametrize("readers", [1, 2])
+def test_kernels_compute_what_the_formulas_say(shape, groups, adds, rectify, readers):
     c = shape[1]
-    x, grad, added = images(*shape), images(*shape, seed=1), images(*shape, seed=2) if adds else None
+    x, added = images(*shape), images(*shape, seed=1) if adds else None
+    grads = [images(*shape, seed=2 + i) for i in range(readers)]
     w, b = torch.rand(c, device="cuda") + 0.5, torch.rand(c, device="cuda")
     told = []
     for how in (fused.kernels(), fused):
         mean, var = torch.zeros(c, device="cuda"), torch.ones(c, device="cuda")
         y, centre, scale = how.forward(x, w, b, added, mean, var, 0.1, 1e-5, groups, rectify)
         out = (told[0][0] if told else y) if adds else None
-        back = how.backward(grad, x, out, w, b, centre, scale, groups, rectify, adds)
+        back = how.backward(grads, x, out, w, b, centre, scale, groups, rectify, adds)
         told.append([y, centre, scale, mean, var, *(t for t in back if t is not None)])
     assert all(near(a, b) for a, b in zip(*told, strict=True))
 
@@ -67,6 +69,31 @@ def test_groups_at_once_equal_batches_one_after_another():
 
 
 def test_the_same_numbers_give_the_same_bits():
-    x, w = images(64, 64, 16, 16), torch.ones(64, device="cuda")
-    run = lambda: fused.kernels().forward(x, w, w, None, w.clone(), w.clone(), 0.1, 1e-5, 1, True)  # noqa: E731
+    x, *grads = (images(64, 64, 16, 16, seed=i) for i in range(3))
+    w = torch.ones(64, device="cuda")
+
+    def run() -> list[torch.Tensor]:
+        y, *rest = fused.kernels().forward(x, w, w, x, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
+        return [y, *rest, *fused.kernels().backward(grads, x, y, w, w, *rest, 1, True, True)]
+
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+def test_the_gradients_of_twins_are_added_up_as_autograd_would():
+    """Two readers of one output, and two readers of twins, also recorded."""
+    start, w = images(8, 64, 9, 9), torch.ones(64, device="cuda")
+    factors = [images(8, 64, 9, 9, seed=i) for i in (1, 2)]
+
+    def run(apart: bool) -> list[torch.Tensor]:
+        x, added = start.clone().requires_grad_(), start.flip(0).clone().requires_grad_()
+        one, two = fused.Normalise.apply(x, w, w, added, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
+        readers = (one, two) if apart else (one, one)
+        return list(torch.autograd.grad(sum((r * f).sum() for r, f in zip(readers, factors, strict=True)), [x, added]))
+
+    graph, together = torch.cuda.CUDAGraph(), run(False)
+    once = run(True)
+    with torch.cuda.graph(graph):
+        replayed = run(True)
+    graph.replay()
+    assert all(near(a, b) for a, b in zip(once, together, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(once, replayed, strict=True))

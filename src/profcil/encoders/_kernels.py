@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were measured on an H200
-MANY = 128  # pixels of a tile where sums go back
+MANY, FEWER = 128, 64  # pixels of a tile where sums go back; fewer where something is written, too
 LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer pieces than this
 PIECES = 256  # most pieces that a sum is taken in
 FEW = 16  # channels whose pieces are added up by one program
@@ -37,24 +37,27 @@ def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, gr
     return y, mean, scale
 
 
-def backward(grad, x, y, weight, bias, mean, scale, groups, rectify, adds):
+def backward(grads, x, y, weight, bias, mean, scale, groups, rectify, adds):
     """See `fused.backward`."""
-    y = x if y is None else y  # not read then
-    rows, channels, pieces, tiles = _layout(x, groups, MANY)
-    dx, dadded = torch.empty_like(x), torch.empty_like(x) if adds else None
+    both = len(grads) == 2
+    writes = adds or both
+    grad, other, y = grads[0], grads[-1], x if y is None else y  # of these, only those that there are will be read
+    pixels = FEWER if writes else MANY
+    rows, channels, pieces, tiles = _layout(x, groups, pixels)
+    dx, slope = torch.empty_like(x), torch.empty_like(x) if writes else grad
     partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
     sums = x.new_empty(groups, 2, channels, dtype=torch.float32)
     dw, db = torch.empty_like(weight), torch.empty_like(weight)
     wide = triton.cdiv(channels, CHANNELS)
     _products[(pieces, wide, groups)](
-        grad, x, y, mean, scale, weight, bias, partial, rows, channels, pieces, adds, rectify, MANY, CHANNELS
-    )
+        grad, other, x, y, slope, mean, scale, weight, bias, partial, rows, channels, pieces,
+        adds, both, rectify, pixels, CHANNELS,
+    )  # fmt: skip
     _collect[(triton.cdiv(channels, FEW),)](partial, sums, dw, db, groups, channels, pieces, PIECES, FEW)
     _back[(tiles, wide, groups)](
-        grad, x, y, dx, dx if dadded is None else dadded, mean, scale, weight, bias, sums, rows, channels,
-        adds, rectify, PIXELS, CHANNELS,
-    )  # fmt: skip
-    return dx, dw, db, dadded
+        slope, x, dx, mean, scale, weight, bias, sums, rows, channels, rectify and not writes, PIXELS, CHANNELS
+    )
+    return dx, dw, db, slope if adds else None
 
 
 def _layout(x: Tensor, groups: int, pixels: int) -> tuple[int, int, int, int]:
@@ -145,9 +148,11 @@ def _ahead(
 
 
 @triton.jit
-def _slope(grad, y, at, there, before, ADDS: tl.constexpr, RECTIFY: tl.constexpr):
+def _slope(grad, other, y, at, there, before, ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr):
     """The gradient behind the rectifier. Where nothing was added, x tells its sign, and y is not read."""
     d = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    if BOTH:
+        d += tl.load(other + at, mask=there, other=0.0).to(tl.float32)
     if RECTIFY and ADDS:
         d = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0, d, 0.0)
     elif RECTIFY:
@@ -157,10 +162,10 @@ def _slope(grad, y, at, there, before, ADDS: tl.constexpr, RECTIFY: tl.constexpr
 
 @triton.jit(do_not_specialize=["pieces"])
 def _products(
-    grad, x, y, mean, scale, weight, bias, partial, rows, channels, pieces, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr,
+    grad, other, x, y, slope, mean, scale, weight, bias, partial, rows, channels, pieces,
+    ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Σ d and Σ d x̂ over a piece of a group's pixels."""
+    """Σ d and Σ d x̂ over a piece of a group's pixels, and d itself where it is put together from several."""
     piece, g = tl.program_id(0), tl.program_id(2)
     c, real = _tile(tl.program_id(1), channels, BC)
     mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
@@ -173,7 +178,11 @@ def _products(
         there = (m < rows)[:, None] & real[None, :]
         at = g * rows * channels + m[:, None] * channels + c[None, :]
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
-        d = _slope(grad, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, RECTIFY)
+        d = _slope(grad, other, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, BOTH, RECTIFY)
+        if ADDS or BOTH:
+            rounded = d.to(slope.dtype.element_ty)
+            tl.store(slope + at, rounded, mask=there)
+            d = rounded.to(tl.float32)
         one += d
         two += d * (v * s[None, :])
     at = partial + (g * pieces + piece) * 2 * channels + c
@@ -198,10 +207,10 @@ def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, 
 
 @triton.jit
 def _back(
-    grad, x, y, dx, dadded, mean, scale, weight, bias, sums, rows, channels, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
+    slope, x, dx, mean, scale, weight, bias, sums, rows, channels, RECTIFY: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx = w scale (d − mean d − x̂ mean(d x̂)), and d itself for what was added."""
+    """dx = w scale (d − mean d − x̂ mean(d x̂))."""
     g = tl.program_id(2)
     c, real = _tile(tl.program_id(1), channels, BC)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -213,8 +222,6 @@ def _back(
     one = tl.load(sums + g * 2 * channels + c, mask=real, other=0.0) / rows
     two = tl.load(sums + (g * 2 + 1) * channels + c, mask=real, other=0.0) / rows
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
-    d = _slope(grad, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, RECTIFY)
+    d = _slope(slope, slope, x, at, there, v * (w * s)[None, :] + b[None, :], False, False, RECTIFY)
     out = (d - one[None, :] - v * s[None, :] * two[None, :]) * (w * s)[None, :]
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
-    if ADDS:
-        tl.store(dadded + at, d.to(dadded.dtype.element_ty), mask=there)

@@ -2,8 +2,10 @@
 
 In a small convolutional network on a large GPU, half of a step's time is spent here, not in the products: the library
 takes a pass for the statistics, one for the normalisation, one for the sum, one for the rectifier, and as many back.
-Here a batch is read twice and written once, in both directions. A batch may consist of equal groups that are
-normalised each by its own statistics, as if they came one after another, while the convolutions see one large batch.
+Here a batch is read twice and written once, in both directions. Where the output goes two ways, as around a residual
+block, it is handed out twice, and the kernels add the two gradients that come back as they read them. A batch may
+consist of equal groups that are normalised each by its own statistics, as if they came one after another, while the
+convolutions see one large batch.
 
 The kernels are written in Triton, which comes with torch's CUDA builds; without it, and on a CPU, nothing here is used.
 `forward` and `backward` in plain torch say what the kernels compute, and are what they are tested against.
@@ -21,15 +23,23 @@ from torch import Tensor, nn
 
 from profcil.encoders.norms import BatchNorm
 
+Twins = tuple[Tensor, Tensor]  # the same numbers in the same memory, for two readers
+
 
 def normalised(norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True) -> Tensor:
     """relu(norm(x) + added), by kernels where they fit."""
+    return twice(norm, x, added, rectify=rectify)[0]
+
+
+def twice(norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True) -> Twins:
+    """The same for two readers. Each leaves a gradient of its own, and the kernels add them up on their way."""
     if isinstance(norm, BatchNorm) and norm.training and fits(x):
         mean, var = norm.running_mean, norm.running_var
         spread = (mean, var, float(norm.momentum or 0), norm.eps, norm.groups, rectify)
         return Normalise.apply(x, norm.weight, norm.bias, added, *spread)  # type: ignore[no-untyped-call]
     y = norm(x) if added is None else norm(x) + added
-    return y.relu() if rectify else y
+    y = y.relu() if rectify else y
+    return y, y
 
 
 def fits(x: Tensor) -> bool:
@@ -96,25 +106,26 @@ class Thinned(torch.autograd.Function):
 
 
 class Normalise(torch.autograd.Function):
-    """Training-mode batch normalisation of channels-last images, with what follows it."""
+    """Training-mode batch normalisation of channels-last images, with what follows it; the output comes twice."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, mean: Tensor, var: Tensor,
         momentum: float, eps: float, groups: int, rectify: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> Twins:  # fmt: skip
         ahead = kernels().forward if x.is_cuda else forward
         y, centre, scale = ahead(x, weight, bias, added, mean, var, momentum, eps, groups, rectify)
         ctx.save_for_backward(x, y if added is not None else None, weight, bias, centre, scale)
         ctx.groups, ctx.rectify, ctx.adds = groups, rectify, added is not None
-        return y
+        ctx.set_materialize_grads(False)  # a twin that nobody reads has no gradient
+        return y, y.detach()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, centre, scale = ctx.saved_tensors
         back = kernels().backward if x.is_cuda else backward
-        grad = grads[0].contiguous(memory_format=torch.channels_last)
-        dx, dw, db, dadded = back(grad, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
+        found = [g.contiguous(memory_format=torch.channels_last) for g in grads if g is not None]
+        dx, dw, db, dadded = back(found, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
         return dx, dw, db, dadded, None, None, None, None, None, None
 
 
@@ -136,14 +147,18 @@ def forward(
 
 
 def backward(
-    grad: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, groups: int,
-    rectify: bool, adds: bool,
+    grads: Sequence[Tensor], x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor,
+    groups: int, rectify: bool, adds: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of input, weight, bias and what was added; the output is needed only where something was."""
+    """Gradients of input, weight, bias and what was added, from those of one or both twins; the output is needed only
+    where something was added. There, and where both twins have a gradient, the one behind the rectifier is written
+    down, and what follows takes it as it was rounded."""
     parts = x.float().unflatten(0, (groups, -1))
     hat = _by_group(parts, mean, scale)
     out = y if y is not None else (hat * weight[:, None, None] + bias[:, None, None]).flatten(0, 1)
-    g = grad.float() * (out > 0) if rectify else grad.float()
+    g = torch.stack([grad.float() for grad in grads]).sum(0)
+    g = g * (out > 0) if rectify else g
+    g = g.to(x.dtype).float() if adds or len(grads) == 2 else g
     dz = g.unflatten(0, (groups, -1))
     db, dw = dz.sum((1, 3, 4)), (dz * hat).sum((1, 3, 4))
     count = parts[0].numel() // parts.shape[2]

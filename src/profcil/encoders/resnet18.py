@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
-from profcil.encoders.fused import normalised, thinned
+from profcil.encoders.fused import Twins, normalised, thinned, twice
 from profcil.encoders.norms import Pixels, drawn, image_shape, layers
 
 Norm = Callable[[int], nn.Module]
@@ -27,7 +27,8 @@ class Projection(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes. Of the twins that come
+    in, one goes each way."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -39,9 +40,10 @@ class Block(nn.Module):
         project = nn.Conv2d(before, after, 1, stride, bias=False)
         self.shortcut = nn.Identity() if same else Projection(project, norm(after))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, twins: Twins) -> Twins:
+        x, aside = twins
         y = normalised(self.norm1, self.conv1(x))
-        return normalised(self.norm2, self.conv2(y), self.shortcut(x))
+        return twice(self.norm2, self.conv2(y), self.shortcut(aside))
 
 
 class ResNet18(nn.Module):
@@ -58,8 +60,8 @@ class ResNet18(nn.Module):
         self.features = 8 * width
 
     def forward(self, x: Tensor) -> Tensor:
-        x = normalised(self.norm, self.stem(self.pixels(x)))
-        return self.blocks(x).mean((2, 3))
+        twins = twice(self.norm, self.stem(self.pixels(x)))
+        return self.blocks(twins)[0].mean((2, 3))
 
 
 def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> ResNet18:
