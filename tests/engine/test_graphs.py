@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Repeat
-from profcil.engine.static import MaskedRule, OnFeatures, OnNets, Static
+from profcil.engine.static import Layout, MaskedRule, OnFeatures, OnNets, Static, Update, filters_together
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {
@@ -355,3 +356,40 @@ def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
     assert all(t.dtype == torch.float32 for r in rough[0] for ts in r.weights.values() for t in ts.values())
     assert apart(rough[0], Graphs(net, Strict()).run(base)) < TOLERANCE
     assert not run.world.net.bf16  # on a CPU only when asked for
+
+
+def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
+    sizes = {"generator": (4, 2), "base": (4, 2, 4), "head": (2,)}  # axes of their tensors
+    tensors = {(b, str(i)): torch.randn([2] * n) for b, axes in sizes.items() for i, n in enumerate(axes)}
+    row = Layout(filters_together(tensors))
+    blocks, axes = [b for b, _ in row.places], [len(shape) for shape, _, _ in row.places.values()]
+    assert blocks == ["base", "head", "base", "base", "generator", "generator"] and axes == [2, 2, 4, 4, 4, 2]
+    assert row.filters() == slice(8, 8 + 3 * 16)
+    assert Layout({at: t for at, t in tensors.items() if t.dim() == 2}).filters() == slice(12, 12)
+
+
+def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():
+    last, small = (torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((5, 3, 2, 2), (5, 3, 1, 1)))
+    layout = Layout({("base", "wide"): last, ("base", "small"): small})
+    row = torch.zeros(layout.size)
+    for grads in ([last, small], [last.contiguous(), small.contiguous()]):
+        torch.cat(layout.flat(grads), out=row)
+        assert all(torch.equal(*pair) for pair in zip(layout.views(row).values(), grads, strict=True))
+    assert layout.flat([last, small])[0].data_ptr() == last.data_ptr()
+    assert all(v.dtype == torch.bfloat16 for v in layout.views(row, row.bfloat16()).values())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("pull", [0.0, 0.3])
+def test_filters_gradients_in_bfloat16_are_worth_the_same_as_in_a_row_of_float32(rule, pull):
+    rng, filters = torch.Generator().manual_seed(0), slice(3, 8)
+    start, anchor, grad = (torch.randn(n, generator=rng) for n in (10, 6, 10))
+    grad[filters] = grad[filters].bfloat16().float()
+    phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=pull)
+    apart = grad.clone()
+    apart[filters] = torch.nan
+    rows = []
+    for grads in ((grad.clone(), None), (apart, grad.bfloat16())):
+        rows.append(start.clone())
+        Update(phase, rows[-1], torch.zeros(10).bfloat16(), anchor if pull else None, filters).step(*grads)
+    assert torch.equal(*rows) and not torch.equal(rows[0], start)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from profcil.config import TrainSettings
 from profcil.engine import steps
 from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Capture
-from profcil.engine.static import Static
+from profcil.engine.static import Descent, Static, Update
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -104,6 +106,26 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
     for group in (phases, phases[1:], phases[:1], phases):
         assert apart(steps.run(net, group), graphs.run(group)) < FLOAT32
     assert graphs.made == 1
+
+
+@pytest.mark.parametrize("rule", RULES[:2], ids=str)
+@pytest.mark.parametrize("pulled", [0, 5_001, 20_000])
+@pytest.mark.parametrize(
+    "filters", [slice(0, 0), slice(0, 20_000), slice(160, 16_000), slice(33, 8_001), slice(4_096, 4_097)], ids=str
+)
+def test_the_kernels_of_an_update_do_what_the_plain_one_does(rule, pulled, filters):
+    if not Descent.fits(torch.zeros(1, device="cuda"), TrainSettings(**rule)):
+        pytest.skip("needs Triton")
+    rng = torch.Generator("cuda").manual_seed(0)
+    start, anchor, *slopes = (torch.randn(20_000, generator=rng, device="cuda") for _ in range(4))
+    phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=0.3)
+    rows, lows = [start.clone(), start.clone()], [start.bfloat16(), start.bfloat16()]
+    for made, row, low in zip((Update, Descent), rows, lows, strict=True):
+        update = made(phase, row, low, anchor[:pulled] if pulled else None, filters)
+        for slope in slopes:
+            update.step(slope.clone(), slope.bfloat16())
+    assert torch.allclose(*rows, atol=1e-5)
+    assert torch.equal(lows[1], rows[1].bfloat16())
 
 
 def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():

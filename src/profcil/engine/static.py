@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -114,26 +115,28 @@ class OnNets(Static):
 
     A client's parameters are views of one row of a matrix; so are its gradients, moments and running statistics. That
     makes copying in, pull, clip and update a few kernels each. Convolutions in bfloat16 work on a copy of the matrix
-    that is rounded once a step. Longest epochs come first, so that the clients still at work are a prefix, for each
-    length of which there is a recording.
+    that is rounded once a step, and their filters' gradients stay in that type until the update. Longest epochs come
+    first, so that the clients still at work are a prefix, for each length of which there is a recording.
     """
 
     def __init__(self, net: Net, phase: Train, table: Table, recorder: Recorder) -> None:
         super().__init__(phase, table, WIDTH)
         self.recorder = recorder
         pulled = [b for b in phase.blocks if b in MODEL]
-        moving = [*pulled, *(b for b in phase.blocks if b not in MODEL)]
-        fixed = [b for b in phase.weights if b not in moving]
-        self.moving, self.fixed = (Layout(parameters_of(net, blocks)) for blocks in (moving, fixed))
-        self.noted, self.pulled = Layout(buffers_of(net, phase.weights)), Layout(parameters_of(net, pulled)).size
+        fixed = [b for b in phase.weights if b not in phase.blocks]
+        self.moving = Layout(filters_together(parameters_of(net, phase.blocks)))
+        self.fixed, self.noted = Layout(parameters_of(net, fixed)), Layout(buffers_of(net, phase.weights))
+        self.pulled = Layout(parameters_of(net, pulled)).size
         like = self.total
         self.matrix, self.still, self.buffers = (m.matrix(like) for m in (self.moving, self.fixed, self.noted))
         self.low, self.still_low = (m.matrix(like.bfloat16()) if net.bf16 else None for m in (self.moving, self.fixed))
         self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
         self.grad = torch.zeros_like(self.matrix)
+        self.low_grad = None if self.low is None else torch.zeros_like(self.low)  # used for the filters, where it is
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
         self.rules = [self.rule(row, phase) for row in range(WIDTH)]
-        self.slopes = [list(self.moving.views(row).values()) for row in self.grad]
+        slopes = [self.moving.views(self.grad[row], _row(self.low_grad, row)) for row in range(WIDTH)]
+        self.slopes = [self.moving.flat(views.values()) for views in slopes]
         self.nets = [self.module(net, row) for row in range(WIDTH)]
         self.parameters = [[own.get_parameter(f"{b}.{k}") for b, k in self.moving.places] for own in self.nets]
 
@@ -141,10 +144,7 @@ class OnNets(Static):
         """A copy of the module with its tensors in this row."""
         own = copy.deepcopy(net).train()
         for layout, high, low in ((self.moving, self.matrix, self.low), (self.fixed, self.still, self.still_low)):
-            values = layout.views(high[row])
-            if low is not None:
-                values |= {at: v for at, v in layout.views(low[row]).items() if v.dim() == 4}
-            for at, value in values.items():
+            for at, value in layout.views(high[row], _row(low, row)).items():
                 replace_in(own, at, Parameter(value, requires_grad=layout is self.moving))
         for at, value in self.noted.views(self.buffers[row]).items():
             replace_in(own, at, value)
@@ -164,9 +164,9 @@ class OnNets(Static):
             self.still_low.copy_(self.still)
 
     def rule(self, row: int, phase: Train) -> Update:
-        anchor = None if self.anchor is None else self.anchor[row]
         made = Descent if self.low is not None and Descent.fits(self.matrix, phase.settings) else Update
-        return made(phase, self.matrix[row], None if self.low is None else self.low[row], anchor)
+        low, anchor = _row(self.low, row), _row(self.anchor, row)
+        return made(phase, self.matrix[row], low, anchor, self.moving.filters())
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
         self.numbers.zero_()
@@ -185,8 +185,9 @@ class OnNets(Static):
     def one(self, row: int) -> None:
         """One client's step: `steps.step` on its row."""
         loss = loss_of(self.nets[row], self.like, self.batch(row))
-        copy_by_type(self.slopes[row], torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True))
-        self.rules[row].step(self.grad[row])
+        grads = torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True)
+        copy_by_type(self.slopes[row], self.moving.flat(grads))
+        self.rules[row].step(self.grad[row], _row(self.low_grad, row))
         self.total[row].add_(loss.detach())
         self.numbers[row].add_(1)
 
@@ -215,16 +216,18 @@ class OnNets(Static):
 class Update:
     """Pull, clip and update of one client's row; what is rounded for the convolutions follows."""
 
-    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None) -> None:
-        self.row, self.low, self.anchor, self.s = row, low, anchor, phase.settings
+    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
+        self.row, self.low, self.anchor, self.filters, self.s = row, low, anchor, filters, phase.settings
         self.twice = 2 * phase.proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         self.optimiser = Optimiser(phase.settings, [row])
 
     def reset(self) -> None:
         self.optimiser.reset()
 
-    def step(self, grad: Tensor) -> None:
-        """In place."""
+    def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
+        """In place; filters' gradients are in the second row where there is one."""
+        if low_grad is not None:
+            grad[self.filters].copy_(low_grad[self.filters])
         if self.anchor is not None:
             n = len(self.anchor)
             grad[:n].add_(self.row[:n] - self.anchor, alpha=self.twice)
@@ -235,22 +238,23 @@ class Update:
 
 
 class Descent(Update):
-    """The same for SGD on a GPU, by kernels that pass over the row twice."""
+    """The same for SGD in bfloat16 on a GPU, by kernels that pass over the row twice."""
 
-    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None) -> None:
-        super().__init__(phase, row, low, anchor)
+    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
+        super().__init__(phase, row, low, anchor, filters)
         self.partial = row.new_zeros(_kernels().pieces(row))
 
     @staticmethod
     def fits(matrix: Tensor, settings: TrainSettings) -> bool:
         return matrix.is_cuda and settings.optimiser == "sgd" and _kernels() is not None
 
-    def step(self, grad: Tensor) -> None:
-        _kernels().squares(grad, self.row, self.anchor, self.twice, self.partial)
+    def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
+        grads = (grad, low_grad, self.filters)
+        _kernels().squares(*grads, self.row, self.anchor, self.twice, self.partial)
         length = self.partial.sum().sqrt() + 1e-6
         excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
         where = (self.row, self.optimiser.first[0], self.anchor, self.low)
-        _kernels().descend(grad, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
+        _kernels().descend(*grads, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
 
 
 @cache
@@ -366,18 +370,29 @@ class Layout:
     def matrix(self, like: Tensor) -> Tensor:
         return like.new_zeros(len(like), self.size)
 
-    def views(self, row: Tensor) -> dict[At, Tensor]:
-        """The tensors in a row."""
+    def views(self, row: Tensor, low: Tensor | None = None) -> dict[At, Tensor]:
+        """The tensors in a row; the filters among them in another row where one is given."""
         pieces = row.split([size for _, size, _ in self.places.values()])
-        return {
+        found = {
             at: _shaped(v, shape, last) for (at, (shape, _, last)), v in zip(self.places.items(), pieces, strict=True)
         }
+        return found if low is None else found | {at: v for at, v in self.views(low).items() if v.dim() == 4}
+
+    def filters(self) -> slice:
+        """Where in a row the filters are, given that they are side by side."""
+        sizes = [(len(shape) == 4, size) for shape, size, _ in self.places.values()]
+        start = sum(size for _, size in takewhile(lambda piece: not piece[0], sizes))
+        return slice(start, start + sum(size for filters, size in sizes if filters))
+
+    def flat(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Tensors as they would be in a row; not copied where they have that order already."""
+        lasts = [last for _, _, last in self.places.values()]
+        return [_in_order(t, last).reshape(-1) for t, last in zip(tensors, lasts, strict=True)]
 
     def load(self, row: Tensor, weights: Weights) -> None:
         """Copies tensors into a row."""
         if self.places:
-            flat = [_in_order(weights[b][k], last).reshape(-1) for (b, k), (_, _, last) in self.places.items()]
-            torch.cat(flat, out=row)
+            torch.cat(self.flat(weights[b][k] for b, k in self.places), out=row)
 
 
 def _shaped(piece: Tensor, shape: torch.Size, last: bool) -> Tensor:
@@ -395,11 +410,25 @@ def parameters_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
     return {(b, k): p for b in blocks for k, p in getattr(net, b).named_parameters()}
 
 
+def filters_together(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
+    """In an order in which what can be pulled comes first, and all filters are side by side."""
+
+    def place(at: At) -> tuple[bool, bool]:
+        free = at[0] not in MODEL
+        return free, (tensors[at].dim() == 4) != free
+
+    return {at: tensors[at] for at in sorted(tensors, key=place)}
+
+
 def buffers_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
     """What a block's state holds beside parameters, such as running statistics."""
     known = parameters_of(net, blocks)
     state = {(b, k): v for b in blocks for k, v in getattr(net, b).state_dict().items()}
     return {at: v for at, v in state.items() if at not in known}
+
+
+def _row(matrix: Tensor | None, row: int) -> Tensor | None:
+    return None if matrix is None else matrix[row]
 
 
 def replace_in(net: Net, at: At, value: Tensor) -> None:
