@@ -35,7 +35,7 @@ def test_output_gradients_and_running_statistics_are_those_of_separate_batches(g
         mean, var = torch.zeros(4), torch.ones(4)
         extra = added if adds else None
         if fast:
-            twins = fused.Normalise.apply(x, w, b, extra, mean, var, 0.1, 1e-5, groups, rectify)
+            twins = fused.Normalise.apply(x, w, b, extra, None, mean, var, 0.1, 1e-5, groups, rectify)
         else:
             twins = [separately(x, w, b, extra, mean, var, groups, rectify)] * 2
         wanted = [x, w, b, added] if adds else [x, w, b]
@@ -48,7 +48,7 @@ def test_output_gradients_and_running_statistics_are_those_of_separate_batches(g
 def test_twins_share_their_memory_and_what_is_written_down_is_rounded():
     start, w = drawn(2, 4, 3, 3), torch.ones(4)
     x, added = (t.clone().requires_grad_() for t in (start, start.flip(0)))
-    one, two = fused.Normalise.apply(x, w, w, added, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
+    one, two = fused.Normalise.apply(x, w, w, added, None, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
     assert one.data_ptr() == two.data_ptr() and torch.equal(one, two)
     low, grads = start.bfloat16(), [drawn(2, 4, 3, 3).bfloat16(), drawn(3, 4, 3, 3)[:2].bfloat16()]
     *_, slope = fused.backward(grads, low, low, w, w, w[None], w[None], 1, True, True)
@@ -66,12 +66,11 @@ def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
 
 
 def test_without_kernels_the_layers_run_one_by_one():
-    norm, x = BatchNorm(4).train(), drawn(2, 4, 3, 3)
-    other = BatchNorm(4).train()
-    assert torch.equal(fused.normalised(norm, x, x), (other(x) + x).relu())
-    assert torch.equal(fused.normalised(norm.eval(), x, rectify=False), other.eval()(x))
-    one, two = fused.twice(norm, x)
-    assert one is two
+    convolution, norm, x = nn.Conv2d(4, 4, 3, 1, 1), BatchNorm(4).train(), drawn(2, 4, 3, 3)
+    y, other = convolution(x), BatchNorm(4).train()
+    assert torch.equal(fused.layer(convolution, norm, x, x)[0], (other(y) + x).relu())
+    one, two = fused.layer(convolution, norm.eval(), x, rectify=False)
+    assert one is two and torch.equal(one, other.eval()(y))
     assert not fused.joins(norm, [(x,), (x,)])
 
 

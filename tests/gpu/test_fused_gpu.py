@@ -68,6 +68,41 @@ def test_groups_at_once_equal_batches_one_after_another():
     assert max(gaps) < 0.1  # rounding of twenty layers
 
 
+tiled = pytest.mark.skipif(not cuda or fused.filters() is None, reason="needs compute capability 9")
+
+
+def convolution(channels: int, outputs: int, step: int = 1) -> nn.Conv2d:
+    made = nn.Conv2d(channels, outputs, 3, step, 1, bias=False).cuda()
+    return made.to(torch.bfloat16, memory_format=torch.channels_last)
+
+
+STRAIGHT = [(64, 64, 64, 32, 1), (192, 128, 128, 16, 1), (64, 256, 256, 8, 1), (64, 512, 512, 4, 1)]
+STEPPING = [(64, 64, 128, 32, 2), (64, 128, 256, 16, 2), (192, 256, 512, 8, 2)]
+
+
+@tiled
+@pytest.mark.parametrize("number, channels, outputs, size, step", [*STRAIGHT, *STEPPING])
+def test_convolutions_are_the_library_s_and_their_sums_those_of_what_they_wrote(number, channels, outputs, size, step):
+    x, layer = images(number, channels, size, size).requires_grad_(), convolution(channels, outputs, step)
+    y, sums = fused.convolved(layer, x)
+    assert sums is not None
+    told = []
+    for made in (y, layer(x)):
+        told.append([made, *torch.autograd.grad((made * images(*made.shape, seed=1)).sum(), [x, layer.weight])])
+    assert all(near(a, b) for a, b in zip(*told, strict=True))
+    tiles = y.detach().float().permute(0, 2, 3, 1).reshape(len(sums), -1, outputs)
+    assert near(sums[:, 0], tiles.sum(1)) and near(sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1])
+    assert torch.equal(fused.convolved(layer, x)[1], sums)
+
+
+@tiled
+@pytest.mark.parametrize(
+    "shape", [(64, 64, 24, 24), (63, 512, 4, 4), (64, 96, 8, 8)], ids=["size", "images", "channels"]
+)
+def test_what_does_not_come_in_whole_tiles_is_left_to_the_library(shape):
+    assert fused.convolved(convolution(shape[1], shape[1]), images(*shape))[1] is None
+
+
 def test_the_same_numbers_give_the_same_bits():
     x, *grads = (images(64, 64, 16, 16, seed=i) for i in range(3))
     w = torch.ones(64, device="cuda")
@@ -86,7 +121,7 @@ def test_the_gradients_of_twins_are_added_up_as_autograd_would():
 
     def run(apart: bool) -> list[torch.Tensor]:
         x, added = start.clone().requires_grad_(), start.flip(0).clone().requires_grad_()
-        one, two = fused.Normalise.apply(x, w, w, added, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
+        one, two = fused.Normalise.apply(x, w, w, added, None, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
         readers = (one, two) if apart else (one, one)
         return list(torch.autograd.grad(sum((r * f).sum() for r, f in zip(readers, factors, strict=True)), [x, added]))
 

@@ -96,6 +96,16 @@ def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, me
     assert len(made) == 1 and len(graphs.known) == 1
 
 
+@pytest.mark.parametrize("method", ["fedavg", "promax"])
+def test_the_same_phases_give_the_same_bits_every_time(fresh, method):
+    """At the width of the paper's network, where convolutions are our own."""
+    run = fresh(method, **{**SETTINGS, "model__width": 64, "train__batch": 64})
+    net, phases = run.world.net, asked(run, 0, {})
+    Executor(net, graphs=False, precision="bf16")
+    one, *others = (Graphs(net, Capture(run.world.device)).run(phases) for _ in range(5))
+    assert all(apart(one, other) == 0 for other in others)
+
+
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("base_rounds", [0, 2], ids=["rehearse", "fit with a pull"])
 def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, rule):

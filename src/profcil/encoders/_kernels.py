@@ -1,8 +1,8 @@
 """The kernels behind `fused`: channels-last images seen as a matrix, a row for every pixel and a column a channel.
 
 Sums over pixels are taken in two steps, first by pieces and then over the pieces in a fixed order, never by adding
-into one place from many sides: the same numbers give the same bits. They are sums of differences from a group's first
-pixel, which loses nothing where the mean is large. Everything between reading and writing is in float32.
+into one place from many sides: the same numbers give the same bits. Squares are of differences from a piece's own mean,
+which loses nothing where the mean is large. Everything between reading and writing is in float32.
 """
 # Triton reads these functions' source and adds its own types; the names and short bodies are for it as much as for us.
 # mypy: ignore-errors
@@ -13,22 +13,27 @@ import triton.language as tl
 from torch import Tensor
 
 PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were measured on an H200
-MANY, FEWER = 128, 64  # pixels of a tile where sums go back; fewer where something is written, too
+MANY, FEWER = 128, 32  # pixels of a tile where sums go back; fewer where something is written, too
 LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer pieces than this
 PIECES = 256  # most pieces that a sum is taken in
 FEW = 16  # channels whose pieces are added up by one program
 
 
-def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify):
-    """See `fused.forward`."""
+def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify, sums=None):
+    """See `fused.forward`; `sums` are those of equal pieces of all pixels, in order, where they are known already."""
     y, (rows, channels, pieces, tiles) = torch.empty_like(x), _layout(x, groups, PIXELS)
-    partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
     wide = triton.cdiv(channels, CHANNELS)
-    _moments[(pieces, wide, groups)](x, partial, rows, channels, pieces, PIXELS, CHANNELS)
+    if sums is not None and len(sums) <= groups * PIECES:
+        pieces = len(sums) // groups
+        per = rows // pieces
+    else:
+        per = triton.cdiv(triton.cdiv(rows, pieces), PIXELS) * PIXELS
+        sums = x.new_empty(groups * pieces, 2, channels, dtype=torch.float32)
+        _moments[(pieces, wide, groups)](x, sums, rows, channels, pieces, per, PIXELS, CHANNELS)
     _settle[(triton.cdiv(channels, FEW),)](
-        x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, PIECES, FEW,
+        sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per, PIECES, FEW,
     )  # fmt: skip
     _ahead[(tiles, wide, groups)](
         x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
@@ -73,40 +78,42 @@ def _tile(block, channels, B: tl.constexpr):
     return c, c < channels
 
 
-@triton.jit(do_not_specialize=["pieces"])  # or every number of pieces would be compiled anew
-def _moments(x, partial, rows, channels, pieces, BM: tl.constexpr, BC: tl.constexpr):
-    """Σ (x − x₀) and Σ (x − x₀)² over a piece of a group's pixels."""
+@triton.jit(do_not_specialize=["pieces", "per"])  # or every number of pieces would be compiled anew
+def _moments(x, sums, rows, channels, pieces, per, BM: tl.constexpr, BC: tl.constexpr):
+    """Σ x, and Σ (x − mean)² with the mean over this piece of a group's pixels."""
     piece, g = tl.program_id(0), tl.program_id(2)
     c, real = _tile(tl.program_id(1), channels, BC)
-    start = x + g * rows * channels
-    first = tl.load(start + c, mask=real, other=0.0).to(tl.float32)
-    per = tl.cdiv(tl.cdiv(rows, pieces), BM) * BM
+    start, begin, end = x + g * rows * channels, piece * per, tl.minimum((piece + 1) * per, rows)
+    near = tl.load(start + c, mask=real, other=0.0).to(tl.float32)
     one, two = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for r in range(piece * per, tl.minimum((piece + 1) * per, rows), BM):
+    for r in range(begin, end, BM):
         m = r + tl.arange(0, BM)
         there = (m < rows)[:, None] & real[None, :]
         v = tl.load(start + m[:, None] * channels + c[None, :], mask=there, other=0.0).to(tl.float32)
-        v = tl.where(there, v - first[None, :], 0.0)
+        v = tl.where(there, v - near[None, :], 0.0)
         one += v
         two += v * v
-    at = partial + (g * pieces + piece) * 2 * channels + c
-    tl.store(at, tl.sum(one, 0), mask=real)
-    tl.store(at + channels, tl.sum(two, 0), mask=real)
+    count = tl.maximum(end - begin, 0)
+    shift = tl.sum(one, 0)
+    at = sums + (g * pieces + piece) * 2 * channels + c
+    tl.store(at, shift + near * count, mask=real)
+    tl.store(at + channels, tl.sum(two, 0) - shift * shift / tl.maximum(count, 1), mask=real)
 
 
-@triton.jit(do_not_specialize=["pieces", "groups"])
+@triton.jit(do_not_specialize=["pieces", "per", "groups"])
 def _settle(
-    x, partial, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces,
+    sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The pieces' sums to each group's mean and inverse deviation, and the running statistics."""
     c, real = _tile(tl.program_id(0), channels, BC)
     rm, rv = tl.load(running_mean + c, mask=real, other=0.0), tl.load(running_var + c, mask=real, other=0.0)
+    count = tl.minimum(tl.maximum(rows - tl.arange(0, BP) * per, 0), per)[:, None]
     for g in range(groups):
-        one, two = _pieces(partial, g, c, real, channels, pieces, BP)
-        shift = one / rows
-        var = tl.maximum(two / rows - shift * shift, 0.0)
-        mu = shift + tl.load(x + g * rows * channels + c, mask=real, other=0.0).to(tl.float32)
+        one, two = _pieces(sums, g, c, real, channels, pieces, BP)
+        mu = tl.sum(one, 0) / rows
+        off = one / tl.maximum(count, 1) - mu[None, :]
+        var = tl.maximum(tl.sum(two + count * off * off, 0) / rows, 0.0)
         tl.store(mean + g * channels + c, mu, mask=real)
         tl.store(scale + g * channels + c, 1.0 / tl.sqrt(var + eps), mask=real)
         rm += momentum * (mu - rm)
@@ -120,10 +127,7 @@ def _pieces(partial, g, c, real, channels, pieces, BP: tl.constexpr):
     p = tl.arange(0, BP)
     at = partial + (g * pieces + p)[:, None] * 2 * channels + c[None, :]
     there = (p < pieces)[:, None] & real[None, :]
-    return (
-        tl.sum(tl.load(at, mask=there, other=0.0), 0),
-        tl.sum(tl.load(at + channels, mask=there, other=0.0), 0),
-    )
+    return tl.load(at, mask=there, other=0.0), tl.load(at + channels, mask=there, other=0.0)
 
 
 @triton.jit
@@ -197,6 +201,7 @@ def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, 
     w, b = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for g in range(groups):
         one, two = _pieces(partial, g, c, real, channels, pieces, BP)
+        one, two = tl.sum(one, 0), tl.sum(two, 0)
         tl.store(sums + g * 2 * channels + c, one, mask=real)
         tl.store(sums + (g * 2 + 1) * channels + c, two, mask=real)
         b += one

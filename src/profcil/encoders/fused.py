@@ -1,4 +1,4 @@
-"""Normalise, add, rectify: what stands between two convolutions, in as few passes over memory as it needs.
+"""Convolve, normalise, add, rectify: a layer of a residual network, in as few passes over memory as it needs.
 
 In a small convolutional network on a large GPU, half of a step's time is spent here, not in the products: the library
 takes a pass for the statistics, one for the normalisation, one for the sum, one for the rectifier, and as many back.
@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.encoders.norms import BatchNorm
@@ -26,20 +27,32 @@ from profcil.encoders.norms import BatchNorm
 Twins = tuple[Tensor, Tensor]  # the same numbers in the same memory, for two readers
 
 
-def normalised(norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True) -> Tensor:
-    """relu(norm(x) + added), by kernels where they fit."""
-    return twice(norm, x, added, rectify=rectify)[0]
-
-
-def twice(norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True) -> Twins:
-    """The same for two readers. Each leaves a gradient of its own, and the kernels add them up on their way."""
-    if isinstance(norm, BatchNorm) and norm.training and fits(x):
-        mean, var = norm.running_mean, norm.running_var
-        spread = (mean, var, float(norm.momentum or 0), norm.eps, norm.groups, rectify)
-        return Normalise.apply(x, norm.weight, norm.bias, added, *spread)  # type: ignore[no-untyped-call]
-    y = norm(x) if added is None else norm(x) + added
+def layer(
+    convolution: nn.Conv2d, norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True
+) -> Twins:
+    """relu(norm(convolution(x)) + added) for two readers, by kernels where they fit. Each reader leaves a gradient of
+    its own, and the kernels add them up on their way."""
+    groups = norm.groups if isinstance(norm, BatchNorm) else 1
+    y, sums = convolved(convolution, x, groups)
+    if isinstance(norm, BatchNorm) and norm.training and fits(y):
+        spread = (norm.running_mean, norm.running_var, float(norm.momentum or 0), norm.eps, groups, rectify)
+        return Normalise.apply(y, norm.weight, norm.bias, added, sums, *spread)  # type: ignore[no-untyped-call]
+    y = norm(y) if added is None else norm(y) + added
     y = y.relu() if rectify else y
     return y, y
+
+
+def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
+    """The convolution, and what its kernel has already summed up for a normalisation."""
+    step = convolution.stride[0]
+    if not fits(x):
+        return convolution(x), None
+    weight = convolution.weight.to(x.dtype)
+    if convolution.kernel_size == (1, 1) and step > 1:
+        return Thinned.apply(x, weight, step), None  # type: ignore[no-untyped-call]
+    if filters() is not None and convolution.padding == (1, 1) and filters().takes(x, weight, step, groups):
+        return Convolve.apply(x, weight, step)  # type: ignore[no-untyped-call]
+    return convolution(x), None
 
 
 def fits(x: Tensor) -> bool:
@@ -55,6 +68,18 @@ def kernels() -> Any:
     except ImportError:
         return None
     return _kernels
+
+
+@cache
+def filters() -> Any:
+    """The module with the convolutions, where Triton can be imported and the GPU has what they need."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+        return None
+    try:
+        from profcil.encoders import _filters
+    except ImportError:
+        return None
+    return _filters
 
 
 @contextmanager
@@ -78,31 +103,49 @@ def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
     return same and on and first.dim() == 4 and base.training and any(isinstance(m, BatchNorm) for m in base.modules())
 
 
-def thinned(convolution: nn.Module, x: Tensor) -> Tensor:
-    """A 1x1 convolution that steps over pixels."""
-    assert isinstance(convolution, nn.Conv2d)
-    if not fits(x):
-        return convolution(x)
-    return Thinned.apply(x, convolution.weight.to(x.dtype), convolution.stride[0])  # type: ignore[no-untyped-call]
-
-
 class Thinned(torch.autograd.Function):
-    """Ahead, what it steps over is left out first: the library's kernel for a wide step of a narrow filter takes three
-    times as long. Back, the library does well."""
+    """A 1x1 convolution that steps over pixels. Ahead, what it steps over is left out first: the library's kernel for a
+    wide step of a narrow filter takes three times as long. Back, the library does well."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.step = [step, step]
         seen = x[:, :, ::step, ::step].contiguous(memory_format=torch.channels_last)
-        return torch.nn.functional.conv2d(seen, weight)
+        return F.conv2d(seen, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        shape = (None, ctx.step, [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
-        dx, dw, _ = torch.ops.aten.convolution_backward(grads[0], x, weight, *shape)
-        return dx, dw, None
+        return *_library(grads[0], x, weight, ctx.step, 0, [True, True, False]), None
+
+
+class Convolve(torch.autograd.Function):
+    """A 3x3 convolution by kernels of our own, ahead and back to the inputs; back to the weights the library does
+    well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        ctx.step = step
+        y, sums = filters().ahead(x, weight, step)
+        ctx.mark_non_differentiable(sums)
+        return y, sums
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d = grads[0].contiguous(memory_format=torch.channels_last)
+        dx = filters().back(d, weight, ctx.step) if ctx.needs_input_grad[0] else None
+        return dx, _library(d, x, weight, [ctx.step] * 2, 1, [False, True, False])[1], None
+
+
+def _library(
+    d: Tensor, x: Tensor, weight: Tensor, step: list[int], rim: int, wanted: list[bool]
+) -> tuple[Tensor, Tensor]:
+    """The library's gradients of a convolution's inputs and weights."""
+    shape = (None, step, [rim] * 2, [1, 1], False, [0, 0], 1, wanted)
+    return torch.ops.aten.convolution_backward(d, x, weight, *shape)[:2]
 
 
 class Normalise(torch.autograd.Function):
@@ -110,11 +153,11 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, mean: Tensor, var: Tensor,
-        momentum: float, eps: float, groups: int, rectify: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, sums: Tensor | None, mean: Tensor,
+        var: Tensor, momentum: float, eps: float, groups: int, rectify: bool,
     ) -> Twins:  # fmt: skip
         ahead = kernels().forward if x.is_cuda else forward
-        y, centre, scale = ahead(x, weight, bias, added, mean, var, momentum, eps, groups, rectify)
+        y, centre, scale = ahead(x, weight, bias, added, mean, var, momentum, eps, groups, rectify, sums)
         ctx.save_for_backward(x, y if added is not None else None, weight, bias, centre, scale)
         ctx.groups, ctx.rectify, ctx.adds = groups, rectify, added is not None
         ctx.set_materialize_grads(False)  # a twin that nobody reads has no gradient
@@ -126,14 +169,15 @@ class Normalise(torch.autograd.Function):
         back = kernels().backward if x.is_cuda else backward
         found = [g.contiguous(memory_format=torch.channels_last) for g in grads if g is not None]
         dx, dw, db, dadded = back(found, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
-        return dx, dw, db, dadded, None, None, None, None, None, None
+        return dx, dw, db, dadded, None, None, None, None, None, None, None
 
 
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, running_mean: Tensor, running_var: Tensor,
-    momentum: float, eps: float, groups: int, rectify: bool,
+    momentum: float, eps: float, groups: int, rectify: bool, sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The output, and each group's mean and inverse deviation; running statistics see the groups in order."""
+    """The output, and each group's mean and inverse deviation; running statistics see the groups in order. Sums that
+    are known already would say nothing new here."""
     parts = x.float().unflatten(0, (groups, -1))
     mean, var = parts.mean((1, 3, 4)), parts.var((1, 3, 4), correction=0)
     count = parts[0].numel() // parts.shape[2]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
-from profcil.encoders.fused import Twins, normalised, thinned, twice
+from profcil.encoders.fused import Twins, layer
 from profcil.encoders.norms import Pixels, drawn, image_shape, layers
 
 Norm = Callable[[int], nn.Module]
@@ -23,7 +23,7 @@ class Projection(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         convolution, norm = self
-        return normalised(norm, thinned(convolution, x), rectify=False)
+        return layer(convolution, norm, x, rectify=False)[0]  # type: ignore[arg-type]
 
 
 class Block(nn.Module):
@@ -42,8 +42,8 @@ class Block(nn.Module):
 
     def forward(self, twins: Twins) -> Twins:
         x, aside = twins
-        y = normalised(self.norm1, self.conv1(x))
-        return twice(self.norm2, self.conv2(y), self.shortcut(aside))
+        y, _ = layer(self.conv1, self.norm1, x)
+        return layer(self.conv2, self.norm2, y, self.shortcut(aside))
 
 
 class ResNet18(nn.Module):
@@ -60,7 +60,7 @@ class ResNet18(nn.Module):
         self.features = 8 * width
 
     def forward(self, x: Tensor) -> Tensor:
-        twins = twice(self.norm, self.stem(self.pixels(x)))
+        twins = layer(self.stem, self.norm, self.pixels(x))
         return self.blocks(twins)[0].mean((2, 3))
 
 

@@ -1,0 +1,166 @@
+"""3x3 convolutions of channels-last images in bfloat16, ahead and back to the inputs, for GPUs that fetch a tile of a
+tensor by themselves, with zeros for what lies outside (compute capability 9).
+
+A program makes a tile of outputs, some rows of some images: for every tap of the filters it fetches the inputs that lie
+under the tile and the tap's weights, and multiplies. Where a filter steps over every second pixel, images are seen as
+[images, H/2, 2, W/2, 2 C], so that what it steps on is again a tile. Ahead, the tile's sums for a normalisation that
+follows are taken before it is written.
+"""
+# mypy: ignore-errors
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+DEPTH = 64  # channels that are summed over at a time
+NARROW = (
+    256,
+    64,
+    8,
+    3,
+)  # pixels and channels of a tile, warps, and stages of fetching ahead, where 64 channels come out
+WIDE = (128, 128, 4, 4)  # and where there are more; measured on an H200
+
+
+def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
+    """Whether these kernels can do it: images and channels come in whole tiles, and no tile spans two groups."""
+    n, c, h, w = x.shape
+    k, high, wide = weight.shape[0], h // step, w // step
+    if weight.shape[1:] != (c, 3, 3) or step not in (1, 2) or h % step or w % step or c % DEPTH or k % DEPTH:
+        return False
+    if wide & (wide - 1) or not 4 <= wide <= 32 or weight.data_ptr() % 16 or x.data_ptr() % 16:
+        return False
+    boxes = [_box(wide, _shape(channels)[0]) for channels in (c, k)]
+    whole = all(n // groups % images == 0 and high % rows == 0 for images, rows, _ in boxes)
+    divides = all(channels % _shape(channels)[1] == 0 for channels in (c, k))
+    return whole and divides and weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The convolution, and of each tile, in order, every channel's sum and squared differences from the tile's mean."""
+    (_, c, h, w), k = x.shape, weight.shape[0]
+    pixels, channels, warps, stages = _shape(k)
+    images, rows, columns = _box(w // step, pixels)
+    y = _empty(x, k, h // step, w // step)
+    tiles = y.numel() // k // pixels
+    sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
+    seen = _apart(x, [images, rows, columns, DEPTH]) if step == 2 else _tiles(x, [images, rows, columns, DEPTH])
+    _ahead[(tiles, k // channels)](
+        seen, _matrix(weight, [channels, DEPTH]), _tiles(y, [images, rows, columns, channels]), sums, h // step,
+        c, k, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y, sums
+
+
+def back(d: Tensor, weight: Tensor, step: int) -> Tensor:
+    """The inputs' gradient from the outputs'."""
+    (n, k, h, w), c = d.shape, weight.shape[1]
+    pixels, channels, warps, stages = _shape(c)
+    images, rows, columns = _box(w, pixels)
+    x = _empty(d, c, h * step, w * step)
+    made = _apart(x, [images, rows, columns, channels]) if step == 2 else _tiles(x, [images, rows, columns, channels])
+    (_back_apart if step == 2 else _back)[(n * h * w // pixels, c // channels, step * step)](
+        _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels]), made, h,
+        k, c, images, rows, columns, DEPTH, channels, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return x
+
+
+def _shape(channels: int) -> tuple[int, int, int, int]:
+    return NARROW if channels <= NARROW[1] else WIDE
+
+
+def _box(columns: int, pixels: int) -> tuple[int, int, int]:
+    """Images, rows and columns of a tile."""
+    rows = min(columns, pixels // columns)
+    return pixels // (rows * columns), rows, columns
+
+
+def _empty(like: Tensor, channels: int, high: int, wide: int) -> Tensor:
+    return like.new_empty(len(like), high, wide, channels).permute(0, 3, 1, 2)
+
+
+def _tiles(x: Tensor, block: list[int]) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(x.permute(0, 2, 3, 1), block)
+
+
+def _apart(x: Tensor, block: list[int]) -> TensorDescriptor:
+    """Even and odd rows and columns apart."""
+    n, c, h, w = x.shape
+    images, rows, columns, channels = block
+    seen = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
+    return TensorDescriptor.from_tensor(seen, [images, rows, 1, columns, channels])
+
+
+def _matrix(weight: Tensor, block: list[int]) -> TensorDescriptor:
+    """Filters as [outputs, taps x inputs]."""
+    return TensorDescriptor.from_tensor(weight.permute(0, 2, 3, 1).reshape(len(weight), -1), block)
+
+
+@triton.jit
+def _place(high, BI: tl.constexpr, BH: tl.constexpr):
+    """The first image and row of this program's tile."""
+    m, rows = tl.program_id(0), high // BH
+    return (m // rows) * BI, (m % rows) * BH
+
+
+@triton.jit
+def _ahead(
+    x, w, y, sums, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
+    BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """IN channels are summed over, OUT come out."""
+    i, h = _place(high, BI, BH)
+    out = tl.program_id(1) * BO
+    total = tl.zeros((BI * BH * BW, BO), tl.float32)
+    for t in range(9 * (IN // BR)):
+        c, tap = (t // 9) * BR, t % 9
+        r, s = tap // 3 - 1, tap % 3 - 1
+        if STEP == 1:
+            a = x.load([i, h + r, s, c])
+        else:  # −1 is the odd one before, 1 the odd one here
+            a = x.load([i, h + (r - r * r) // 2, r * r, (s - s * s) // 2, s * s * IN + c])
+        total = tl.dot(a.reshape(BI * BH * BW, BR), w.load([out, tap * IN + c]).T, total)
+    one = tl.sum(total, 0)
+    off = total - one[None, :] / (BI * BH * BW)
+    at = sums + tl.program_id(0) * 2 * OUT + out + tl.arange(0, BO)
+    tl.store(at, one)
+    tl.store(at + OUT, tl.sum(off * off, 0))
+    y.store([i, h, 0, out], total.to(y.dtype).reshape(BI, BH, BW, BO))
+
+
+@triton.jit
+def _back(
+    d, w, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
+    BR: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """The same with taps turned round."""
+    i, h = _place(high, BI, BH)
+    out = tl.program_id(1) * BO
+    total = tl.zeros((BI * BH * BW, BO), tl.float32)
+    for t in range(9 * (IN // BR)):
+        c, tap = (t // 9) * BR, t % 9
+        a = d.load([i, h + 1 - tap // 3, 1 - tap % 3, c]).reshape(BI * BH * BW, BR)
+        total = tl.dot(a, w.load([c, tap * OUT + out]), total)
+    x.store([i, h, 0, out], total.to(x.dtype).reshape(BI, BH, BW, BO))
+
+
+@triton.jit
+def _back_apart(
+    d, w, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
+    BR: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    """Even rows were under the middle tap only, odd ones under the two others; so were columns."""
+    i, h = _place(high, BI, BH)
+    out, odd, across = tl.program_id(1) * BO, tl.program_id(2) // 2, tl.program_id(2) % 2
+    total = tl.zeros((BI * BH * BW, BO), tl.float32)
+    taps = (1 + odd) * (1 + across)
+    for t in range(taps * (IN // BR)):
+        c, j = (t // taps) * BR, t % taps
+        r, s = j // (1 + across), j % (1 + across)
+        tap = (odd * (1 - 2 * r) + 1) * 3 + across * (1 - 2 * s) + 1
+        a = d.load([i, h + r, s, c]).reshape(BI * BH * BW, BR)
+        total = tl.dot(a, w.load([c, tap * OUT + out]), total)
+    x.store([i, h, odd, 0, across * OUT + out], total.to(x.dtype).reshape(BI, BH, 1, BW, BO))
