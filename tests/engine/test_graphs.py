@@ -47,7 +47,7 @@ RULES = [
 def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that even a tiny epoch is filled in several times."""
     monkeypatch.setattr(static, "CHUNK", CHUNK)
-    monkeypatch.setattr(Static, "strides", (1, 2))
+    monkeypatch.setattr(static, "UNROLL", (2,))
 
 
 def lengths(phases: list[Train]) -> list[int]:
@@ -104,7 +104,7 @@ class NoReadingBack(TorchDispatchMode):
 class Strict(Repeat):
     """A stand-in that holds a step to the rules of a capture, in the one run that a capture would take."""
 
-    def record(self, step: Any, rows: int, warm: bool = True) -> Any:
+    def record(self, step: Any, rows: int, warm: Any = None) -> Any:
         super().record(step, rows, warm)
         with NoReadingBack(), host_forbidden():
             step()
@@ -150,7 +150,9 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
     for group in (slice(None), slice(None), slice(1, None), slice(1)):
         replayed = graphs.run(phases[group])
         assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
-    assert len(graphs.known) == 1 and graphs.made == 3  # a recording for each number of clients
+    (step,) = graphs.known.values()
+    assert graphs.made == len(step.replays)  # each recorded once
+    assert {rows for rows, _ in step.replays} == {1, 2, 3} and {n for _, n in step.replays} == {1, 2}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -254,8 +256,7 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
             assert at.setdefault(key, addresses(step)) == addresses(step)
     assert apart_servers(eager.server, replayed.server) < 1e-4
     assert 1 <= len(graphs.known) <= 3
-    widths = [{width for width, _ in step.replays} for step in graphs.known.values()]
-    assert graphs.made == sum(map(len, widths))  # each number of clients at work together is recorded once
+    assert graphs.made == sum(len(step.replays) for step in graphs.known.values())
 
 
 @pytest.fixture(name="apart_servers")
@@ -273,6 +274,7 @@ def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
 
 
 def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
+    monkeypatch.setattr(static, "UNROLL", (1,))  # one recording a step
     monkeypatch.setattr(recorded, "LIVE", 2)
     monkeypatch.setattr(recorded, "MOST", 4)
     run = ready("pro")
@@ -287,6 +289,19 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     with pytest.warns(UserWarning, match="eagerly"):
         assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0
     assert graphs.made == 4
+
+
+@pytest.mark.parametrize("length, recorded", [(10, {5}), (12, {4}), (9, {3}), (11, {5, 1}), (2, {1}), (61, {5, 1})])
+def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, recorded):
+    monkeypatch.setattr(static, "UNROLL", (5, 4, 3))
+    monkeypatch.setattr(static, "CHUNK", 60)
+    step = OnNets.__new__(OnNets)
+    step.unroll = static.unroll(length)
+    course = list(step.course([length, length]))
+    assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
+    assert [number for number, _ in course] == [sum(n for _, (_, n) in course[:i]) for i in range(len(course))]
+    assert sum(steps for _, (_, steps) in course) == length
+    assert all(number // 60 == (number + steps - 1) // 60 for number, (_, steps) in course)
 
 
 # -- what stays eager -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Capture
-from profcil.engine.static import Descent, Static, Update
+from profcil.engine.static import Descent, MaskedDescent, MaskedRule, Static, Update
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -136,6 +136,24 @@ def test_the_kernels_of_an_update_do_what_the_plain_one_does(rule, pulled, filte
             update.step(slope.clone(), slope.bfloat16())
     assert torch.allclose(*rows, atol=1e-5)
     assert torch.equal(lows[1], rows[1].bfloat16())
+
+
+@pytest.mark.parametrize("rule", RULES[:2], ids=str)
+@pytest.mark.parametrize("proximal", [0.0, 0.3])
+@pytest.mark.parametrize("size", [5_001, 20_000])
+def test_the_kernels_of_a_stack_s_update_do_what_the_plain_one_does(rule, proximal, size):
+    settings, rng = TrainSettings(**rule), torch.Generator("cuda").manual_seed(0)
+    start, *slopes = (torch.randn(3, 20_000, generator=rng, device="cuda") for _ in range(4))
+    if not MaskedDescent.fits(start, settings):
+        pytest.skip("needs Triton")
+    rows = [start.clone(), start.clone()]
+    for made, matrix in zip((MaskedRule, MaskedDescent), rows, strict=True):
+        update = made(settings, matrix[:, :size], proximal)
+        update.reset()
+        for done, slope in enumerate(slopes):
+            active = torch.tensor([3, 2, 1], device="cuda") > done
+            update.step(slope[:, :size].masked_fill(~active[:, None], torch.nan).contiguous(), active)
+    assert torch.allclose(*rows, atol=1e-5) and not torch.equal(rows[0], start)
 
 
 def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():

@@ -1,8 +1,9 @@
-"""Pull, clip, decay, momentum, step and rounding of a row of parameters, in two passes over memory.
+"""Pull, clip, decay, momentum, step and rounding of a client's parameters, in two passes over memory.
 
-The first pass gives the length of the pulled gradient, the second does the rest. Gradients of filters are read in
-bfloat16, as convolutions leave them, from a row of their own; of the two rows, each is read only in its part. See
-`static.Descent`.
+The first pass gives the length of the pulled gradient, the second does the rest. For one row, gradients of filters are
+read in bfloat16, as convolutions leave them, from a row of their own; of the two rows, each is read only in its part.
+For a matrix with a client in each row, those that stand still are not touched. See `static.Descent` and
+`static.MaskedDescent`.
 """
 # mypy: ignore-errors
 
@@ -13,7 +14,7 @@ BLOCK = 4096
 
 
 def pieces(row):
-    return triton.cdiv(row.numel(), BLOCK)
+    return triton.cdiv(row.shape[-1], BLOCK)
 
 
 def squares(grad, low_grad, filters, row, anchor, twice, partial):
@@ -31,6 +32,22 @@ def descend(grad, low_grad, filters, row, moment, anchor, low, excess, twice, lr
     _descend[(pieces(row),)](
         grad, low_grad, filters.start, filters.stop, row, moment, row if anchor is None else anchor, low, excess,
         row.numel(), pulled, twice, lr, momentum, decay, pulled > 0, BLOCK,
+    )  # fmt: skip
+
+
+def squares_of_rows(grad, rows, anchor, twice, partial):
+    """The same for each row; there is an anchor for all of it, or for none."""
+    _squares_of_rows[(pieces(rows), len(rows))](
+        grad, rows, rows if anchor is None else anchor, partial, rows.shape[1], rows.stride(0), twice,
+        anchor is not None, BLOCK,
+    )  # fmt: skip
+
+
+def descend_rows(grad, rows, moment, anchor, excess, active, twice, lr, momentum, decay):
+    """One step of SGD in place for every active row."""
+    _descend_rows[(pieces(rows), len(rows))](
+        grad, rows, moment, rows if anchor is None else anchor, excess, active, rows.shape[1], rows.stride(0), twice,
+        lr, momentum, decay, anchor is not None, BLOCK,
     )  # fmt: skip
 
 
@@ -68,3 +85,33 @@ def _descend(
     tl.store(moment + at, m, mask=there)
     tl.store(row + at, p, mask=there)
     tl.store(low + at, p.to(low.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _squares_of_rows(grad, rows, anchor, partial, n, stride, twice, PULL: tl.constexpr, B: tl.constexpr):
+    piece, row = tl.program_id(0), tl.program_id(1)
+    at = piece * B + tl.arange(0, B)
+    there = at < n
+    g = tl.load(grad + row * n + at, mask=there, other=0.0)
+    if PULL:
+        p = tl.load(rows + row * stride + at, mask=there, other=0.0)
+        g += twice * (p - tl.load(anchor + row * n + at, mask=there, other=0.0))
+    tl.store(partial + row * tl.num_programs(0) + piece, tl.sum(g * g, 0))
+
+
+@triton.jit
+def _descend_rows(
+    grad, rows, moment, anchor, excess, active, n, stride, twice, lr, momentum, decay, PULL: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    there = (at < n) & (tl.load(active + row) != 0)
+    p = tl.load(rows + row * stride + at, mask=there, other=0.0)
+    g = tl.load(grad + row * n + at, mask=there, other=0.0)
+    if PULL:
+        g += twice * (p - tl.load(anchor + row * n + at, mask=there, other=0.0))
+    g = g / tl.load(excess + row) + decay * p
+    m = momentum * tl.load(moment + row * n + at, mask=there, other=0.0) + g
+    tl.store(moment + row * n + at, m, mask=there)
+    tl.store(rows + row * stride + at, p - lr * m, mask=there)

@@ -84,18 +84,20 @@ class Graphs:
         kind = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes)
         key = (kind, width if p.on_features else 0)
         step = self.known.get(key)
-        widths = [width] if p.on_features else prefixes([p.length for p in phases])
-        for rows in widths:
-            if step is not None and (rows, 1) in step.replays:
-                continue
-            if not regular(p, table) or self.full():
+        if step is None:
+            if self.full() or not regular(p, table):
                 return None
-            step = self.known[key] = step or self.made_for(p, table, width)
-            self.record(step, phases, rows)
-            if len(self.known) > LIVE:
-                self.known.popitem(last=False)
-        assert step is not None
+            step = self.made_for(p, table, width)
+        for _, recording in step.course([p.length for p in phases]):
+            if recording in step.replays:
+                continue
+            if self.full():
+                return None
+            self.record(step, phases, recording)
+        self.known[key] = step
         self.known.move_to_end(key)
+        if len(self.known) > LIVE:
+            self.known.popitem(last=False)
         step.begin(phases)
         return step
 
@@ -104,15 +106,14 @@ class Graphs:
             return OnFeatures(self.net, phase, table, width)
         return OnNets(self.net, phase, table, self.recorder)
 
-    def record(self, step: Static, phases: Sequence[Train], width: int) -> None:
+    def record(self, step: Static, phases: Sequence[Train], recording: tuple[int, int]) -> None:
         """Recording takes real steps; the caller copies its phases in again, and here the draws are taken back."""
-        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else width)]
+        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else recording[0])]
         states, self.made = [rng.get_state() for rng in rngs], self.made + 1
         step.begin(phases)
+        again, once = partial(step.step, *recording), partial(step.step, recording[0], 1)
         try:
-            for stride in step.strides:
-                again = partial(step.step, width, stride)
-                step.replays[width, stride] = self.recorder.record(again, len(rngs), warm=not step.replays)
+            step.replays[recording] = self.recorder.record(again, len(rngs), None if step.replays else once)
         except RuntimeError as error:
             raise Failure(
                 f"the step of phase '{phases[0].name}' could not be recorded as a CUDA graph ({error}); "
@@ -132,11 +133,6 @@ def shares(order: Sequence[int], width: int) -> list[Sequence[int]]:
     number = -(-len(order) // width)
     cuts = [len(order) * i // number for i in range(number + 1)]
     return [order[a:b] for a, b in pairwise(cuts)]
-
-
-def prefixes(lengths: Sequence[int]) -> list[int]:
-    """The numbers of clients at work together while epochs of these lengths, longest first, run side by side."""
-    return sorted({sum(length > done for length in lengths) for done in (0, *lengths)} - {0}, reverse=True)
 
 
 def shapes(tensors: Table, skip: int) -> tuple:

@@ -25,8 +25,8 @@ class Recorder(Protocol):
         """The one that a recorded step draws from for the client in this row."""
         ...
 
-    def record(self, step: Do, rows: int, warm: bool = True) -> Do:
-        """`warm` = nothing like this step has run yet."""
+    def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
+        """`warm` = a step of the same kind, where none has run yet."""
         ...
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
@@ -47,12 +47,12 @@ class Capture:
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
-    def record(self, step: Do, rows: int, warm: bool = True) -> Do:
+    def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
         with torch.cuda.device(self.device):
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                for _ in range(WARM * warm):
-                    step()
+                for again in [warm] * WARM if warm else ():
+                    again()
             torch.cuda.current_stream().wait_stream(self.stream)
             graph = torch.cuda.CUDAGraph()
             for row in range(rows):
@@ -84,9 +84,9 @@ class Repeat:
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
-    def record(self, step: Do, rows: int, warm: bool = True) -> Do:
-        for _ in range(WARM * warm):
-            step()
+    def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
+        for again in [warm] * WARM if warm else ():
+            again()
         return step
 
     def side_by_side(self, parts: Sequence[Do]) -> None:

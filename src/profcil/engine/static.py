@@ -9,7 +9,7 @@ phase ends.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import takewhile
@@ -26,8 +26,8 @@ from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.recorders import WIDTH, Do, Recorder
 from profcil.engine.steps import in_order, loss_of
 
-CHUNK = 32  # steps whose batches lie ready on the device
-UNROLL = 4  # steps in one recording where they fit, so that clients side by side need not wait for each other
+UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
+CHUNK = 60  # steps whose batches lie ready on the device: whole recordings, however long
 
 Table = dict[str, Tensor]
 At = tuple[str, str]  # block and tensor
@@ -36,10 +36,9 @@ At = tuple[str, str]  # block and tensor
 class Static:
     """A step on buffers that never move, for up to `width` clients; subclasses say what it does."""
 
-    strides: tuple[int, ...] = (1, UNROLL)  # steps in a recording
-
     def __init__(self, phase: Train, table: Table, width: int) -> None:
         nothing = Shuffled(torch.empty(0), torch.empty(0))
+        self.unroll = unroll(phase.length)
         self.replays: dict[tuple[int, int], Do] = {}  # recordings by number of clients and of steps
         self.like = replace(phase, weights={}, source=nothing, constants={})  # what its phases have in common
         self.table = {k: v.new_zeros(CHUNK, width, *v.shape[2:]) for k, v in table.items()}
@@ -61,25 +60,27 @@ class Static:
         """Replays an epoch of batches, [clients, steps, batch, …], of which each client has its own number."""
         self.number.zero_()
         self.total.zero_()
-        number = 0
-        while number < max(lengths):
+        for number, recording in self.course(lengths):
             if number % CHUNK == 0:
                 for k, v in table.items():
                     part = v[:, number : number + CHUNK].transpose(0, 1)
                     self.table[k][: len(part), : part.shape[1]].copy_(part)
-            stride = self.stride(number, lengths)
-            self.replays[self.rows_at(number, lengths), stride]()
-            number += stride
+            self.replays[recording]()
 
-    def stride(self, number: int, lengths: Sequence[int]) -> int:
-        """Steps to replay at once: several where no client finishes and the table does not end among them."""
-        most, room = max(self.strides), CHUNK - number % CHUNK
-        whole = room >= most and all(length <= number or length >= number + most for length in lengths)
-        return most if whole else 1
+    def course(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+        """An epoch of these lengths: after so many steps, which recording is due, by its clients and steps."""
+        number = 0
+        while number < max(lengths):
+            rows, steps = self.due(number, lengths)
+            yield number, (rows, steps)
+            number += steps
 
-    def rows_at(self, number: int, lengths: Sequence[int]) -> int:
-        """The number of clients whose recording is due after so many steps of an epoch."""
-        return len(self.total)
+    def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def several(self, number: int, most: int = CHUNK) -> int:
+        """Steps to take at once: one where the table ends, or this most is reached, among the next few."""
+        return self.unroll if min(most, CHUNK - number % CHUNK) >= self.unroll else 1
 
     def rows(self) -> Table:
         """The batch that is due. The counter is a tensor of one element: as a number it would have to be read back."""
@@ -172,8 +173,10 @@ class OnNets(Static):
         self.numbers.zero_()
         super().epoch(table, lengths)
 
-    def rows_at(self, number: int, lengths: Sequence[int]) -> int:
-        return sum(length > number for length in lengths)
+    def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+        """Those still at work; several steps where none of them finishes in between."""
+        left = [length - number for length in lengths if length > number]
+        return len(left), self.several(number, min(left))
 
     def step(self, rows: int, steps: int) -> None:
         self.recorder.side_by_side([partial(self.many, row, steps) for row in range(rows)])
@@ -283,15 +286,17 @@ class OnFeatures(Static):
             tensors[b][k] = piece.view(width, *shape).detach().requires_grad_(b in phase.blocks)
         self.parameters = [v for b in phase.blocks for v in tensors[b].values()]
         self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
-        self.anchor = torch.zeros_like(self.moved) if phase.proximal else None
-        self.rule = MaskedRule(phase.settings, self.moved)
+        made = MaskedDescent if MaskedDescent.fits(self.moved, phase.settings) else MaskedRule
+        self.rule = made(phase.settings, self.moved, phase.proximal)
+
+    def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+        """All rows; whoever has finished in between stands still."""
+        return len(self.total), self.several(number)
 
     def begin(self, phases: Sequence[Train]) -> None:
         super().begin(phases)
         for row, phase in enumerate(phases):
             torch.cat([phase.weights[b][k].reshape(-1) for b, k in self.shapes], out=self.flat[row])
-        if self.anchor is not None:
-            self.anchor.copy_(self.moved)
         self.rule.reset()
 
     def step(self, rows: int, steps: int) -> None:
@@ -302,11 +307,7 @@ class OnFeatures(Static):
         active = self.number < self.lengths
         loss = loss_of(self.tail, self.like, self.rows() | self.constants)
         grads = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
-        grad = torch.cat([g.flatten(1) for g in grads], 1)
-        if self.anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-            grad.add_(self.moved - self.anchor, alpha=2 * self.like.proximal)
-        clip_([grad], self.like.settings.clip, stacked=True)
-        self.rule.step(grad, active)
+        self.rule.step(torch.cat([g.flatten(1) for g in grads], 1), active)
         self.total.add_(loss.detach().masked_fill(~active, 0.0))
         self.number.add_(1)
 
@@ -324,21 +325,31 @@ class OnFeatures(Static):
 
 
 class MaskedRule:
-    """`optim.Optimiser` for a matrix with a client in each row, of which some stand still. Which, a mask on the device
-    says: a number of rows would change shapes. What stands still may hold anything, so nothing is multiplied away."""
+    """Pull, clip and update of a matrix with a client in each row, of which some stand still. Which, a mask on the
+    device says: a number of rows would change shapes. What stands still may hold anything, so nothing is multiplied
+    away."""
 
-    def __init__(self, settings: TrainSettings, matrix: Tensor) -> None:
+    def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
         self.s, self.p = settings, matrix
-        self.first, self.second = torch.zeros_like(matrix), torch.zeros_like(matrix)
+        self.twice = 2 * proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+        new = partial(matrix.new_zeros, matrix.shape)
+        self.anchor = new() if proximal else None
+        self.first, self.second = new(), new()
         self.times = matrix.new_zeros(len(matrix), 1)
         self.beta1, self.beta2 = matrix.new_tensor(BETA1), matrix.new_tensor(BETA2)
 
     def reset(self) -> None:
+        """A phase begins: what is in the matrix is what it will be pulled back to."""
         torch._foreach_zero_([self.first, self.second, self.times])
+        if self.anchor is not None:
+            self.anchor.copy_(self.p)
 
     @torch.no_grad()
     def step(self, g: Tensor, active: Tensor) -> None:
         """One update of the active rows from this gradient, which is overwritten."""
+        if self.anchor is not None:
+            g.add_(self.p - self.anchor, alpha=self.twice)
+        clip_([g], self.s.clip, stacked=True)
         (self.adam if self.s.optimiser == "adam" else self.sgd)(g, ~active.unsqueeze(1))
 
     def sgd(self, g: Tensor, still: Tensor) -> None:
@@ -358,6 +369,32 @@ class MaskedRule:
         v.copy_(torch.where(still, v, (v * BETA2).addcmul_(g, g, value=1 - BETA2)))
         root = v.sqrt().div_((1 - self.beta2**t).sqrt()).add_(EPSILON)
         p.addcdiv_((m * (-s.lr / (1 - self.beta1**t))).masked_fill(still, 0.0), root)
+
+
+class MaskedDescent(MaskedRule):
+    """The same for SGD on a GPU, by kernels that pass over the matrix twice."""
+
+    def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
+        super().__init__(settings, matrix, proximal)
+        self.partial = matrix.new_zeros(len(matrix), _kernels().pieces(matrix))
+
+    @staticmethod
+    def fits(matrix: Tensor, settings: TrainSettings) -> bool:
+        return Descent.fits(matrix, settings)
+
+    @torch.no_grad()
+    def step(self, g: Tensor, active: Tensor) -> None:
+        s, twice = self.s, self.twice
+        _kernels().squares_of_rows(g, self.p, self.anchor, twice, self.partial)
+        length = self.partial.sum(1).sqrt() + 1e-6
+        excess = (length / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(length)
+        where = (self.p, self.first, self.anchor)
+        _kernels().descend_rows(g, *where, excess, active, twice, s.lr, s.momentum, s.weight_decay)
+
+
+def unroll(length: int) -> int:
+    """The number of steps to record as one for epochs of this length: one that leaves few over."""
+    return min(UNROLL, key=lambda n: length % n)
 
 
 class Layout:
