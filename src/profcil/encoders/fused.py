@@ -72,8 +72,8 @@ def kernels() -> Any:
 
 @cache
 def filters() -> Any:
-    """The module with the convolutions, where Triton can be imported and the GPU has what they need."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
+    """The module with the convolutions, where Triton can be imported and the GPU is of the kind they are made for."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         return None
     try:
         from profcil.encoders import _filters
