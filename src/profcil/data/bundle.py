@@ -53,7 +53,11 @@ class Rows:
 
     x: Tensor
     y: Tensor
-    chunk = 512  # examples embedded at once
+
+    @property
+    def chunk(self) -> int:
+        """Examples embedded at once: what a cache holds, or what keeps a GPU busy for longer than it takes to ask."""
+        return 1024 if self.x.is_cuda else 512
 
     def __len__(self) -> int:
         return len(self.y)

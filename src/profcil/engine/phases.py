@@ -97,7 +97,8 @@ def cut(size: int, batch: int, rng: torch.Generator) -> Tensor:
     batch = batch or size
     steps = -(-size // batch)
     order = torch.randperm(size, generator=rng, device=rng.device)
-    return order.repeat(-(-steps * batch // size))[: steps * batch].view(steps, batch)
+    rounds, rest = divmod(steps * batch, size)
+    return torch.cat([order] * rounds + [order[:rest]]).view(steps, batch)
 
 
 def source_of(examples: Examples, index: Tensor) -> Shuffled:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -235,12 +236,17 @@ class Pro(Method):
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:
     """A new auxiliary head, the same for everyone in this round, and discarded after the phase."""
-    w, d = client.when, client.net.features
-    rng = torch_generator(client.seed, "projector", w.position, w.round)
-    draw = {
-        k: torch.empty(v.shape).uniform_(-(d**-0.5), d**-0.5, generator=rng) for k, v in client.net.projector.items()
-    }
-    return {k: v.to(client.y.device) for k, v in draw.items()}
+    w, shapes = client.when, tuple((k, v.shape) for k, v in client.net.projector.items())
+    return dict(_projector((client.seed, w.position, w.round), shapes, client.net.features**-0.5, client.y.device))
+
+
+@lru_cache(maxsize=1)
+def _projector(
+    when: tuple[int, ...], shapes: tuple[tuple[str, torch.Size], ...], bound: float, device: torch.device
+) -> dict[str, Tensor]:
+    seed, *moment = when
+    rng = torch_generator(seed, "projector", *moment)
+    return {k: torch.empty(shape).uniform_(-bound, bound, generator=rng).to(device) for k, shape in shapes}
 
 
 def bank_of(block: Block) -> Bank:
