@@ -103,6 +103,34 @@ def test_what_does_not_come_in_whole_tiles_is_left_to_the_library(shape):
     assert fused.convolved(convolution(shape[1], shape[1]), images(*shape))[1] is None
 
 
+@tiled
+def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
+    own, shape = fused.filters(), (64, 64, 32, 1, torch.device("cuda"))
+    assert own.agrees.__wrapped__(*shape)
+    right = own.ahead
+    monkeypatch.setattr(own, "ahead", lambda *a: (right(*a)[0] + 1, None))
+    with pytest.warns(UserWarning, match="wrong"):
+        assert not own.agrees.__wrapped__(*shape)
+
+
+@tiled
+def test_convolutions_give_the_same_bits_beside_each_other():
+    """Other kernels on the tensor cores must not disturb them."""
+    x, streams = images(64, 64, 32, 32), [torch.cuda.Stream() for _ in range(5)]
+    weight = convolution(64, 64).weight.detach()
+    alone = fused.filters().ahead(x, weight, 1)[0], fused.filters().back(x, weight, 1)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        found = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found += [
+                    (fused.filters().ahead(x, weight, 1)[0], fused.filters().back(x, weight, 1)) for _ in range(5)
+                ]
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, alone, strict=True))
+
+
 def test_the_same_numbers_give_the_same_bits():
     x, *grads = (images(64, 64, 16, 16, seed=i) for i in range(3))
     w = torch.ones(64, device="cuda")

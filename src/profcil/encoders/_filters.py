@@ -5,23 +5,27 @@ A program makes a tile of outputs, some rows of some images: for every tap of th
 under the tile and the tap's weights, and multiplies. Where a filter steps over every second pixel, images are seen as
 [images, H/2, 2, W/2, 2 C], so that what it steps on is again a tile. Ahead, the tile's sums for a normalisation that
 follows are taken before it is written.
+
+In every product the filters come first and the pixels second. The other way round Triton 3.6 takes the pixels through
+registers, which it fills for the next product before the last one has read them; a second factor stays where it was
+fetched. And because a kernel is what the compiler at hand makes of it, each kind is compared with the library once.
 """
 # mypy: ignore-errors
 
+import warnings
+from functools import cache
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DEPTH = 64  # channels that are summed over at a time
-NARROW = (
-    256,
-    64,
-    8,
-    3,
-)  # pixels and channels of a tile, warps, and stages of fetching ahead, where 64 channels come out
-WIDE = (128, 128, 4, 4)  # and where there are more; measured on an H200
+NARROW = (128, 64, 4, 3)  # pixels and channels of a tile, warps, and stages of fetching ahead, for 64 channels
+WIDE = (128, 128, 8, 3)  # and for more
+ROUNDING = 2e-2  # of bfloat16, relative to the largest value
 
 
 def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
@@ -35,7 +39,29 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
     boxes = [_box(wide, _shape(channels)[0]) for channels in (c, k)]
     whole = all(n // groups % images == 0 and high % rows == 0 for images, rows, _ in boxes)
     divides = all(channels % _shape(channels)[1] == 0 for channels in (c, k))
-    return whole and divides and weight.is_contiguous(memory_format=torch.channels_last)
+    last = weight.is_contiguous(memory_format=torch.channels_last)
+    return whole and divides and last and agrees(c, k, wide, step, x.device)
+
+
+@cache
+@torch.no_grad()
+def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
+    """Whether kernels of this kind compute what the library does, on a few made images."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a convolution's first call came inside a recording")
+    rng, last = torch.Generator(device).manual_seed(0), torch.channels_last
+    shapes = (32, channels, wide * step, wide * step), (outputs, channels, 3, 3), (32, outputs, wide, wide)
+    drawn = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
+    x, weight, d = (t.to(memory_format=last) for t in drawn)
+    shape = (None, [step] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
+    pairs = [
+        (ahead(x, weight, step)[0], F.conv2d(x, weight, None, step, 1)),
+        (back(d, weight, step), torch.ops.aten.convolution_backward(d, x, weight, *shape)[0]),
+    ]
+    same = all(bool((a.float() - b.float()).abs().max() <= ROUNDING * b.float().abs().max()) for a, b in pairs)
+    if not same:
+        warnings.warn("this Triton makes convolutions that are wrong; the library's are used instead", stacklevel=2)
+    return same
 
 
 def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -114,7 +140,7 @@ def _ahead(
     """IN channels are summed over, OUT come out."""
     i, h = _place(high, BI, BH)
     out = tl.program_id(1) * BO
-    total = tl.zeros((BI * BH * BW, BO), tl.float32)
+    total = tl.zeros((BO, BI * BH * BW), tl.float32)
     for t in range(9 * (IN // BR)):
         c, tap = (t // 9) * BR, t % 9
         r, s = tap // 3 - 1, tap % 3 - 1
@@ -122,13 +148,13 @@ def _ahead(
             a = x.load([i, h + r, s, c])
         else:  # −1 is the odd one before, 1 the odd one here
             a = x.load([i, h + (r - r * r) // 2, r * r, (s - s * s) // 2, s * s * IN + c])
-        total = tl.dot(a.reshape(BI * BH * BW, BR), w.load([out, tap * IN + c]).T, total)
-    one = tl.sum(total, 0)
-    off = total - one[None, :] / (BI * BH * BW)
+        total = tl.dot(w.load([out, tap * IN + c]), a.reshape(BI * BH * BW, BR).T, total)
+    one = tl.sum(total, 1)
+    off = total - one[:, None] / (BI * BH * BW)
     at = sums + tl.program_id(0) * 2 * OUT + out + tl.arange(0, BO)
     tl.store(at, one)
-    tl.store(at + OUT, tl.sum(off * off, 0))
-    y.store([i, h, 0, out], total.to(y.dtype).reshape(BI, BH, BW, BO))
+    tl.store(at + OUT, tl.sum(off * off, 1))
+    y.store([i, h, 0, out], total.T.to(y.dtype).reshape(BI, BH, BW, BO))
 
 
 @triton.jit
@@ -139,12 +165,12 @@ def _back(
     """The same with taps turned round."""
     i, h = _place(high, BI, BH)
     out = tl.program_id(1) * BO
-    total = tl.zeros((BI * BH * BW, BO), tl.float32)
+    total = tl.zeros((BO, BI * BH * BW), tl.float32)
     for t in range(9 * (IN // BR)):
         c, tap = (t // 9) * BR, t % 9
         a = d.load([i, h + 1 - tap // 3, 1 - tap % 3, c]).reshape(BI * BH * BW, BR)
-        total = tl.dot(a, w.load([c, tap * OUT + out]), total)
-    x.store([i, h, 0, out], total.to(x.dtype).reshape(BI, BH, BW, BO))
+        total = tl.dot(w.load([c, tap * OUT + out]).T, a.T, total)
+    x.store([i, h, 0, out], total.T.to(x.dtype).reshape(BI, BH, BW, BO))
 
 
 @triton.jit
@@ -155,12 +181,12 @@ def _back_apart(
     """Even rows were under the middle tap only, odd ones under the two others; so were columns."""
     i, h = _place(high, BI, BH)
     out, odd, across = tl.program_id(1) * BO, tl.program_id(2) // 2, tl.program_id(2) % 2
-    total = tl.zeros((BI * BH * BW, BO), tl.float32)
+    total = tl.zeros((BO, BI * BH * BW), tl.float32)
     taps = (1 + odd) * (1 + across)
     for t in range(taps * (IN // BR)):
         c, j = (t // taps) * BR, t % taps
         r, s = j // (1 + across), j % (1 + across)
         tap = (odd * (1 - 2 * r) + 1) * 3 + across * (1 - 2 * s) + 1
         a = d.load([i, h + r, s, c]).reshape(BI * BH * BW, BR)
-        total = tl.dot(a, w.load([c, tap * OUT + out]), total)
-    x.store([i, h, odd, 0, across * OUT + out], total.to(x.dtype).reshape(BI, BH, 1, BW, BO))
+        total = tl.dot(w.load([c, tap * OUT + out]).T, a.T, total)
+    x.store([i, h, odd, 0, across * OUT + out], total.T.to(x.dtype).reshape(BI, BH, 1, BW, BO))

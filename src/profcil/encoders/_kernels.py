@@ -15,7 +15,7 @@ from torch import Tensor
 PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were measured on an H200
 MANY, FEWER = 128, 32  # pixels of a tile where sums go back; fewer where something is written, too
 LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer pieces than this
-PIECES = 256  # most pieces that a sum is taken in
+PIECES, TILES = 256, 512  # most pieces that a sum is taken in, here and where a convolution has taken it
 FEW = 16  # channels whose pieces are added up by one program
 
 
@@ -25,7 +25,7 @@ def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, gr
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
     wide = triton.cdiv(channels, CHANNELS)
-    if sums is not None and len(sums) <= groups * PIECES:
+    if known := sums is not None and len(sums) <= groups * TILES:
         pieces = len(sums) // groups
         per = rows // pieces
     else:
@@ -33,7 +33,8 @@ def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, gr
         sums = x.new_empty(groups * pieces, 2, channels, dtype=torch.float32)
         _moments[(pieces, wide, groups)](x, sums, rows, channels, pieces, per, PIXELS, CHANNELS)
     _settle[(triton.cdiv(channels, FEW),)](
-        sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per, PIECES, FEW,
+        sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
+        TILES if known else PIECES, FEW,
     )  # fmt: skip
     _ahead[(tiles, wide, groups)](
         x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,

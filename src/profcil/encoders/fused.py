@@ -130,6 +130,7 @@ class Convolve(torch.autograd.Function):
         ctx.step = step
         y, sums = filters().ahead(x, weight, step)
         ctx.mark_non_differentiable(sums)
+        ctx.set_materialize_grads(False)  # or zeros would be made for the sums
         return y, sums
 
     @staticmethod
