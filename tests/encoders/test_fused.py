@@ -65,6 +65,38 @@ def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
         assert (plain - fast).norm() < 1e-4 * plain.norm()
 
 
+class Plainly:
+    """The library's convolution where kernels of our own would be."""
+
+    @staticmethod
+    def ahead(x, weight, step):
+        return F.conv2d(x, weight, None, step, 1), torch.zeros(1, 2, len(weight))
+
+    @staticmethod
+    def back(d, weight, step):
+        return torch.nn.grad.conv2d_input(
+            (*d.shape[:1], weight.shape[1], *(n * step for n in d.shape[2:])), weight, d, step, 1
+        )
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=["both", "inputs", "weights"])
+def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_that_are_wanted(monkeypatch, step, wanted):
+    monkeypatch.setattr(fused, "filters", lambda: Plainly)
+    x, weight = drawn(2, 4, 8, 8).requires_grad_(wanted[0]), drawn(5, 4, 3, 3).requires_grad_(wanted[1])
+    leaves = [t for t in (x, weight) if t.requires_grad]
+    y, sums = fused.Convolve.apply(x, weight, step)
+    assert not sums.requires_grad
+    own = torch.autograd.grad((y * drawn(*y.shape)).sum(), leaves)
+    plain = torch.autograd.grad((F.conv2d(x, weight, None, step, 1) * drawn(*y.shape)).sum(), leaves)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
+    thin = drawn(5, 4, 1, 1).requires_grad_(wanted[1])
+    leaves = [t for t in (x, thin) if t.requires_grad]
+    made = [fused.Thinned.apply(x, thin, step), F.conv2d(x, thin, None, step)]
+    own, plain = (torch.autograd.grad((y * drawn(*y.shape)).sum(), leaves) for y in made)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
+
+
 def test_without_kernels_the_layers_run_one_by_one():
     convolution, norm, x = nn.Conv2d(4, 4, 3, 1, 1), BatchNorm(4).train(), drawn(2, 4, 3, 3)
     y, other = convolution(x), BatchNorm(4).train()

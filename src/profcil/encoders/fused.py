@@ -110,14 +110,14 @@ class Thinned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.step = [step, step]
+        ctx.step = step
         seen = x[:, :, ::step, ::step].contiguous(memory_format=torch.channels_last)
         return F.conv2d(seen, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return *_library(grads[0], x, weight, ctx.step, 0, [True, True, False]), None
+        return *_library(grads[0], x, weight, ctx.step, 0, ctx.needs_input_grad[:2]), None
 
 
 class Convolve(torch.autograd.Function):
@@ -137,15 +137,18 @@ class Convolve(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         d = grads[0].contiguous(memory_format=torch.channels_last)
-        dx = filters().back(d, weight, ctx.step) if ctx.needs_input_grad[0] else None
-        return dx, _library(d, x, weight, [ctx.step] * 2, 1, [False, True, False])[1], None
+        for_x, for_weight, _ = ctx.needs_input_grad
+        dx = filters().back(d, weight, ctx.step) if for_x else None
+        return dx, _library(d, x, weight, ctx.step, 1, (False, for_weight))[1], None
 
 
 def _library(
-    d: Tensor, x: Tensor, weight: Tensor, step: list[int], rim: int, wanted: list[bool]
-) -> tuple[Tensor, Tensor]:
-    """The library's gradients of a convolution's inputs and weights."""
-    shape = (None, step, [rim] * 2, [1, 1], False, [0, 0], 1, wanted)
+    d: Tensor, x: Tensor, weight: Tensor, step: int, rim: int, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The library's gradients of a convolution's inputs and weights, where they are wanted."""
+    if not any(wanted):
+        return None, None
+    shape = (None, [step] * 2, [rim] * 2, [1, 1], False, [0, 0], 1, [*wanted, False])
     return torch.ops.aten.convolution_backward(d, x, weight, *shape)[:2]
 
 
