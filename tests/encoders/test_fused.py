@@ -69,6 +69,10 @@ class Plainly:
     """The library's convolution where kernels of our own would be."""
 
     @staticmethod
+    def takes(x, weight, step, groups):
+        return True
+
+    @staticmethod
     def ahead(x, weight, step):
         return F.conv2d(x, weight, None, step, 1), torch.zeros(1, 2, len(weight))
 
@@ -95,6 +99,17 @@ def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_tha
     made = [fused.Thinned.apply(x, thin, step), F.conv2d(x, thin, None, step)]
     own, plain = (torch.autograd.grad((y * drawn(*y.shape)).sum(), leaves) for y in made)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
+
+
+def test_convolutions_of_our_own_are_for_what_is_recorded(monkeypatch):
+    monkeypatch.setattr(fused, "filters", lambda: Plainly)
+    monkeypatch.setattr(fused, "fits", lambda x: True)
+    convolution, x = nn.Conv2d(4, 5, 3, 1, 1, bias=False), drawn(2, 4, 8, 8)
+    plain, none = fused.convolved(convolution, x)
+    with fused.recorded():
+        own, sums = fused.convolved(convolution, x)
+    assert none is None and sums is not None and torch.equal(plain, own)
+    assert fused.convolved(convolution, x)[1] is None
 
 
 def test_without_kernels_the_layers_run_one_by_one():

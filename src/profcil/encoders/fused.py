@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from profcil.encoders.norms import BatchNorm
 
 Twins = tuple[Tensor, Tensor]  # the same numbers in the same memory, for two readers
+_recorded = ContextVar("recorded", default=False)
 
 
 def layer(
@@ -50,7 +52,8 @@ def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tenso
     weight = convolution.weight.to(x.dtype)
     if convolution.kernel_size == (1, 1) and step > 1:
         return Thinned.apply(x, weight, step), None  # type: ignore[no-untyped-call]
-    if filters() is not None and convolution.padding == (1, 1) and filters().takes(x, weight, step, groups):
+    ours = _recorded.get() and convolution.padding == (1, 1) and filters() is not None
+    if ours and filters().takes(x, weight, step, groups):
         return Convolve.apply(x, weight, step)  # type: ignore[no-untyped-call]
     return convolution(x), None
 
@@ -80,6 +83,17 @@ def filters() -> Any:
     except ImportError:
         return None
     return _filters
+
+
+@contextmanager
+def recorded() -> Iterator[None]:
+    """Within: what is computed is recorded, so that starting a kernel costs nothing. Elsewhere the library's
+    convolutions are faster, because Triton takes long to start one of ours."""
+    token = _recorded.set(True)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
 
 
 @contextmanager

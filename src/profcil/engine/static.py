@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from profcil.config import TrainSettings
+from profcil.encoders.fused import recorded
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
 from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
@@ -187,7 +188,8 @@ class OnNets(Static):
 
     def one(self, row: int) -> None:
         """One client's step: `steps.step` on its row."""
-        loss = loss_of(self.nets[row], self.like, self.batch(row))
+        with recorded():
+            loss = loss_of(self.nets[row], self.like, self.batch(row))
         grads = torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True)
         copy_by_type(self.slopes[row], self.moving.flat(grads))
         self.rules[row].step(self.grad[row], _row(self.low_grad, row))
