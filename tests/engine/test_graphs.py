@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profcil.config import TrainSettings
+from profcil.encoders import fused
 from profcil.encoders.model import cross_entropy
 from profcil.engine import graphs as recorded
 from profcil.engine import static, steps
@@ -153,6 +155,42 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
     (step,) = graphs.known.values()
     assert graphs.made == len(step.replays)  # each recorded once
     assert {rows for rows, _ in step.replays} == {1, 2, 3} and {n for _, n in step.replays} == {1, 2}
+
+
+class Library:
+    """Stands in for the convolutions that only a GPU has."""
+
+    called = 0
+
+    @staticmethod
+    def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
+        return weight.shape[2] == 3
+
+    @classmethod
+    def ahead(cls, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        cls.called += 1
+        return F.conv2d(x, weight, None, step, 1), torch.zeros(1, 2, len(weight))
+
+    @staticmethod
+    def back(d: Tensor, weight: Tensor, step: int) -> Tensor:
+        shape = (len(d), weight.shape[1], *(n * step for n in d.shape[2:]))
+        return torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pro"])
+def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, monkeypatch, method):
+    """As on a GPU, with formulas for kernels: twins, sums that come along, gradients where they are wanted."""
+    run = ready(method, model__encoder="resnet18", model__width=4, model__norm="batch")
+    phases, net = asked(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding stays what it is
+    eager = [steps.run(net, [p])[0] for p in phases]
+    monkeypatch.setattr(fused, "fits", lambda x: x.dim() == 4)
+    monkeypatch.setattr(fused, "filters", lambda: Library)
+    monkeypatch.setattr(Library, "called", 0)
+    layered = [steps.run(net, [p])[0] for p in phases]
+    assert Library.called == 0  # not recorded
+    replayed = Graphs(net, Strict()).run(phases)
+    assert Library.called > 0 and moved(replayed, phases)
+    assert apart(eager, layered) < TOLERANCE and apart(eager, replayed) < TOLERANCE
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
