@@ -50,6 +50,7 @@ def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that even a tiny epoch is filled in several times."""
     monkeypatch.setattr(static, "CHUNK", CHUNK)
     monkeypatch.setattr(static, "UNROLL", (2,))
+    monkeypatch.setattr(static, "PAYS", 0)
 
 
 def lengths(phases: list[Train]) -> list[int]:
@@ -329,12 +330,26 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     assert graphs.made == 4
 
 
+def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeypatch):
+    monkeypatch.setattr(static, "PAYS", 20)
+    run = ready("fedavg")
+    graphs, (phase, *_) = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=2)
+    eager = steps.run(run.world.net, [phase])
+    taken, found = 0, []
+    for _ in range(6):
+        assert apart(eager, graphs.run([phase])) < TOLERANCE
+        (step,) = graphs.known.values()
+        found.append(((1, 2) in step.replays, taken >= 20))
+        taken += 2 * phase.length
+    assert found[0] == (False, False) and found[-1] == (True, True) and all(a == b for a, b in found)
+
+
 @pytest.mark.parametrize("length, recorded", [(10, {5}), (12, {4}), (9, {3}), (11, {5, 1}), (2, {1}), (61, {5, 1})])
 def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, recorded):
     monkeypatch.setattr(static, "UNROLL", (5, 4, 3))
     monkeypatch.setattr(static, "CHUNK", 60)
     step = OnNets.__new__(OnNets)
-    step.unroll = static.unroll(length)
+    step.unroll, step.ripe = static.unroll(length), {2}
     course = list(step.course([length, length]))
     assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
     assert [number for number, _ in course] == [sum(n for _, (_, n) in course[:i]) for i in range(len(course))]

@@ -88,9 +88,7 @@ class Graphs:
             if self.full() or not regular(p, table):
                 return None
             step = self.made_for(p, table, width)
-        for _, recording in step.course([p.length for p in phases]):
-            if recording in step.replays:
-                continue
+        for recording in sorted(step.plan([p.length for p in phases]) - step.replays.keys()):
             if self.full():
                 return None
             self.record(step, phases, recording)

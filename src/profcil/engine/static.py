@@ -9,6 +9,7 @@ phase ends.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -28,6 +29,7 @@ from profcil.engine.recorders import WIDTH, Do, Recorder
 from profcil.engine.steps import in_order, loss_of
 
 UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
+PAYS = 1000  # steps of bases after which it has paid to have recorded several as one: recording takes as long as many
 CHUNK = 60  # steps whose batches lie ready on the device: whole recordings, however long
 
 Table = dict[str, Tensor]
@@ -67,6 +69,10 @@ class Static:
                     part = v[:, number : number + CHUNK].transpose(0, 1)
                     self.table[k][: len(part), : part.shape[1]].copy_(part)
             self.replays[recording]()
+
+    def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
+        """The recordings that a phase with epochs of these lengths needs, settled before it begins."""
+        return {recording for _, recording in self.course(lengths)}
 
     def course(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
         """An epoch of these lengths: after so many steps, which recording is due, by its clients and steps."""
@@ -133,6 +139,8 @@ class OnNets(Static):
         self.matrix, self.still, self.buffers = (m.matrix(like) for m in (self.moving, self.fixed, self.noted))
         self.low, self.still_low = (m.matrix(like.bfloat16()) if net.bf16 else None for m in (self.moving, self.fixed))
         self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
+        self.taken: Counter[int] = Counter()  # steps, by the number of clients at work in them
+        self.ripe: set[int] = set()  # numbers of clients for which several steps are taken at once
         self.grad = torch.zeros_like(self.matrix)
         self.low_grad = None if self.low is None else torch.zeros_like(self.low)  # used for the filters, where it is
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
@@ -170,14 +178,20 @@ class OnNets(Static):
         low, anchor = _row(self.low, row), _row(self.anchor, row)
         return made(phase, self.matrix[row], low, anchor, self.moving.filters())
 
+    def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
+        self.ripe = {rows for rows in range(1, WIDTH + 1) if self.taken[rows] >= PAYS}
+        return super().plan(lengths)
+
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
         self.numbers.zero_()
         super().epoch(table, lengths)
+        for _, (rows, steps) in self.course(lengths):
+            self.taken[rows] += steps
 
     def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
         """Those still at work; several steps where none of them finishes in between."""
         left = [length - number for length in lengths if length > number]
-        return len(left), self.several(number, min(left))
+        return len(left), self.several(number, min(left)) if len(left) in self.ripe else 1
 
     def step(self, rows: int, steps: int) -> None:
         self.recorder.side_by_side([partial(self.many, row, steps) for row in range(rows)])
