@@ -94,9 +94,9 @@ def back(d: Tensor, weight: Tensor, step: int) -> Tensor:
     images, rows, columns = _box(w, pixels)
     x = _empty(d, c, h * step, w * step)
     made = _apart(x, [images, rows, columns, channels]) if step == 2 else _tiles(x, [images, rows, columns, channels])
-    (_back_apart if step == 2 else _back)[(n * h * w // pixels, c // channels, step * step)](
+    _back[(n * h * w // pixels, c // channels, step * step)](
         _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels]), made, h,
-        k, c, images, rows, columns, DEPTH, channels, num_warps=warps, num_stages=stages,
+        k, c, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return x
 
@@ -167,33 +167,25 @@ def _ahead(
 @triton.jit
 def _back(
     d, w, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
-    BR: tl.constexpr, BO: tl.constexpr,
+    BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The same with taps turned round."""
-    i, h = _place(high, BI, BH)
-    out = tl.program_id(1) * BO
-    total = tl.zeros((BO, BI * BH * BW), tl.float32)
-    for t in range(9 * (IN // BR)):
-        c, tap = (t // 9) * BR, t % 9
-        a = d.load([i, h + 1 - tap // 3, 1 - tap % 3, c]).reshape(BI * BH * BW, BR)
-        total = tl.dot(w.load([c, tap * OUT + out]).T, a.T, total)
-    x.store([i, h, 0, out], total.T.to(x.dtype).reshape(BI, BH, BW, BO))
-
-
-@triton.jit
-def _back_apart(
-    d, w, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
-    BR: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    """Even rows were under the middle tap only, odd ones under the two others; so were columns."""
+    """The same with taps turned round. Of a filter that steps, even rows were under the middle tap only and odd ones
+    under the two others, and so were columns; each of the four kinds has programs of its own."""
     i, h = _place(high, BI, BH)
     out, odd, across = tl.program_id(1) * BO, tl.program_id(2) // 2, tl.program_id(2) % 2
+    taps = 9 if STEP == 1 else (1 + odd) * (1 + across)
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
-    taps = (1 + odd) * (1 + across)
     for t in range(taps * (IN // BR)):
         c, j = (t // taps) * BR, t % taps
-        r, s = j // (1 + across), j % (1 + across)
-        tap = (odd * (1 - 2 * r) + 1) * 3 + across * (1 - 2 * s) + 1
+        if STEP == 1:
+            r, s, tap = 1 - j // 3, 1 - j % 3, j
+        else:
+            r, s = j // (1 + across), j % (1 + across)
+            tap = (odd * (1 - 2 * r) + 1) * 3 + across * (1 - 2 * s) + 1
         a = d.load([i, h + r, s, c]).reshape(BI * BH * BW, BR)
         total = tl.dot(w.load([c, tap * OUT + out]).T, a.T, total)
-    x.store([i, h, odd, 0, across * OUT + out], total.T.to(x.dtype).reshape(BI, BH, 1, BW, BO))
+    made = total.T.to(x.dtype)
+    if STEP == 1:
+        x.store([i, h, 0, out], made.reshape(BI, BH, BW, BO))
+    else:
+        x.store([i, h, odd, 0, across * OUT + out], made.reshape(BI, BH, 1, BW, BO))
