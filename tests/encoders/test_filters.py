@@ -1,0 +1,45 @@
+"""The arithmetic of the GPU's kernels without a GPU: Triton's interpreter runs them on a CPU, where Triton can be had.
+
+In float32, because the interpreter does not know bfloat16 tiles; and in a process of its own, because kernels are made
+for the interpreter or for a GPU when they are imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import torch, torch.nn.functional as F
+from profcil.encoders import _filters, _kernels, fused
+
+_filters.agrees = lambda *kind: True  # it asks a GPU
+torch.manual_seed(0)
+near = lambda a, b: bool((a - b).abs().max() <= 1e-4 * b.abs().max())
+for n, c, k, size, step in ((1, 64, 64, 32, 1), (8, 64, 128, 8, 2), (8, 128, 64, 8, 2), (8, 128, 128, 4, 1)):
+    x, w = (torch.randn(s).to(memory_format=torch.channels_last) for s in ((n, c, size, size), (k, c, 3, 3)))
+    assert _filters.takes(x, w, step, 1)
+    y, sums = _filters.ahead(x, w, step)
+    right = F.conv2d(x, w, None, step, 1)
+    d = torch.randn_like(right).to(memory_format=torch.channels_last)
+    shape = ([step] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
+    dx = torch.ops.aten.convolution_backward(d, x, w, None, *shape)[0]
+    assert near(y, right) and near(_filters.back(d, w, step), dx), (n, c, k, size, step)
+    one, told = torch.ones(k), []
+    for how, known in ((_kernels, sums), (_kernels, None), (fused, None)):
+        mean, var = torch.zeros(k), torch.ones(k)
+        told.append([*how.forward(y, one, one, None, mean, var, 0.1, 1e-5, 1, True, known), mean, var])
+    assert all(near(a, b) and near(a, c) for a, b, c in zip(*told)), (n, c, k, size, step)
+assert not _filters.takes(torch.zeros(3, 128, 4, 4).to(memory_format=torch.channels_last), w, 1, 1)
+"""
+
+
+def test_convolutions_and_the_sums_they_hand_on_are_the_library_s():
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
