@@ -203,3 +203,29 @@ def test_pooling_is_the_same_in_any_order_and_for_disjoint_classes():
         torch.testing.assert_close(s.mean, whole.mean)
         torch.testing.assert_close(s.gram, whole.gram)
     assert replace(one, gram=whole.gram).count.tolist() == whole.count.tolist()
+
+
+@pytest.mark.parametrize("size, tile", [(1, 4), (7, 4), (8, 4), (9, 512)])
+def test_moments_that_are_packed_as_they_are_made_are_those_of_the_whole_matrix(monkeypatch, size, tile):
+    monkeypatch.setattr(linear, "TILE", tile)
+    u, y = torch.randn(5, size, generator=torch.Generator().manual_seed(size)), torch.tensor([3, 1, 3, 1, 1])
+    whole, made = linear.summarise(u, y), linear.summarise(u, y, packed=True)
+    assert made.labels == whole.labels and torch.equal(made.mean, whole.mean)
+    assert made.gram.dtype == torch.float32 and torch.allclose(made.gram, linear.pack(whole.gram), rtol=1e-6)
+    assert torch.allclose(linear.unpack(made.gram), whole.gram, rtol=1e-6)
+    whole, made = (linear.drift(u, u.flip(0)[:, :1], packed=packed) for packed in (False, True))
+    assert torch.equal(made.cross, whole.cross)
+    assert all(
+        torch.allclose(a, linear.pack(b), rtol=1e-6) for a, b in ((made.old, whole.old), (made.square, whole.square))
+    )
+
+
+def test_pooling_changes_none_of_its_parts():
+    rng = torch.Generator().manual_seed(0)
+    parts = [linear.summarise(torch.randn(4, 3, generator=rng), torch.tensor([0, 0, c, c])) for c in (1, 2, 3)]
+    before = [p.gram.clone() for p in parts]
+    whole = linear.pool(parts)
+    assert torch.allclose(whole.gram, sum(before)) and whole.labels == (0, 1, 2, 3)
+    assert all(torch.equal(p.gram, b) for p, b in zip(parts, before, strict=True))
+    packed = linear.pool([linear.Summary(p.labels, p.count, p.mean, linear.pack(p.gram)) for p in parts])
+    assert packed.gram.dtype == torch.float64  # added up in full, though each was rounded

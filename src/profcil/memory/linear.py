@@ -52,20 +52,26 @@ def supported(y: Tensor, least: int) -> Tensor:
     return (count >= least)[row]
 
 
-def summarise(features: Tensor, y: Tensor) -> Summary:
-    """The sums of some examples."""
+def summarise(features: Tensor, y: Tensor, *, packed: bool = False) -> Summary:
+    """The sums of some examples; with a matrix that is packed already, where it will be sent and nothing else."""
     labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
     one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
     u = extended(features)
-    return Summary(tuple(labels.tolist()), count.double(), one_hot.T @ u[:, :-1] / count[:, None], u.T @ u)
+    gram = moments(u) if packed else u.T @ u
+    return Summary(tuple(labels.tolist()), count.double(), one_hot.T @ u[:, :-1] / count[:, None], gram)
 
 
 def pool(parts: Iterable[Summary]) -> Summary:
     """The summary of all examples together, classes in any combination; of its parts, one need exist at a time."""
-    return reduce(add, parts)
+    rest = iter(parts)
+    total = next(rest)
+    for number, part in enumerate(rest):
+        total = add(total, part, own=number > 0)
+    return total
 
 
-def add(a: Summary, b: Summary) -> Summary:
+def add(a: Summary, b: Summary, own: bool = False) -> Summary:
+    """The sum of two; `own` = the first one's matrix may become that of the sum."""
     labels = sorted({*a.labels, *b.labels})
     count = a.count.new_zeros(len(labels))
     sums = a.mean.new_zeros(len(labels), a.mean.shape[1])
@@ -73,13 +79,15 @@ def add(a: Summary, b: Summary) -> Summary:
         rows = torch.tensor([labels.index(y) for y in part.labels], dtype=torch.long, device=sums.device)
         sums[rows] += part.count[:, None] * part.mean
         count[rows] += part.count
-    return Summary(tuple(labels), count, sums / count[:, None], a.gram + b.gram)
+    gram = a.gram if own else a.gram.to(torch.float64, copy=True)
+    return Summary(tuple(labels), count, sums / count[:, None], gram.add_(b.gram))
 
 
 def within(s: Summary) -> Tensor:
     """The within-class covariance (Σ uuᵀ − Σ_y n_y μ_y μ_yᵀ) / n."""
-    d = s.mean.shape[1]
-    return symmetric(s.gram[:d, :d] - s.mean.T @ (s.count[:, None] * s.mean)) / s.count.sum()
+    d, between = s.mean.shape[1], s.mean.T @ (s.count[:, None] * s.mean)
+    cov = torch.sub(s.gram[:d, :d], between, out=between)
+    return symmetric(cov, out=cov).div_(s.count.sum())
 
 
 def lda(s: Summary, shrink: float, apart: int = 0) -> tuple[Tensor, Tensor]:
@@ -117,7 +125,7 @@ def solve(matrix: Tensor, right: Tensor) -> Tensor:
         raise Failure(f"a {len(matrix)}×{len(matrix)} second-moment matrix is not finite; lower train.lr or train.clip")
     unit = matrix.diagonal().mean()
     for jitter in JITTERS:
-        factor, bad = torch.linalg.cholesky_ex(raised(matrix, jitter * unit))
+        factor, bad = torch.linalg.cholesky_ex(raised(matrix, jitter * unit) if jitter else matrix)
         if not int(bad):
             return torch.cholesky_solve(right.double(), factor)
     raise Failure(
@@ -139,10 +147,11 @@ def select(s: Summary, features: Sequence[int]) -> Summary:
     return replace(s, mean=s.mean[:, rows[:-1]], gram=s.gram[rows][:, rows])
 
 
-def drift(before: Tensor, after: Tensor) -> Drift:
+def drift(before: Tensor, after: Tensor, *, packed: bool = False) -> Drift:
     """The sums of some examples' features under two models. `after` may have fewer: the first ones, that moved."""
     old, delta = extended(before), after.double() - before[:, : after.shape[1]].double()
-    return Drift(old.T @ old, old.T @ delta, delta.T @ delta)
+    square = moments if packed else lambda u: u.T @ u
+    return Drift(square(old), old.T @ delta, square(delta))
 
 
 def pool_drift(parts: Iterable[Drift]) -> Drift:
@@ -179,9 +188,10 @@ def displace(s: Summary, shift: Tensor) -> Summary:
     return replace(s, mean=new[:, :-1], gram=symmetric(scatter + new.T @ (s.count[:, None] * new)))
 
 
-def symmetric(matrix: Tensor) -> Tensor:
-    """The mean of a matrix and its transpose, tile by tile: a large one's columns lie far apart in memory."""
-    mean = torch.empty_like(matrix)
+def symmetric(matrix: Tensor, out: Tensor | None = None) -> Tensor:
+    """The mean of a matrix and its transpose, tile by tile: a large one's columns lie far apart in memory. `out` may be
+    the matrix itself."""
+    mean = torch.empty_like(matrix) if out is None else out
     for a, b in tiles(len(matrix)):
         tile = (matrix[a, b] + matrix[b, a].T) / 2
         mean[a, b], mean[b, a] = tile, tile.T
@@ -191,6 +201,13 @@ def symmetric(matrix: Tensor) -> Tensor:
 def pack(matrix: Tensor) -> Tensor:
     """A symmetric matrix as its upper triangle in float32: half the bytes to send."""
     return torch.cat([row[i:] for i, row in enumerate(matrix)]).float()
+
+
+def moments(u: Tensor) -> Tensor:
+    """pack(uᵀu), some rows at a time: what few examples say about many features takes longer to write than to compute,
+    and the matrix itself, twice as large in numbers and four times in bytes, is never there."""
+    upper = ((u[:, i : i + TILE].T @ u[:, i:]).float() for i in range(0, u.shape[1], TILE))
+    return torch.cat([row[i:] for rows in upper for i, row in enumerate(rows)])
 
 
 def unpack(triangle: Tensor) -> Tensor:

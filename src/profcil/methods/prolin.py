@@ -186,7 +186,7 @@ class ProLin(Method):
             rows &= ~client.allowed(inbox["known"].labels)[client.y]
         sent: dict[str, Block] = {}
         if bool(rows.any()):
-            sent["statistics"] = block_of_summary(linear.summarise(features[rows], client.y[rows]))
+            sent["statistics"] = block_of_summary(linear.summarise(features[rows], client.y[rows], packed=True))
             begun = inbox.get("start") or inbox.get(kept_at(client.when))
             if begun and self.params.transport != "none":
                 moved, rest = features[rows].tensor_split([client.net.features], 1)
@@ -199,7 +199,7 @@ class ProLin(Method):
         p, d = self.params, after.shape[1]
         if p.transport == "linear":
             given = before.shape[1] - self.drawn
-            return {"transport": block_of_drift(linear.drift(before[:, :given], after))}
+            return {"transport": block_of_drift(linear.drift(before[:, :given], after, packed=True))}
         bank = inbox["bank"]
         if not bank.labels:
             return {}
@@ -445,7 +445,7 @@ def summary_of(block: Block) -> Summary:
 def sums_of(block: Block) -> Summary:
     """The same with its matrix still packed, which is enough to add it to its like."""
     t = block.tensors
-    return Summary(block.labels, t["count"].double(), t["mean"].double(), t["gram"].double())
+    return Summary(block.labels, t["count"].double(), t["mean"].double(), t["gram"])
 
 
 def block_of_summary(s: Summary) -> Block:
