@@ -109,6 +109,9 @@ def test_convolutions_of_our_own_are_for_what_is_recorded(monkeypatch):
     with fused.recorded():
         own, sums = fused.convolved(convolution, x)
     assert none is None and sums is not None and torch.equal(plain, own)
+    with fused.recorded():  # ours know no bias
+        shifted = nn.Conv2d(4, 5, 3, 1, 1)
+        assert torch.equal(fused.convolved(shifted, x)[0], shifted(x))
     assert fused.convolved(convolution, x)[1] is None
 
 

@@ -47,7 +47,7 @@ def layer(
 def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
     """The convolution, and what its kernel has already summed up for a normalisation."""
     step = convolution.stride[0]
-    if not fits(x):
+    if not fits(x) or convolution.bias is not None:
         return convolution(x), None
     weight = convolution.weight.to(x.dtype)
     if convolution.kernel_size == (1, 1) and step > 1:

@@ -88,7 +88,8 @@ class Graphs:
             if self.full() or not regular(p, table):
                 return None
             step = self.made_for(p, table, width)
-        for recording in sorted(step.plan([p.length for p in phases]) - step.replays.keys()):
+        missing = step.plan([p.length for p in phases]) - step.replays.keys()
+        for recording in sorted(missing, reverse=True):  # with most clients first: it warms up for the others
             if self.full():
                 return None
             self.record(step, phases, recording)

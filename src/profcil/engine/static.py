@@ -302,7 +302,7 @@ class OnFeatures(Static):
             tensors[b][k] = piece.view(width, *shape).detach().requires_grad_(b in phase.blocks)
         self.parameters = [v for b in phase.blocks for v in tensors[b].values()]
         self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
-        made = MaskedDescent if MaskedDescent.fits(self.moved, phase.settings) else MaskedRule
+        made = MaskedDescent if Descent.fits(self.moved, phase.settings) else MaskedRule
         self.rule = made(phase.settings, self.moved, phase.proximal)
 
     def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
@@ -393,10 +393,6 @@ class MaskedDescent(MaskedRule):
     def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
         super().__init__(settings, matrix, proximal)
         self.partial = matrix.new_zeros(len(matrix), _kernels().pieces(matrix))
-
-    @staticmethod
-    def fits(matrix: Tensor, settings: TrainSettings) -> bool:
-        return Descent.fits(matrix, settings)
 
     @torch.no_grad()
     def step(self, g: Tensor, active: Tensor) -> None:
