@@ -21,21 +21,26 @@ from profcil.encoders import _filters, _kernels, fused
 _filters.agrees = lambda *kind: True  # it asks a GPU
 torch.manual_seed(0)
 near = lambda a, b: bool((a - b).abs().max() <= 1e-4 * b.abs().max())
-for n, c, k, size, step in ((1, 64, 64, 32, 1), (8, 64, 128, 8, 2), (8, 128, 64, 8, 2), (8, 128, 128, 4, 1)):
+parts = ((1, 64, 64, 32, 1), (3, 64, 64, 16, 1), (8, 64, 128, 16, 2))  # of the filters' gradients are 8, 2 and 4
+for n, c, k, size, step in (*parts, (8, 128, 64, 8, 2), (8, 128, 128, 4, 1)):
     x, w = (torch.randn(s).to(memory_format=torch.channels_last) for s in ((n, c, size, size), (k, c, 3, 3)))
     assert _filters.takes(x, w, step, 1)
     y, sums = _filters.ahead(x, w, step)
     right = F.conv2d(x, w, None, step, 1)
     d = torch.randn_like(right).to(memory_format=torch.channels_last)
-    shape = ([step] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
-    dx = torch.ops.aten.convolution_backward(d, x, w, None, *shape)[0]
-    assert near(y, right) and near(_filters.back(d, w, step), dx), (n, c, k, size, step)
+    shape = ([step] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    dx, dw, _ = torch.ops.aten.convolution_backward(d, x, w, None, *shape)
+    slopes = _filters.slopes(d, x, step)
+    assert near(y, right) and near(_filters.back(d, w, step), dx) and near(slopes, dw), (n, c, k, size, step)
+    assert slopes.is_contiguous(memory_format=torch.channels_last)
     one, told = torch.ones(k), []
     for how, known in ((_kernels, sums), (_kernels, None), (fused, None)):
         mean, var = torch.zeros(k), torch.ones(k)
         told.append([*how.forward(y, one, one, None, mean, var, 0.1, 1e-5, 1, True, known), mean, var])
     assert all(near(a, b) and near(a, c) for a, b, c in zip(*told)), (n, c, k, size, step)
 assert not _filters.takes(torch.zeros(3, 128, 4, 4).to(memory_format=torch.channels_last), w, 1, 1)
+x, w = (torch.zeros(s).to(memory_format=torch.channels_last) for s in ((8, 640, 4, 4), (640, 640, 3, 3)))
+assert not _filters.takes(x, w, 1, 1)
 """
 
 

@@ -18,14 +18,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profcil.config import TrainSettings
 from profcil.encoders import fused
-from profcil.encoders.model import cross_entropy
+from profcil.encoders.model import Tail, cross_entropy
 from profcil.engine import graphs as recorded
 from profcil.engine import static, steps
 from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Repeat
-from profcil.engine.static import Layout, MaskedRule, OnFeatures, OnNets, Static, Update, filters_together
+from profcil.engine.static import (
+    Layout,
+    MaskedRule,
+    OnFeatures,
+    OnFeaturesByKernels,
+    OnNets,
+    Static,
+    Update,
+    filters_together,
+)
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {
@@ -177,6 +186,10 @@ class Library:
         shape = (len(d), weight.shape[1], *(n * step for n in d.shape[2:]))
         return torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
 
+    @staticmethod
+    def slopes(d: Tensor, x: Tensor, step: int) -> Tensor:
+        return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], 3, 3), d, step, 1)
+
 
 @pytest.mark.parametrize("method", ["fedavg", "pro"])
 def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, monkeypatch, method):
@@ -207,6 +220,43 @@ def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
         replayed, alone = graphs.run(group), len(group) == 1  # then the eager path uses torch's own update rules
         assert moved(replayed, group) and apart(steps.run(net, group), replayed) < (1e-5 if alone else 1e-6)
     assert len(graphs.known) == 1
+
+
+class PlainSlopes:
+    """Stands in for the kernels of a stack: the same tensors in the same places, by autograd."""
+
+    def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:
+        self.shapes, self.losses = shapes, flat.new_zeros(len(flat))
+
+    def __call__(self, flat: Tensor, u: Tensor, y: Tensor, number: Tensor, allowed: Tensor, grad: Tensor) -> None:
+        pieces = flat.detach().split([s.numel() for s in self.shapes.values()], 1)
+        named = zip(self.shapes.items(), pieces, strict=True)
+        own = {k: v.reshape(len(flat), *shape).requires_grad_() for (k, shape), v in named}
+        due = number.remainder(len(u))
+        loss = cross_entropy(Tail(own, own).classify(u[due][0]), y[due][0], allowed)
+        found = torch.autograd.grad(loss.sum(), list(own.values()))
+        grad.copy_(torch.cat([g.flatten(1) for g in found], 1))
+        self.losses.copy_(loss.detach())
+
+    def count(self, total: Tensor, number: Tensor, active: Tensor) -> None:
+        total.add_(self.losses.masked_fill(~active, 0.0))
+        number.add_(1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("round", [0, 2])
+def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rule, round):
+    more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
+    run = ready("pro", **more)
+    phases, net = asked(run, round, rule), run.world.net
+    assert not OnFeaturesByKernels.fits(net, phases[0])  # without a GPU
+    monkeypatch.setattr(OnFeaturesByKernels, "fits", staticmethod(lambda *a: True))
+    monkeypatch.setattr(static, "_tails", lambda: SimpleNamespace(Slopes=PlainSlopes))
+    graphs = Graphs(net, Repeat())
+    for group in (phases, phases[1:]):
+        replayed = graphs.run(group)
+        assert moved(replayed, group) and apart(steps.run(net, group), replayed) < 1e-5
+    assert all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
 
 
 def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):

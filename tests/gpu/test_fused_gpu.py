@@ -110,29 +110,39 @@ def test_what_does_not_come_in_whole_tiles_is_left_to_the_library(shape):
 def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
     own, shape = fused.filters(), (64, 64, 32, 1, torch.device("cuda"))
     assert own.agrees.__wrapped__(*shape)
-    right = own.ahead
-    for wrong in (lambda *a: (right(*a)[0] + 1, right(*a)[1]), lambda *a: None):
-        monkeypatch.setattr(own, "ahead", wrong)
-        with pytest.warns(UserWarning, match="the library's are"):
-            assert not own.agrees.__wrapped__(*shape)
+    ahead, back, slopes = own.ahead, own.back, own.slopes
+    wrong = {
+        "ahead": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
+        "back": [lambda *a: back(*a) * 1.1],
+        "slopes": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
+    }
+    for name, ones in wrong.items():
+        for one in ones:
+            with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the library's are"):
+                patch.setattr(own, name, one)
+                assert not own.agrees.__wrapped__(*shape)
 
 
 @tiled
-def test_convolutions_give_the_same_bits_beside_each_other():
+@pytest.mark.parametrize("number, channels, outputs, size, step", [*STRAIGHT, *STEPPING])
+def test_convolutions_give_the_same_bits_beside_each_other(number, channels, outputs, size, step):
     """Other kernels on the tensor cores must not disturb them."""
-    x, streams = images(64, 64, 32, 32), [torch.cuda.Stream() for _ in range(5)]
-    weight = convolution(64, 64).weight.detach()
-    alone = fused.filters().ahead(x, weight, 1)[0], fused.filters().back(x, weight, 1)
+    x, d = images(number, channels, size, size), images(number, outputs, size // step, size // step, seed=1)
+    weight, streams = convolution(channels, outputs, step).weight.detach(), [torch.cuda.Stream() for _ in range(5)]
+    own = fused.filters()
+
+    def run() -> tuple[torch.Tensor, ...]:
+        return *own.ahead(x, weight, step), own.back(d, weight, step), own.slopes(d, x, step)
+
+    alone = run()
     torch.cuda.synchronize()
     for _ in range(20):
         found = []
         for stream in streams:
             with torch.cuda.stream(stream):
-                found += [
-                    (fused.filters().ahead(x, weight, 1)[0], fused.filters().back(x, weight, 1)) for _ in range(5)
-                ]
+                found += [run() for _ in range(5)]
         torch.cuda.synchronize()
-        assert all(torch.equal(a, b) for pair in found for a, b in zip(pair, alone, strict=True))
+        assert all(torch.equal(a, b) for one in found for a, b in zip(one, alone, strict=True))
 
 
 def test_the_same_numbers_give_the_same_bits():
@@ -164,3 +174,20 @@ def test_the_gradients_of_twins_are_added_up_as_autograd_would():
     graph.replay()
     assert all(near(a, b) for a, b in zip(once, together, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(once, replayed, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_layer_that_has_learned_is_one_kernel_behind_its_convolution(dtype, adds, monkeypatch):
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(16, 32, 3, padding=1, bias=False).cuda(), BatchNorm(32).cuda()
+    norm.running_mean.uniform_(-1, 1), norm.running_var.uniform_(0.5, 2), nn.init.uniform_(norm.weight)
+    conv, norm = conv.to(dtype, memory_format=torch.channels_last), norm.eval()
+    x, added = images(6, 16, 7, 5).to(dtype), images(6, 32, 7, 5, seed=1).to(dtype) if adds else None
+    calls = []
+    right = fused.layer(conv, norm, x, added)[0]  # with gradients: the library's
+    own = fused.kernels().apply
+    monkeypatch.setattr(fused.kernels(), "apply", lambda *a: calls.append(1) or own(*a))
+    with torch.no_grad():
+        assert near(fused.layer(conv, norm, x, added)[0], right) and calls
+    assert near(fused.layer(conv, norm, x, added)[0], right) and len(calls) == 1

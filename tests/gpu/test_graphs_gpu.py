@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from profcil.config import TrainSettings
-from profcil.engine import steps
+from profcil.engine import static, steps
 from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Capture
-from profcil.engine.static import Descent, MaskedDescent, MaskedRule, Static, Update
+from profcil.engine.static import Descent, MaskedDescent, MaskedRule, OnFeaturesByKernels, Static, Update
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -116,6 +116,8 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
     for group in (phases, phases[1:], phases[:1], phases):
         assert apart(steps.run(net, group), graphs.run(group)) < FLOAT32
     assert graphs.made == 1
+    by_kernels = all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
+    assert by_kernels == (static._tails() is not None)
 
 
 @pytest.mark.parametrize("rule", RULES[:2], ids=str)

@@ -115,3 +115,43 @@ def test_the_same_address_draws_the_same_epoch():
     y = torch.tensor([1, 1, 1, 2, 2, 2, 2, 2, 2])
     source = rehearsal(features, y, remember(measure(features, y + 5)), quota=4, noise=0.3)
     assert torch.equal(source.epoch(rng(5))["u"], source.epoch(rng(5))["u"])
+
+
+def crowd() -> list[Rehearsal]:
+    """Three clients of unlike sizes: with old classes, without, and with a class of a single example."""
+    found = []
+    for y, old in (([3] * 9 + [8] * 7, (3, 5, 6, 9)), ([11] * 5, ()), ([2] + [4] * 6 + [3] * 8, (8,))):
+        labels = torch.tensor(y)
+        features = (labels + torch.arange(len(y)) / 100)[:, None].expand(-1, 2).contiguous()
+        found.append(rehearsal(features, labels, bank_of(old) if old else None, quota=4, noise=0.1))
+    return found
+
+
+def test_clients_together_each_have_a_balanced_epoch_of_their_own():
+    clients = crowd()
+    joined = Rehearsal.together(clients, 8)
+    table = joined.epoch([rng(i) for i in range(3)])
+    assert joined.steps == [3, 1, 2] and table["u"].shape == (3, 3, 8, 2) and table["y"].shape == (3, 3, 8)
+    for row, client in enumerate(clients):
+        u, y = table["u"][row].flatten(0, 1)[: client.size], table["y"][row].flatten()[: client.size]
+        assert torch.equal(y.sort().values, client.roll.y.sort().values)
+        assert not torch.equal(y, client.roll.y) or client.size == 4  # shuffled, unless there is one class
+        real = torch.isin(y, client.roll.real.classes)
+        assert torch.equal(u[real][:, 0].long(), y[real])
+        for label in client.roll.real.classes:  # no example comes back before all of its class have come
+            drawn = u[y == label][:, 0].unique()
+            assert len(drawn) == min(4, int((client.roll.real.y == label).sum()))
+        means = {int(k): m for k, m in zip(client.roll.y[real.sum() :: 4], client.mean, strict=False)}
+        assert all((f - means[int(k)]).abs().max() < 1 for f, k in zip(u[~real], y[~real], strict=True))
+
+
+def test_who_is_beside_a_client_does_not_change_what_it_draws():
+    clients = crowd()
+    joined, rngs = Rehearsal.together(clients, 8), [rng(i) for i in range(3)]
+    epochs = [joined.epoch(rngs) for _ in range(2)]
+    assert not torch.equal(epochs[0]["u"], epochs[1]["u"])
+    for row, client in enumerate(clients):
+        alone, own = Rehearsal.together([client], 8), rng(row)
+        for epoch in epochs:
+            found = alone.epoch([own])
+            assert all(torch.equal(found[k][0], epoch[k][row, : alone.steps[0]]) for k in ("u", "y"))

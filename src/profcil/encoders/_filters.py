@@ -1,17 +1,20 @@
-"""3x3 convolutions of channels-last images in bfloat16, ahead and back to the inputs, for GPUs that fetch a tile of a
-tensor by themselves, with zeros for what lies outside (compute capability 9).
+"""3x3 convolutions of channels-last images in bfloat16, ahead and back to the inputs and to the filters, for GPUs that
+fetch a tile of a tensor by themselves, with zeros for what lies outside (compute capability 9).
 
 A program makes a tile of outputs, some rows of some images: for every tap of the filters it fetches the inputs that lie
 under the tile and the tap's weights, and multiplies. Where a filter steps over every second pixel, images are seen as
 [images, H/2, 2, W/2, 2 C], so that what it steps on is again a tile. Ahead, the tile's sums for a normalisation that
-follows are taken before it is written.
+follows are taken before it is written. Back to the filters, a program makes a tile of one tap's weights, a sum over
+pixels; where weights are few, it sums over a part of the pixels, and the parts are added afterwards, in order.
 
-In every product the filters come first and the pixels second. The other way round Triton 3.6 takes the pixels through
-registers, which it fills for the next product before the last one has read them; a second factor stays where it was
-fetched. And because a kernel is what the compiler at hand makes of it, each kind is compared with the library once.
+In every product what comes as a matrix, filters or the outputs' gradient, is first and the images second. The other way
+round Triton 3.6 takes the images through registers, which it fills for the next product before the last one has read
+them; a second factor stays where it was fetched, and so does a matrix. And because a kernel is what the compiler at
+hand makes of it, each kind is compared with the formula once.
 """
 # mypy: ignore-errors
 
+import math
 import warnings
 from functools import cache
 
@@ -24,8 +27,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 DEPTH = 64  # channels that are summed over at a time
 NARROW = (128, 64, 4, 3)  # pixels and channels of a tile, warps, and stages of fetching ahead, for 64 channels
-WIDE = (128, 128, 8, 3)  # and for more
-ROUNDING = 2e-2  # of bfloat16, relative to the largest value
+WIDE = (128, 128, 4, 3)  # and for more
+SLOPES = {  # pixels, outputs and inputs of a product, parts of a sum, warps and stages, by the fewer of both channels
+    64: (128, 64, 64, 8, 4, 3),
+    128: (128, 128, 128, 4, 8, 3),
+    256: (128, 128, 128, 1, 8, 3),
+    512: (64, 128, 256, 1, 8, 3),
+}
+PORTION = 512  # weights whose parts a program adds
+ROUNDING = 1e-2  # of bfloat16, relative to the largest value
 
 
 def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
@@ -36,9 +46,10 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
         return False
     if wide & (wide - 1) or not 4 <= wide <= 32 or weight.data_ptr() % 16 or x.data_ptr() % 16:
         return False
-    boxes = [_box(wide, _shape(channels)[0]) for channels in (c, k)]
+    summed, outputs, inputs, *_ = _slopes_shape(c, k)
+    boxes = [_box(wide, pixels) for pixels in (_shape(c)[0], _shape(k)[0], summed)]
     whole = all(n // groups % images == 0 and high % rows == 0 for images, rows, _ in boxes)
-    divides = all(channels % _shape(channels)[1] == 0 for channels in (c, k))
+    divides = all(channels % _shape(channels)[1] == 0 for channels in (c, k)) and k % outputs == c % inputs == 0
     last = weight.is_contiguous(memory_format=torch.channels_last)
     return whole and divides and last and agrees(c, k, wide, step, x.device)
 
@@ -46,7 +57,7 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
 @cache
 @torch.no_grad()
 def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    """Whether kernels of this kind can be made, and compute what the library does, on a few made images."""
+    """Whether kernels of this kind can be made, and compute a convolution, on a few made images."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a convolution's first call came inside a recording")
     try:
@@ -59,15 +70,21 @@ def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.devi
 
 
 def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    rng, last = torch.Generator(device).manual_seed(0), torch.channels_last
-    shapes = (32, channels, wide * step, wide * step), (outputs, channels, 3, 3), (32, outputs, wide, wide)
+    rng, last, size = torch.Generator(device).manual_seed(0), torch.channels_last, wide * step
+    shapes = (32, channels, size, size), (outputs, channels, 3, 3), (32, outputs, wide, wide)
     drawn = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
     x, weight, d = (t.to(memory_format=last) for t in drawn)
-    shape = (None, [step] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
-    (y, sums), dx = ahead(x, weight, step), back(d, weight, step)
-    right = F.conv2d(x, weight, None, step, 1).float()
-    pairs = [(y, right), (sums[:, 0].sum(0), right.sum((0, 2, 3)))]
-    pairs.append((dx, torch.ops.aten.convolution_backward(d, x, weight, *shape)[0].float()))
+    weight *= (9 * channels) ** -0.5  # what comes out is of order one
+    (y, sums), dx, dw = ahead(x, weight, step), back(d, weight, step), slopes(d, x, step)
+    under = F.unfold(x.float(), 3, padding=1, stride=step)  # the pixels under every tap, as columns
+    matrix, right = weight.float().flatten(1), d.float().flatten(2)
+    made = matrix @ under
+    tiles = made.transpose(1, 2).reshape(len(sums), -1, outputs)
+    pairs = [(y.float().flatten(2), made), (sums[:, 0], tiles.sum(1))]
+    pairs.append((sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1]))
+    pairs.append((dx.float(), F.fold(matrix.T @ right, (size, size), 3, padding=1, stride=step)))
+    right, under = (t.transpose(0, 1).flatten(1) for t in (right, under))
+    pairs.append((dw.float().flatten(1), right @ under.T))
     return all(bool((a - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
 
 
@@ -79,9 +96,9 @@ def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
     y = _empty(x, k, h // step, w // step)
     tiles = y.numel() // k // pixels
     sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
-    seen = _apart(x, [images, rows, columns, DEPTH]) if step == 2 else _tiles(x, [images, rows, columns, DEPTH])
     _ahead[(tiles, k // channels)](
-        seen, _matrix(weight, [channels, DEPTH]), _tiles(y, [images, rows, columns, channels]), sums, h // step,
+        _tiles(x, [images, rows, columns, DEPTH], step), _matrix(weight, [channels, DEPTH]),
+        _tiles(y, [images, rows, columns, channels]), sums, h // step,
         c, k, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y, sums
@@ -93,16 +110,39 @@ def back(d: Tensor, weight: Tensor, step: int) -> Tensor:
     pixels, channels, warps, stages = _shape(c)
     images, rows, columns = _box(w, pixels)
     x = _empty(d, c, h * step, w * step)
-    made = _apart(x, [images, rows, columns, channels]) if step == 2 else _tiles(x, [images, rows, columns, channels])
     _back[(n * h * w // pixels, c // channels, step * step)](
-        _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels]), made, h,
+        _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels]),
+        _tiles(x, [images, rows, columns, channels], step), h,
         k, c, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return x
 
 
+def slopes(d: Tensor, x: Tensor, step: int) -> Tensor:
+    """The filters' gradient from the outputs', with as many parts as divide the pixels."""
+    (n, k, h, w), c = d.shape, x.shape[1]
+    pixels, outputs, inputs, parts, warps, stages = _slopes_shape(c, k)
+    images, rows, columns = _box(w, pixels)
+    tiles = n * h * w // pixels
+    parts = math.gcd(parts, tiles)
+    made = x.new_empty(k, 3, 3, c)
+    sums = x.new_empty(parts, *made.shape, dtype=torch.float32) if parts > 1 else made
+    _slopes[(9 * (c // inputs) * (k // outputs), parts)](
+        TensorDescriptor.from_tensor(d.permute(0, 2, 3, 1).reshape(-1, k), [pixels, outputs]),
+        _tiles(x, [images, rows, columns, inputs], step), sums, h, tiles // parts,
+        c, k, images, rows, columns, inputs, outputs, step, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if parts > 1:
+        _add[(made.numel() // PORTION,)](sums, made, made.numel(), parts, PORTION)
+    return made.permute(0, 3, 1, 2)
+
+
 def _shape(channels: int) -> tuple[int, int, int, int]:
     return NARROW if channels <= NARROW[1] else WIDE
+
+
+def _slopes_shape(inputs: int, outputs: int) -> tuple[int, int, int, int, int, int]:
+    return SLOPES[max(channels for channels in SLOPES if channels <= min(inputs, outputs))]
 
 
 def _box(columns: int, pixels: int) -> tuple[int, int, int]:
@@ -115,16 +155,13 @@ def _empty(like: Tensor, channels: int, high: int, wide: int) -> Tensor:
     return like.new_empty(len(like), high, wide, channels).permute(0, 3, 1, 2)
 
 
-def _tiles(x: Tensor, block: list[int]) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(x.permute(0, 2, 3, 1), block)
-
-
-def _apart(x: Tensor, block: list[int]) -> TensorDescriptor:
-    """Even and odd rows and columns apart."""
-    n, c, h, w = x.shape
-    images, rows, columns, channels = block
-    seen = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
-    return TensorDescriptor.from_tensor(seen, [images, rows, 1, columns, channels])
+def _tiles(x: Tensor, block: list[int], step: int = 1) -> TensorDescriptor:
+    """Images; under a filter that steps, with even and odd rows and columns apart."""
+    seen, (images, rows, columns, channels) = x.permute(0, 2, 3, 1), block
+    if step == 2:
+        n, h, w, c = seen.shape
+        seen, block = seen.view(n, h // 2, 2, w // 2, 2 * c), [images, rows, 1, columns, channels]
+    return TensorDescriptor.from_tensor(seen, block)
 
 
 def _matrix(weight: Tensor, block: list[int]) -> TensorDescriptor:
@@ -140,6 +177,15 @@ def _place(high, BI: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
+def _under(x, i, h, r, s, c, IN: tl.constexpr, STEP: tl.constexpr):
+    """The inputs under a tap."""
+    if STEP == 1:
+        return x.load([i, h + r, s, c])
+    else:  # −1 is the odd one before, 1 the odd one here
+        return x.load([i, h + (r - r * r) // 2, r * r, (s - s * s) // 2, s * s * IN + c])
+
+
+@triton.jit
 def _ahead(
     x, w, y, sums, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
     BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
@@ -150,12 +196,8 @@ def _ahead(
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
     for t in range(9 * (IN // BR)):
         c, tap = (t // 9) * BR, t % 9
-        r, s = tap // 3 - 1, tap % 3 - 1
-        if STEP == 1:
-            a = x.load([i, h + r, s, c])
-        else:  # −1 is the odd one before, 1 the odd one here
-            a = x.load([i, h + (r - r * r) // 2, r * r, (s - s * s) // 2, s * s * IN + c])
-        total = tl.dot(w.load([out, tap * IN + c]), a.reshape(BI * BH * BW, BR).T, total)
+        a = _under(x, i, h, tap // 3 - 1, tap % 3 - 1, c, IN, STEP).reshape(BI * BH * BW, BR)
+        total = tl.dot(w.load([out, tap * IN + c]), a.T, total)
     one = tl.sum(total, 1)
     off = total - one[:, None] / (BI * BH * BW)
     at = sums + tl.program_id(0) * 2 * OUT + out + tl.arange(0, BO)
@@ -189,3 +231,30 @@ def _back(
         x.store([i, h, 0, out], made.reshape(BI, BH, BW, BO))
     else:
         x.store([i, h, odd, 0, across * OUT + out], made.reshape(BI, BH, 1, BW, BO))
+
+
+@triton.jit(do_not_specialize=["number"])  # or other batches would have kernels that were not compared
+def _slopes(
+    d, x, made, high, number, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """A tap's weights from IN to OUT channels, summed over this many tiles of pixels."""
+    tap, tile, part = tl.program_id(0) % 9, tl.program_id(0) // 9, tl.program_id(1)
+    c, out = tile % (IN // BC) * BC, tile // (IN // BC) * BO
+    rows = high // BH
+    total = tl.zeros((BO, BC), tl.float32)
+    for m in range(part * number, (part + 1) * number):
+        i, h = (m // rows) * BI, (m % rows) * BH
+        a = _under(x, i, h, tap // 3 - 1, tap % 3 - 1, c, IN, STEP).reshape(BI * BH * BW, BC)
+        total = tl.dot(d.load([m * BI * BH * BW, out]).T, a, total)
+    at = made + ((part * OUT + out + tl.arange(0, BO)) * 9 * IN)[:, None] + tap * IN + c + tl.arange(0, BC)
+    tl.store(at, total.to(made.dtype.element_ty))
+
+
+@triton.jit
+def _add(parts, made, size, PARTS: tl.constexpr, PORTION: tl.constexpr):
+    at = tl.program_id(0) * PORTION + tl.arange(0, PORTION)
+    total = tl.load(parts + at)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * size + at)
+    tl.store(made + at, total.to(made.dtype.element_ty))

@@ -39,9 +39,18 @@ def layer(
     if isinstance(norm, BatchNorm) and norm.training and fits(y):
         spread = (norm.running_mean, norm.running_var, float(norm.momentum or 0), norm.eps, groups, rectify)
         return Normalise.apply(y, norm.weight, norm.bias, added, sums, *spread)  # type: ignore[no-untyped-call]
+    if isinstance(norm, BatchNorm) and settled(norm, y):
+        y = kernels().apply(y, norm.weight, norm.bias, added, norm.running_mean, norm.running_var, norm.eps, rectify)
+        return y, y
     y = norm(y) if added is None else norm(y) + added
     y = y.relu() if rectify else y
     return y, y
+
+
+def settled(norm: BatchNorm, y: Tensor) -> bool:
+    """Whether a kernel can normalise this by what the layer has learned: nothing is trained, and nothing through it."""
+    last = y.is_contiguous(memory_format=torch.channels_last)
+    return y.is_cuda and last and not (norm.training or torch.is_grad_enabled()) and kernels() is not None
 
 
 def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
@@ -131,12 +140,11 @@ class Thinned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return *_library(grads[0], x, weight, ctx.step, 0, ctx.needs_input_grad[:2]), None
+        return *_library(grads[0], x, weight, ctx.step, ctx.needs_input_grad[:2]), None
 
 
 class Convolve(torch.autograd.Function):
-    """A 3x3 convolution by kernels of our own, ahead and back to the inputs; back to the weights the library does
-    well."""
+    """A 3x3 convolution by kernels of our own, ahead and back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -153,16 +161,16 @@ class Convolve(torch.autograd.Function):
         d = grads[0].contiguous(memory_format=torch.channels_last)
         for_x, for_weight, _ = ctx.needs_input_grad
         dx = filters().back(d, weight, ctx.step) if for_x else None
-        return dx, _library(d, x, weight, ctx.step, 1, (False, for_weight))[1], None
+        return dx, filters().slopes(d, x, ctx.step) if for_weight else None, None
 
 
 def _library(
-    d: Tensor, x: Tensor, weight: Tensor, step: int, rim: int, wanted: Sequence[bool]
+    d: Tensor, x: Tensor, weight: Tensor, step: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The library's gradients of a convolution's inputs and weights, where they are wanted."""
+    """The library's gradients of a 1x1 convolution's inputs and weights, where they are wanted."""
     if not any(wanted):
         return None, None
-    shape = (None, [step] * 2, [rim] * 2, [1, 1], False, [0, 0], 1, [*wanted, False])
+    shape = (None, [step] * 2, [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False])
     return torch.ops.aten.convolution_backward(d, x, weight, *shape)[:2]
 
 

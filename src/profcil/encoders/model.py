@@ -7,7 +7,7 @@ tensors whose parameters may carry a leading client axis, so that the same lines
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,7 @@ class Net(nn.Module):
     """One model of the federation; also the skeleton into which every client's weights are loaded in turn."""
 
     twins = True  # whether steps on it may be taken by a faster twin, such as a gradient that is written down
+    lookup: Callable[..., Tensor] | None = None  # features of examples by a faster way, where an executor has one
 
     def __init__(
         self,

@@ -2,13 +2,15 @@
 
 `weak` is for supervised training, `strong` for the contrastive pairs A(x) of the warm-up (Eq. warmup) and of the
 auxiliary term. Each draws once for the whole batch, on the device of the inputs; shapes never depend on values, so a
-step that uses them can be captured. Image views are numbers in [0, 1]. Besides `sketch.py`, this is the
-one place that knows modalities.
+step that uses them can be captured. Image views are numbers in [0, 1]; on a GPU, those of small images are single
+kernels, and `shift` and `distort` say what these compute. Besides `sketch.py`, this is the one place that knows
+modalities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import log
 from typing import Any
 
@@ -28,6 +30,7 @@ ASPECT = 4 / 3  # and its largest aspect ratio
 STRENGTH = 0.4  # of brightness, contrast and saturation
 GRAY = 0.2
 LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
+SMALL = 16384  # numbers in an image that the kernels take
 DROP, MASK, UNKNOWN = 0.1, 0.1, 1  # texts: tokens that become padding, tokens that become the unknown id
 EDGES, COLUMNS = 0.2, 0.2  # graphs: edges and feature columns that vanish
 
@@ -64,20 +67,48 @@ def _draws(generator: Generators, x: Tensor, count: int) -> Tensor:
 
 
 def _shift(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
-    """A crop of the image reflected by an eighth on each side, and a flip: one gather of rows and columns."""
     (x,) = inputs
-    n, _, height, width = x.shape
     draws = _draws(generator, x, 3)
+    how = kernels().shift if _fits(x) else shift
+    return (how(x, draws, "crop" in facts.views, "flip" in facts.views),)
+
+
+def _distort(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
+    (x,) = inputs
+    zoom = _draws(generator, x, 5)
+    colour = _draws(generator, x, 4) if "jitter" in facts.views else None
+    how = kernels().distort if _fits(x) else distort
+    return (how(x, zoom, colour, "crop" in facts.views, "flip" in facts.views),)
+
+
+def _fits(x: Tensor) -> bool:
+    plain = x.dtype in (torch.uint8, torch.float32) and not x.requires_grad
+    return x.is_cuda and plain and x.shape[1:].numel() <= SMALL and kernels() is not None
+
+
+@cache
+def kernels() -> Any:
+    """The module with `shift` and `distort` as kernels, where Triton can be imported."""
+    try:
+        from profcil.encoders import _views
+    except ImportError:
+        return None
+    return _views
+
+
+def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
+    """A crop of the image reflected by an eighth on each side, and a flip: one gather of rows and columns."""
+    n, _, height, width = x.shape
     rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
     rows, columns = rows.expand(n, -1), columns.expand(n, -1)
-    if "flip" in facts.views:
+    if flip:
         columns = torch.where(draws[0] < 0.5, width - 1 - columns, columns)
-    if "crop" in facts.views:
+    if crop:
         rows = _reflected(rows, draws[1], height)
         columns = _reflected(columns, draws[2], width)
     image = torch.arange(n, device=x.device)[:, None, None]
     channels_last = x.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
-    return (unit(channels_last.permute(0, 3, 1, 2).contiguous()),)
+    return unit(channels_last.permute(0, 3, 1, 2).contiguous())
 
 
 def _reflected(places: Tensor, draw: Tensor, size: int) -> Tensor:
@@ -87,18 +118,16 @@ def _reflected(places: Tensor, draw: Tensor, size: int) -> Tensor:
     return (size - 1) - ((size - 1) - moved.abs()).abs()
 
 
-def _distort(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
-    """A resized crop, a flip and a change of colours, as far as the dataset's facts allow each."""
-    x = unit(inputs[0])
-    x = _zoom(x, "crop" in facts.views, "flip" in facts.views, generator)
-    return (_jitter(x, generator) if "jitter" in facts.views else x,)
+def distort(x: Tensor, zoom: Tensor, colour: Tensor | None, crop: bool, flip: bool) -> Tensor:
+    """A resized crop, a flip and a change of colours, as far as each is allowed."""
+    x = unit(x)
+    x = _zoom(x, zoom, crop, flip) if crop or flip else x
+    return x if colour is None else _jitter(x, colour)
 
 
-def _zoom(x: Tensor, crop: bool, flip: bool, generator: Generators) -> Tensor:
+def _zoom(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
     """Each image's own window, stretched to full size: area AREA to 1, anywhere inside the image."""
-    area, aspect, right, down, mirror = _draws(generator, x, 5)
-    if not (crop or flip):
-        return x
+    area, aspect, right, down, mirror = draws
     area = AREA + (1 - AREA) * area if crop else torch.ones_like(area)
     aspect = ((2 * aspect - 1) * log(ASPECT)).exp() if crop else torch.ones_like(area)
     columns = _window((area * aspect).sqrt().clamp(max=1), right, x.shape[3])
@@ -115,12 +144,11 @@ def _window(part: Tensor, draw: Tensor, size: int) -> Tensor:
     return (2 * draw - 1) * (1 - part) + part * centres
 
 
-def _jitter(x: Tensor, generator: Generators) -> Tensor:
+def _jitter(x: Tensor, draws: Tensor) -> Tensor:
     """Brightness and contrast; for colour images saturation as well, and sometimes no colour at all.
 
     Each of these mixes an image's channels linearly, and all of them together are one small matrix an image.
     """
-    draws = _draws(generator, x, 4)
     bright, contrast, saturation = 1 + STRENGTH * (2 * draws[:3] - 1)
     colours, mean = x.shape[1], x.mean((2, 3))
     mixing = torch.eye(colours, device=x.device).expand(len(x), -1, -1)

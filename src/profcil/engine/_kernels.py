@@ -43,11 +43,11 @@ def squares_of_rows(grad, rows, anchor, twice, partial):
     )  # fmt: skip
 
 
-def descend_rows(grad, rows, moment, anchor, excess, active, twice, lr, momentum, decay):
-    """One step of SGD in place for every active row."""
+def descend_rows(grad, rows, moment, anchor, partial, clip, active, twice, lr, momentum, decay):
+    """One step of SGD in place for every active row, clipped by the length that the pieces give."""
     _descend_rows[(pieces(rows), len(rows))](
-        grad, rows, moment, rows if anchor is None else anchor, excess, active, rows.shape[1], rows.stride(0), twice,
-        lr, momentum, decay, anchor is not None, BLOCK,
+        grad, rows, moment, rows if anchor is None else anchor, partial, active, rows.shape[1], rows.stride(0), clip,
+        twice, lr, momentum, decay, clip > 0, anchor is not None, BLOCK, triton.next_power_of_2(pieces(rows)),
     )  # fmt: skip
 
 
@@ -101,17 +101,20 @@ def _squares_of_rows(grad, rows, anchor, partial, n, stride, twice, PULL: tl.con
 
 @triton.jit
 def _descend_rows(
-    grad, rows, moment, anchor, excess, active, n, stride, twice, lr, momentum, decay, PULL: tl.constexpr,
-    B: tl.constexpr,
+    grad, rows, moment, anchor, partial, active, n, stride, clip, twice, lr, momentum, decay, CLIP: tl.constexpr,
+    PULL: tl.constexpr, B: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1)
+    row, piece, number = tl.program_id(1), tl.arange(0, P), tl.num_programs(0)
     at = tl.program_id(0) * B + tl.arange(0, B)
     there = (at < n) & (tl.load(active + row) != 0)
     p = tl.load(rows + row * stride + at, mask=there, other=0.0)
     g = tl.load(grad + row * n + at, mask=there, other=0.0)
     if PULL:
         g += twice * (p - tl.load(anchor + row * n + at, mask=there, other=0.0))
-    g = g / tl.load(excess + row) + decay * p
+    if CLIP:
+        squares = tl.load(partial + row * number + piece, mask=piece < number, other=0.0)
+        g = g / tl.maximum((tl.sqrt(tl.sum(squares, 0)) + 1e-6) / clip, 1.0)
+    g += decay * p
     m = momentum * tl.load(moment + row * n + at, mask=there, other=0.0) + g
     tl.store(moment + row * n + at, m, mask=there)
     tl.store(rows + row * stride + at, p - lr * m, mask=there)

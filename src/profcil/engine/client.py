@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import TrainSettings
-from profcil.data.bundle import Examples, Inputs
+from profcil.data.bundle import Examples, Inputs, Rows
 from profcil.encoders.model import Net, Weights
 from profcil.engine.door import When
 from profcil.engine.payload import Block
@@ -128,4 +128,6 @@ def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
         return torch.cat([lens(net, x) for x in inputs])
     net.load({"base": dict(lens.tensors if isinstance(lens, Block) else lens)})
     net.eval()
+    if net.lookup is not None and isinstance(examples, Rows) and net.facts.modality == "image" and len(index):
+        return net.lookup(examples, index)
     return torch.cat([net.base(*x) for x in inputs])

@@ -20,7 +20,7 @@ from profcil.encoders.model import Net
 from profcil.engine import steps
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import WIDTH, Recorder
-from profcil.engine.static import OnFeatures, OnNets, Static, Table
+from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
 from profcil.errors import Failure
 
 ROWS = 4  # stacks on features are filled up to a multiple of this many clients, so that few widths occur
@@ -66,8 +66,7 @@ class Graphs:
         """As `Static.end`; without facts to read where the step cannot be recorded and has run eagerly."""
         step: Static | None = None
         lengths: list[int] = []
-        for _ in range(phases[0].epochs):
-            table, lengths = steps.epoch_of(phases, rngs)
+        for table, lengths in steps.epochs(phases, rngs):
             if step is None:
                 step = self.begin(phases, table)
             if step is None:
@@ -102,7 +101,8 @@ class Graphs:
 
     def made_for(self, phase: Train, table: Table, width: int) -> Static:
         if phase.on_features:
-            return OnFeatures(self.net, phase, table, width)
+            by_kernels = OnFeaturesByKernels.fits(self.net, phase)
+            return (OnFeaturesByKernels if by_kernels else OnFeatures)(self.net, phase, table, width)
         return OnNets(self.net, phase, table, self.recorder)
 
     def record(self, step: Static, phases: Sequence[Train], recording: tuple[int, int]) -> None:

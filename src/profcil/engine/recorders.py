@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-WARM = 3  # steps before a recording, in which libraries choose kernels and allocate what they keep
+WARM = 1  # steps before a recording, in which libraries choose kernels and allocate what they keep
 WIDTH = 5  # clients whose bases move in one recorded step
 
 Do = Callable[[], None]

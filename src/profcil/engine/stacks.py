@@ -24,7 +24,7 @@ from profcil.encoders.norms import unit
 from profcil.engine.descent import compiled
 from profcil.engine.optim import Moments, Optimiser, Rule, fused
 from profcil.engine.phases import Batch, Train, Trained
-from profcil.engine.steps import epoch_of, generator_of
+from profcil.engine.steps import epochs, generator_of
 
 PIECE = 32  # steps whose views are made at once, where an epoch is one call
 
@@ -48,8 +48,7 @@ def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     net.train()
     rows = (Written if written(net, phases[0]) else Rows)(net, phases)
     rngs, losses = [generator_of(net, p) for p in phases], torch.zeros(0)
-    for _ in range(phases[0].epochs):
-        table, _ = epoch_of(phases, rngs)
+    for table, _ in epochs(phases, rngs):
         losses = rows.epoch(table, rngs)
     means, steps = losses.mean(0).tolist(), phases[0].epochs * len(losses)
     return [Trained(rows.end(i, p), means[i], steps) for i, p in enumerate(phases)]

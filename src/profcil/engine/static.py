@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from profcil.config import TrainSettings
+from profcil.encoders.byhand import Classification
 from profcil.encoders.fused import recorded
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
 from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
@@ -30,6 +31,7 @@ from profcil.engine.steps import in_order, loss_of
 
 UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
 PAYS = 1000  # steps of bases after which it has paid to have recorded several as one: recording takes as long as many
+ROOM = 256, 128, 128  # classes, width of an adapter and batch that a gradient by kernels has room for
 CHUNK = 60  # steps whose batches lie ready on the device: whole recordings, however long
 
 Table = dict[str, Tensor]
@@ -285,6 +287,15 @@ def _kernels() -> Any:
     return found
 
 
+@cache
+def _tails() -> Any:
+    try:
+        from profcil.encoders import _tails as found
+    except ImportError:
+        return None
+    return found
+
+
 class OnFeatures(Static):
     """The step of a stack of adapters and heads. All tensors of a client lie in one row of a matrix, so that pull, clip
     and update are a few kernels; a client that has finished its epoch, or an empty row, stands still by a mask."""
@@ -338,6 +349,30 @@ class OnFeatures(Static):
         for ((b, k), shape), piece in zip(shapes.items(), pieces, strict=True):
             blocks[b][k] = piece.view(shape)
         return blocks
+
+
+class OnFeaturesByKernels(OnFeatures):
+    """The same with the gradient that is written down, by kernels that find the batch in the table by themselves."""
+
+    def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
+        super().__init__(net, phase, table, width)
+        shapes = {name: shape for (_, name), shape in self.shapes.items()}
+        self.gradient = torch.zeros_like(self.moved)
+        self.slopes = _tails().Slopes(self.flat, shapes, table["y"].shape[-1])
+
+    @staticmethod
+    def fits(net: Net, phase: Train) -> bool:
+        written = phase.blocks == TAIL and getattr(phase.loss, "gradient", None) is Classification
+        narrow = net.adapter["down"]
+        sizes = net.classes, len(narrow), phase.settings.batch
+        fits = narrow.is_cuda and all(a <= b for a, b in zip(sizes, ROOM, strict=True)) and _tails() is not None
+        return written and fits and net.twins and not net.cosine
+
+    def one(self) -> None:
+        active, allowed = self.number < self.lengths, self.constants["allowed"]
+        self.slopes(self.flat, self.table["u"], self.table["y"], self.number, allowed, self.gradient)
+        self.rule.step(self.gradient, active)
+        self.slopes.count(self.total, self.number, active)
 
 
 class MaskedRule:
@@ -398,10 +433,8 @@ class MaskedDescent(MaskedRule):
     def step(self, g: Tensor, active: Tensor) -> None:
         s, twice = self.s, self.twice
         _kernels().squares_of_rows(g, self.p, self.anchor, twice, self.partial)
-        length = self.partial.sum(1).sqrt() + 1e-6
-        excess = (length / s.clip).clamp(min=1.0) if s.clip else torch.ones_like(length)
         where = (self.p, self.first, self.anchor)
-        _kernels().descend_rows(g, *where, excess, active, twice, s.lr, s.momentum, s.weight_decay)
+        _kernels().descend_rows(g, *where, self.partial, s.clip, active, twice, s.lr, s.momentum, s.weight_decay)
 
 
 def unroll(length: int) -> int:

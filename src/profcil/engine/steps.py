@@ -7,7 +7,7 @@ the device before a phase ends. This is the reference; `graphs` replays the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -94,9 +94,8 @@ def run_stacked(net: Net, phases: Sequence[Train]) -> list[Trained]:
     anchor = [p.detach().clone() for p in parameters] if first.proximal else None
     optimiser, rngs = Optimiser(first.settings, parameters), [generator_of(net, p) for p in stack]
     constants = _stack([p.constants for p in stack], many)
-    losses = torch.zeros(0)
-    for _ in range(first.epochs):
-        rows, steps = epoch_of(stack, rngs)
+    losses, steps = torch.zeros(0), [0]
+    for rows, steps in epochs(stack, rngs):
         losses = torch.zeros(len(stack), max(steps), device=parameters[0].device)
         for number in range(max(steps)):
             n = sum(number < s for s in steps)
@@ -155,8 +154,21 @@ def in_order(t: Tensor, like: Tensor) -> Tensor:
     return t.permute(0, 2, 3, 1) if last else t
 
 
-def epoch_of(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[dict[str, Tensor], list[int]]:
-    """One epoch of all clients, shuffled and cut: tensors [clients, steps, batch, …], and each client's steps."""
+def epochs(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
+    """The epochs of all clients, shuffled and cut: tensors [clients, steps, batch, …], and each client's steps. On a
+    GPU, sources that can do so draw together."""
+    source, batch = stack[0].source, stack[0].settings.batch
+    if rngs[0].device.type == "cuda" and hasattr(source, "together"):
+        joined = source.together([p.source for p in stack], batch or source.size)
+        for _ in range(stack[0].epochs):
+            yield joined.epoch(rngs), joined.steps
+        return
+    for _ in range(stack[0].epochs):
+        yield one_by_one(stack, rngs)
+
+
+def one_by_one(stack: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[dict[str, Tensor], list[int]]:
+    """One epoch, client by client."""
     table: dict[str, Tensor] = {}
     steps = []
     for client, (phase, rng) in enumerate(zip(stack, rngs, strict=True)):
