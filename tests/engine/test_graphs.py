@@ -23,18 +23,11 @@ from profcil.engine import graphs as recorded
 from profcil.engine import static, steps
 from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
+from profcil.engine.layout import Layout, filters_together
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Repeat
-from profcil.engine.static import (
-    Layout,
-    MaskedRule,
-    OnFeatures,
-    OnFeaturesByKernels,
-    OnNets,
-    Static,
-    Update,
-    filters_together,
-)
+from profcil.engine.rules import MaskedRule, Update
+from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {

@@ -16,7 +16,8 @@ from profcil.engine.executors.local import Executor
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Capture
-from profcil.engine.static import Descent, MaskedDescent, MaskedRule, OnFeaturesByKernels, Static, Update
+from profcil.engine.rules import Descent, MaskedDescent, MaskedRule, Update
+from profcil.engine.static import OnFeaturesByKernels, Static
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

@@ -2,8 +2,8 @@
 
 The first pass gives the length of the pulled gradient, the second does the rest. For one row, gradients of filters are
 read in bfloat16, as convolutions leave them, from a row of their own; of the two rows, each is read only in its part.
-For a matrix with a client in each row, those that stand still are not touched. See `static.Descent` and
-`static.MaskedDescent`.
+For a matrix with a client in each row, those that stand still are not touched. See `rules.Descent` and
+`rules.MaskedDescent`.
 """
 # mypy: ignore-errors
 

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from profcil.config import TrainSettings
 from profcil.encoders.byhand import Classification
 from profcil.encoders.fused import recorded
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
-from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
+from profcil.engine.layout import At, Layout, buffers_of, filters_together, parameters_of
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.recorders import WIDTH, Do, Recorder
-from profcil.engine.steps import in_order, loss_of
+from profcil.engine.rules import Descent, MaskedDescent, MaskedRule, Update
+from profcil.engine.steps import loss_of
 
 UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
 PAYS = 1000  # steps of bases after which it has paid to have recorded several as one: recording takes as long as many
@@ -35,7 +34,6 @@ ROOM = 256, 128, 128  # classes, width of an adapter and batch that a gradient b
 CHUNK = 60  # steps whose batches lie ready on the device: whole recordings, however long
 
 Table = dict[str, Tensor]
-At = tuple[str, str]  # block and tensor
 
 
 class Static:
@@ -234,59 +232,6 @@ class OnNets(Static):
         return blocks
 
 
-class Update:
-    """Pull, clip and update of one client's row; what is rounded for the convolutions follows."""
-
-    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
-        self.row, self.low, self.anchor, self.filters, self.s = row, low, anchor, filters, phase.settings
-        self.twice = 2 * phase.proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-        self.optimiser = Optimiser(phase.settings, [row])
-
-    def reset(self) -> None:
-        self.optimiser.reset()
-
-    def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
-        """In place; filters' gradients are in the second row where there is one."""
-        if low_grad is not None:
-            grad[self.filters].copy_(low_grad[self.filters])
-        if self.anchor is not None:
-            n = len(self.anchor)
-            grad[:n].add_(self.row[:n] - self.anchor, alpha=self.twice)
-        excess = ((grad.norm() + 1e-6) / self.s.clip).clamp(min=1.0) if self.s.clip else None
-        self.optimiser.step([grad], excess=excess)
-        if self.low is not None:
-            self.low.copy_(self.row)
-
-
-class Descent(Update):
-    """The same for SGD in bfloat16 on a GPU, by kernels that pass over the row twice."""
-
-    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
-        super().__init__(phase, row, low, anchor, filters)
-        self.partial = row.new_zeros(_kernels().pieces(row))
-
-    @staticmethod
-    def fits(matrix: Tensor, settings: TrainSettings) -> bool:
-        return matrix.is_cuda and settings.optimiser == "sgd" and _kernels() is not None
-
-    def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
-        grads = (grad, low_grad, self.filters)
-        _kernels().squares(*grads, self.row, self.anchor, self.twice, self.partial)
-        length = self.partial.sum().sqrt() + 1e-6
-        excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
-        where = (self.row, self.optimiser.first[0], self.anchor, self.low)
-        _kernels().descend(*grads, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
-
-
-@cache
-def _kernels() -> Any:
-    try:
-        from profcil.engine import _kernels as found
-    except ImportError:
-        return None
-    return found
-
-
 @cache
 def _tails() -> Any:
     try:
@@ -375,138 +320,9 @@ class OnFeaturesByKernels(OnFeatures):
         self.slopes.count(self.total, self.number, active)
 
 
-class MaskedRule:
-    """Pull, clip and update of a matrix with a client in each row, of which some stand still. Which, a mask on the
-    device says: a number of rows would change shapes. What stands still may hold anything, so nothing is multiplied
-    away."""
-
-    def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
-        self.s, self.p = settings, matrix
-        self.twice = 2 * proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-        new = partial(matrix.new_zeros, matrix.shape)
-        self.anchor = new() if proximal else None
-        self.first, self.second = new(), new()
-        self.times = matrix.new_zeros(len(matrix), 1)
-        self.beta1, self.beta2 = matrix.new_tensor(BETA1), matrix.new_tensor(BETA2)
-
-    def reset(self) -> None:
-        """A phase begins: what is in the matrix is what it will be pulled back to."""
-        torch._foreach_zero_([self.first, self.second, self.times])
-        if self.anchor is not None:
-            self.anchor.copy_(self.p)
-
-    @torch.no_grad()
-    def step(self, g: Tensor, active: Tensor) -> None:
-        """One update of the active rows from this gradient, which is overwritten."""
-        if self.anchor is not None:
-            g.add_(self.p - self.anchor, alpha=self.twice)
-        clip_([g], self.s.clip, stacked=True)
-        (self.adam if self.s.optimiser == "adam" else self.sgd)(g, ~active.unsqueeze(1))
-
-    def sgd(self, g: Tensor, still: Tensor) -> None:
-        s, p, m = self.s, self.p, self.first
-        g.add_(p, alpha=s.weight_decay)
-        m.copy_(torch.where(still, m, (m * s.momentum).add_(g)))
-        p.add_(m.masked_fill(still, 0.0), alpha=-s.lr)
-
-    def adam(self, g: Tensor, still: Tensor) -> None:
-        s, p, m, v = self.s, self.p, self.first, self.second
-        t = self.times.add_(~still).clamp(min=1)
-        if s.decay == "coupled":
-            g.add_(p, alpha=s.weight_decay)
-        else:
-            p.copy_(torch.where(still, p, p * (1 - s.lr * s.weight_decay)))
-        m.copy_(torch.where(still, m, m.lerp(g, 1 - BETA1)))
-        v.copy_(torch.where(still, v, (v * BETA2).addcmul_(g, g, value=1 - BETA2)))
-        root = v.sqrt().div_((1 - self.beta2**t).sqrt()).add_(EPSILON)
-        p.addcdiv_((m * (-s.lr / (1 - self.beta1**t))).masked_fill(still, 0.0), root)
-
-
-class MaskedDescent(MaskedRule):
-    """The same for SGD on a GPU, by kernels that pass over the matrix twice."""
-
-    def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
-        super().__init__(settings, matrix, proximal)
-        self.partial = matrix.new_zeros(len(matrix), _kernels().pieces(matrix))
-
-    @torch.no_grad()
-    def step(self, g: Tensor, active: Tensor) -> None:
-        s, twice = self.s, self.twice
-        _kernels().squares_of_rows(g, self.p, self.anchor, twice, self.partial)
-        where = (self.p, self.first, self.anchor)
-        _kernels().descend_rows(g, *where, self.partial, s.clip, active, twice, s.lr, s.momentum, s.weight_decay)
-
-
 def unroll(length: int) -> int:
     """The number of steps to record as one for epochs of this length: one that leaves few over."""
     return min(UNROLL, key=lambda n: length % n)
-
-
-class Layout:
-    """Named tensors side by side in one row of a matrix, each in the order in which it lies in memory."""
-
-    def __init__(self, tensors: Mapping[At, Tensor]) -> None:
-        self.places = {at: (t.shape, t.numel(), in_order(t, t) is not t) for at, t in tensors.items()}
-        self.size = sum(size for _, size, _ in self.places.values())
-
-    def matrix(self, like: Tensor) -> Tensor:
-        return like.new_zeros(len(like), self.size)
-
-    def views(self, row: Tensor, low: Tensor | None = None) -> dict[At, Tensor]:
-        """The tensors in a row; the filters among them in another row where one is given."""
-        pieces = row.split([size for _, size, _ in self.places.values()])
-        found = {
-            at: _shaped(v, shape, last) for (at, (shape, _, last)), v in zip(self.places.items(), pieces, strict=True)
-        }
-        return found if low is None else found | {at: v for at, v in self.views(low).items() if v.dim() == 4}
-
-    def filters(self) -> slice:
-        """Where in a row the filters are, given that they are side by side."""
-        sizes = [(len(shape) == 4, size) for shape, size, _ in self.places.values()]
-        start = sum(size for _, size in takewhile(lambda piece: not piece[0], sizes))
-        return slice(start, start + sum(size for filters, size in sizes if filters))
-
-    def flat(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Tensors as they would be in a row; not copied where they have that order already."""
-        lasts = [last for _, _, last in self.places.values()]
-        return [_in_order(t, last).reshape(-1) for t, last in zip(tensors, lasts, strict=True)]
-
-    def load(self, row: Tensor, weights: Weights) -> None:
-        """Copies tensors into a row."""
-        if self.places:
-            torch.cat(self.flat(weights[b][k] for b, k in self.places), out=row)
-
-
-def _shaped(piece: Tensor, shape: torch.Size, last: bool) -> Tensor:
-    if not last:
-        return piece.view(shape)
-    n, c, h, w = shape
-    return piece.view(n, h, w, c).permute(0, 3, 1, 2)
-
-
-def _in_order(tensor: Tensor, last: bool) -> Tensor:
-    return tensor.permute(0, 2, 3, 1) if last else tensor
-
-
-def parameters_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
-    return {(b, k): p for b in blocks for k, p in getattr(net, b).named_parameters()}
-
-
-def filters_together(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
-    """In an order in which what can be pulled comes first, and all filters are side by side."""
-
-    def place(at: At) -> tuple[bool, bool]:
-        free = at[0] not in MODEL
-        return free, (tensors[at].dim() == 4) != free
-
-    return {at: tensors[at] for at in sorted(tensors, key=place)}
-
-
-def buffers_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
-    """What a block's state holds beside parameters, such as running statistics."""
-    known = parameters_of(net, blocks)
-    state = {(b, k): v for b in blocks for k, v in getattr(net, b).state_dict().items()}
-    return {at: v for at, v in state.items() if at not in known}
 
 
 def _row(matrix: Tensor | None, row: int) -> Tensor | None:
