@@ -254,3 +254,19 @@ def test_what_is_replayed_of_a_class_is_taken_for_it(halfway):
 def test_an_encoder_without_batch_statistics_is_refused_before_a_run(fresh):
     with pytest.raises(NotApplicable, match=r"MFCL needs BatchNorm .* image encoder; set model\.norm=batch"):
         fresh("mfcl", model__norm="group")
+
+
+def test_the_teacher_is_asked_about_a_client_s_own_examples_once_a_position(fresh, monkeypatch):
+    run = fresh("mfcl", task_size=5, **ONE, **{**SHORT, "train__rounds": 2})
+    for round in range(2):
+        run.play(0, round)
+    run.state.server = run.method.end_position(run.server, run.when(0, 1))
+    asked, original = [], mfcl.outputs
+    monkeypatch.setattr(mfcl, "outputs", lambda teacher, x: (asked.append(len(x)), original(teacher, x))[1])
+    own, targets = len(run.client(0, 1, 0).current), []
+    for round in range(2):
+        client = run.client(0, 1, round)
+        source, _ = run.method.source(client, inbox(run, 1, round), run.server.blocks["generator"].labels)
+        targets.append(source.real["target"])
+        run.play(1, round)
+    assert asked.count(own) == 1 and torch.equal(*targets)

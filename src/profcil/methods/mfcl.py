@@ -133,7 +133,8 @@ class MFCL(Method):
         of_old = client.allowed(old)[y]
         made = {"x": client.keep(x[of_old]), "y": y[of_old], "target": target[of_old]}
         (own,) = client.examples.inputs(client.current)
-        return Mixed({"x": own, "y": client.y, "target": outputs(teacher, own)}, made, self.params.budget), drawn
+        answers = client.once("answers", lambda: outputs(teacher, own))  # of the model that the position started from
+        return Mixed({"x": own, "y": client.y, "target": answers}, made, self.params.budget), drawn
 
     def fit(self, client: Client, inbox: Inbox, old: tuple[int, ...], source: Mixed | None) -> Train:
         weights = {b: dict(inbox[b].tensors) for b in MODEL}
