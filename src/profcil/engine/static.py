@@ -310,8 +310,10 @@ class OnFeaturesByKernels(OnFeatures):
         written = phase.blocks == TAIL and getattr(phase.loss, "gradient", None) is Classification
         narrow = net.adapter["down"]
         sizes = net.classes, len(narrow), phase.settings.batch
-        fits = narrow.is_cuda and all(a <= b for a, b in zip(sizes, ROOM, strict=True)) and _tails() is not None
-        return written and fits and net.twins and not net.cosine
+        if not narrow.is_cuda or any(a > b for a, b in zip(sizes, ROOM, strict=True)) or _tails() is None:
+            return False
+        new = torch.cuda.get_device_capability(narrow.device) >= (8, 0)  # older ones have too little shared memory
+        return written and new and net.twins and not net.cosine
 
     def one(self) -> None:
         active, allowed = self.number < self.lengths, self.constants["allowed"]
