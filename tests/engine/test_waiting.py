@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,17 @@ def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh,
     with waits() as found:
         turn(run, 2)
     assert found
+
+
+@pytest.mark.parametrize("method", ["pro", "promax"])
+def test_nor_does_one_that_is_asked_for_statistics_after_a_turn(fresh, method):
+    run = fresh(method, base_rounds=1)
+    id, when, inbox = run.clients(0, 0)[0], replace(run.when(0, 2), stage="refresh"), dict(run.server.blocks)
+    rehearsal.turn(run.method, run.client(id, 0, 2), inbox)
+    assert run.method.survey(run.world.client(id, when), inbox).blocks
+    with waits() as found:
+        assert run.method.survey(run.world.client(id, when), inbox).blocks
+    assert not found
 
 
 def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh):

@@ -59,6 +59,11 @@ class Client:
         """The classes this client observes now."""
         return self.once("labels", lambda: tuple(torch.unique(self.y).tolist()))
 
+    @property
+    def rank(self) -> Tensor:
+        """Of each current example, the place of its class among those."""
+        return self.once("rank", lambda: torch.searchsorted(torch.unique(self.y), self.y))
+
     def allowed(self, labels: tuple[int, ...]) -> Tensor:
         """A mask over all class ids; not to be changed."""
 

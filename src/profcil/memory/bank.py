@@ -60,14 +60,18 @@ def empty_bank(like: Tensor, width: int) -> Bank:
 
 
 def measure(features: Tensor, y: Tensor, *, radius: bool = False) -> Moments:
-    """Per-class moments of some features; sums in float64, so that merging is exact to float32."""
+    """Per-class moments of some features."""
     labels = torch.unique(y)  # ascending
-    row = torch.searchsorted(labels, y)
-    one_hot = torch.nn.functional.one_hot(row, len(labels)).to(torch.float64).T
-    count, wide = one_hot.sum(1), features.to(torch.float64)
+    return moments_of_rows(features, torch.searchsorted(labels, y), tuple(labels.tolist()), radius=radius)
+
+
+def moments_of_rows(features: Tensor, rank: Tensor, labels: Sequence[int], *, radius: bool = False) -> Moments:
+    """The same where each one's place among the labels is known. Sums are in float64: merging is exact to float32."""
+    one_hot = torch.nn.functional.one_hot(rank, len(labels)).double().T
+    count, wide = one_hot.sum(1), features.double()
     mean, second = one_hot @ wide / count[:, None], one_hot @ wide.square() / count[:, None]
     second = fold(second, 1) if radius else second
-    return Moments(tuple(labels.tolist()), mean.float(), second.float(), count.to(torch.int32))
+    return Moments(tuple(labels), mean.float(), second.float(), count.int())
 
 
 def pool(parts: Sequence[Moments]) -> Moments:

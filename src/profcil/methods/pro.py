@@ -29,7 +29,7 @@ from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
-from profcil.memory.bank import Bank, Moments, empty_bank, measure, pool, rewind, update
+from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, rewind, update
 from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.randomness import torch_generator
@@ -184,9 +184,10 @@ class Pro(Method):
 
     def statistics(self, client: Client, weights: Weights, features: Tensor) -> dict[str, Block]:
         """Class-level moments of the current data, one block a bank."""
-        found = {"memory": measure(features, client.y)}
+        rows = (client.rank, client.labels)
+        found = {"memory": moments_of_rows(features, *rows)}
         if "adapted" in self.banks:
-            found["adapted"] = measure(Tail(weights["adapter"], {}).adapt(features), client.y, radius=True)
+            found["adapted"] = moments_of_rows(Tail(weights["adapter"], {}).adapt(features), *rows, radius=True)
         return {f"{name}_moments": block_of_moments(found[name]) for name in self.banks}
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
