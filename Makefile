@@ -8,6 +8,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,tensorboard,report,deploy,dev]'
+	$(BIN)/python -c 'import triton' 2>/dev/null \
+		|| $(BIN)/pip install --quiet --disable-pip-version-check triton==3.9.0 \
+		|| echo 'no Triton for this machine: kernels for GPUs are not tested by its interpreter'
 	touch $@
 
 .PHONY: demo test test-deploy test-slow lint bench results studies-smoke deploy-demo

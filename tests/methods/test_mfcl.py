@@ -256,7 +256,7 @@ def test_an_encoder_without_batch_statistics_is_refused_before_a_run(fresh):
         fresh("mfcl", model__norm="group")
 
 
-def test_the_teacher_is_asked_about_a_client_s_own_examples_once_a_position(fresh, monkeypatch):
+def test_the_teacher_is_asked_about_own_examples_once_a_position(fresh, monkeypatch):
     run = fresh("mfcl", task_size=5, **ONE, **{**SHORT, "train__rounds": 2})
     for round in range(2):
         run.play(0, round)
