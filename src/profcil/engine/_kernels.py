@@ -106,7 +106,7 @@ def _descend_rows(
 ):  # fmt: skip
     row, piece, number = tl.program_id(1), tl.arange(0, P), tl.num_programs(0)
     at = tl.program_id(0) * B + tl.arange(0, B)
-    there = (at < n) & (tl.load(active + row) != 0)
+    there = at < tl.where(tl.load(active + row) != 0, n, 0)
     p = tl.load(rows + row * stride + at, mask=there, other=0.0)
     g = tl.load(grad + row * n + at, mask=there, other=0.0)
     if PULL:
