@@ -14,9 +14,11 @@ The kernels are written in Triton, which comes with torch's CUDA builds; without
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
+from importlib import import_module
+from threading import Thread
 from typing import Any
 
 import torch
@@ -92,6 +94,19 @@ def filters() -> Any:
     except ImportError:
         return None
     return _filters
+
+
+def wake() -> Thread:
+    """Begins, beside whatever else is to be done, what takes a second before a first kernel can be made: Triton reads
+    all of itself, to know which compiled ones are its own."""
+
+    def read() -> None:
+        with suppress(Exception):  # there is none, or it is another one: then nothing is won
+            import_module("triton.runtime.cache").triton_key()
+
+    thread = Thread(target=read, name="triton", daemon=True)
+    thread.start()
+    return thread
 
 
 @contextmanager
