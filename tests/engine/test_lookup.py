@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 
 from profcil.engine import lookup
 from profcil.engine.client import embed
 from profcil.engine.lookup import Lookup
 from profcil.engine.recorders import Repeat
+from profcil.errors import Failure
 
 
 class Counting(Repeat):
@@ -37,6 +39,20 @@ def test_features_by_replaying_are_the_model_s_own(fresh, monkeypatch):
     assert recorder.made == 4
     assert copy.deepcopy(net).lookup is None
     net.lookup = None
+
+
+class Refusing(Repeat):
+    def record(self, step, rows, warm=None):
+        raise RuntimeError("a number was read back")
+
+
+def test_an_encoder_that_cannot_be_recorded_says_what_to_do(fresh):
+    world = fresh("fedavg").world
+    look = Lookup(world.net, Refusing())
+    with pytest.raises(
+        Failure, match=r"recorded as a CUDA graph \(a number was read back\); run with --set graphs=false"
+    ):
+        look(world.judged, torch.arange(3))
 
 
 def test_pieces_cover_all_and_only_the_last_is_filled_up():

@@ -113,7 +113,7 @@ class Graphs:
         again, once = partial(step.step, *recording), partial(step.step, recording[0], 1)
         try:
             step.replays[recording] = self.recorder.record(again, len(rngs), None if step.replays else once)
-        except RuntimeError as error:
+        except Exception as error:  # of torch, or of a compiler of kernels
             raise Failure(
                 f"the step of phase '{phases[0].name}' could not be recorded as a CUDA graph ({error}); "
                 f"run with --set graphs=false"

@@ -12,6 +12,7 @@ from torch import Tensor
 from profcil.data.bundle import Rows
 from profcil.encoders.model import Net
 from profcil.engine.recorders import Do, Recorder
+from profcil.errors import Failure
 
 PIECES = (512, 128)  # images that go through at a time, as many as there are left for
 LIVE = 8  # recordings kept
@@ -46,7 +47,13 @@ class Lookup:
         def step() -> None:
             self.found[: len(due)].copy_(self.net.base(*examples.inputs(due)))
 
-        return examples, due, self.recorder.record(step, 0, step)
+        try:
+            return examples, due, self.recorder.record(step, 0, step)
+        except Exception as error:  # of torch, or of a compiler of kernels
+            raise Failure(
+                f"the encoder in evaluation mode could not be recorded as a CUDA graph ({error}); "
+                f"run with --set graphs=false"
+            ) from error
 
 
 def pieces(number: int) -> Iterator[tuple[int, int, int]]:
