@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -244,3 +245,18 @@ def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     yield install
     monkeypatch.undo()
     forget()
+
+
+@pytest.fixture
+def interpreted() -> Callable[[str], None]:
+    """Runs a program that asserts things about the GPU's kernels, by Triton's interpreter on a CPU: in float32, because
+    it does not know bfloat16 tiles, and in a process of its own, because kernels are made for the interpreter or for a
+    GPU when they are imported."""
+    pytest.importorskip("triton")
+
+    def run(program: str) -> None:
+        env = {**os.environ, "TRITON_INTERPRET": "1"}
+        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return run

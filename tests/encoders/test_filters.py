@@ -1,18 +1,6 @@
-"""The arithmetic of the GPU's kernels without a GPU: Triton's interpreter runs them on a CPU, where Triton can be had.
-
-In float32, because the interpreter does not know bfloat16 tiles; and in a process of its own, because kernels are made
-for the interpreter or for a GPU when they are imported.
-"""
+"""Convolutions by kernels, without a GPU: see `interpreted`."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
-import pytest
-
-pytest.importorskip("triton")
 
 PROGRAM = """
 import torch, torch.nn.functional as F
@@ -44,7 +32,5 @@ assert not _filters.takes(x, w, 1, 1)
 """
 
 
-def test_convolutions_and_the_sums_they_hand_on_are_the_library_s():
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_convolutions_and_the_sums_they_hand_on_are_the_library_s(interpreted):
+    interpreted(PROGRAM)

@@ -1,14 +1,6 @@
-"""The kernels of a layer without a GPU, by Triton's interpreter in a process of its own: see `test_filters`."""
+"""The kernels of a normalised layer against the formulas, without a GPU: see `interpreted`."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
-import pytest
-
-pytest.importorskip("triton")
 
 PROGRAM = """
 import itertools, torch, torch.nn.functional as F
@@ -35,7 +27,5 @@ for shape, groups, adds, rectify, readers in itertools.product(
 """
 
 
-def test_a_layer_s_kernels_compute_what_the_formulas_say():
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_a_layer_s_kernels_compute_what_the_formulas_say(interpreted):
+    interpreted(PROGRAM)

@@ -1,14 +1,6 @@
-"""The kernels of a stack of adapters and heads, by Triton's interpreter, against autograd (see test_filters)."""
+"""The kernels of a stack of adapters and heads against autograd, without a GPU: see `interpreted`."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
-import pytest
-
-pytest.importorskip("triton")
 
 PROGRAM = """
 import torch
@@ -39,7 +31,5 @@ for width, batch, d, narrow, classes in ((3, 20, 70, 17, 11), (2, 64, 128, 32, 2
 """
 
 
-def test_the_gradient_by_kernels_is_that_of_the_loss():
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_gradient_by_kernels_is_that_of_the_loss(interpreted):
+    interpreted(PROGRAM)

@@ -1,14 +1,6 @@
-"""The kernels of image views without a GPU, by Triton's interpreter in a process of its own: see `test_filters`."""
+"""The kernels of image views against the formulas, without a GPU: see `interpreted`."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
-import pytest
-
-pytest.importorskip("triton")
 
 PROGRAM = """
 import itertools, torch
@@ -34,7 +26,5 @@ for (c, h, w), crop, flip in itertools.product([(3, 32, 32), (1, 28, 28), (2, 8,
 """
 
 
-def test_kernels_make_the_views_that_the_formulas_make():
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_kernels_make_the_views_that_the_formulas_make(interpreted):
+    interpreted(PROGRAM)

@@ -1,14 +1,6 @@
-"""The kernels of updates without a GPU, by Triton's interpreter in a process of its own, against the plain rules."""
+"""The kernels of updates against the plain rules, without a GPU: see `interpreted`."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
-import pytest
-
-pytest.importorskip("triton")
 
 PROGRAM = """
 import itertools, torch
@@ -44,7 +36,5 @@ for settings, proximal in itertools.product(rules, (0.0, 0.3)):
 """
 
 
-def test_the_kernels_of_an_update_do_what_the_plain_one_does():
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_kernels_of_an_update_do_what_the_plain_one_does(interpreted):
+    interpreted(PROGRAM)
