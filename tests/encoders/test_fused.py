@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -137,15 +134,3 @@ def test_groups_are_set_for_a_while_only():
         assert norm.groups == 3
         raise RuntimeError
     assert norm.groups == 1
-
-
-def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
-    read = []
-    monkeypatch.setitem(sys.modules, "triton.runtime.cache", SimpleNamespace(triton_key=lambda: read.append(1)))
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__path__=[]))
-    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(__path__=[]))
-    fused.wake().join()
-    assert read == [1]
-    monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # no such module
-    fused.wake().join()
-    assert read == [1]

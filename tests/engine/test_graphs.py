@@ -290,6 +290,24 @@ def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready,
     assert [d.sound for d in done] == [i != 1 for i in range(len(phases))]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_clients_draw_together(ready, device):
+    """What they draw is tested beside the memory; here, who is asked."""
+    phases = asked(ready("pro", fit_when_frozen="false", base_rounds=0, quota=30), 0)
+    rngs: Any = [SimpleNamespace(device=SimpleNamespace(type=device)) for _ in phases]
+    drawn = SimpleNamespace(steps=[3, 2], epoch=lambda rngs: {"y": torch.zeros(2, 3, BATCH)})
+    found = []
+    source = SimpleNamespace(size=1, together=lambda sources, batch: (found.append((len(sources), batch)), drawn)[1])
+    stack = [replace(p, source=source) for p in phases]
+    if device == "cpu":
+        with pytest.raises(AttributeError, match="epoch"):  # each for itself
+            list(steps.epochs(stack, rngs))
+        assert not found
+    else:
+        assert [lengths for _, lengths in steps.epochs(stack, rngs)] == [[3, 2]] * 2
+        assert found == [(len(phases), BATCH)]
+
+
 def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
     run = ready("pro")
     phases = asked(run, 2)

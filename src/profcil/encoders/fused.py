@@ -14,11 +14,9 @@ The kernels are written in Triton, which comes with torch's CUDA builds; without
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from importlib import import_module
-from threading import Thread
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.encoders.norms import BatchNorm
+from profcil.kernels import found
 
 Twins = tuple[Tensor, Tensor]  # the same numbers in the same memory, for two readers
 _recorded = ContextVar("recorded", default=False)
@@ -74,39 +73,16 @@ def fits(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and last and x.shape[1] % 16 == 0 and kernels() is not None
 
 
-@cache
 def kernels() -> Any:
-    """The module with the kernels, where Triton can be imported."""
-    try:
-        from profcil.encoders import _kernels
-    except ImportError:
-        return None
-    return _kernels
+    """The module with the kernels."""
+    return found("encoders._kernels")
 
 
 @cache
 def filters() -> Any:
-    """The module with the convolutions, where Triton can be imported and the GPU is of the kind they are made for."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        return None
-    try:
-        from profcil.encoders import _filters
-    except ImportError:
-        return None
-    return _filters
-
-
-def wake() -> Thread:
-    """Begins, beside whatever else is to be done, what takes a second before a first kernel can be made: Triton reads
-    all of itself, to know which compiled ones are its own."""
-
-    def read() -> None:
-        with suppress(Exception):  # there is none, or it is another one: then nothing is won
-            import_module("triton.runtime.cache").triton_key()
-
-    thread = Thread(target=read, name="triton", daemon=True)
-    thread.start()
-    return thread
+    """The module with the convolutions, where the GPU is of the kind they are made for."""
+    made_for = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    return found("encoders._filters") if made_for else None
 
 
 @contextmanager

@@ -10,7 +10,6 @@ modalities.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import log
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from profcil.data.bundle import Facts, Inputs
 from profcil.encoders.norms import unit
 from profcil.errors import unknown
+from profcil.kernels import found
 
 Generators = torch.Generator | Sequence[torch.Generator]  # of several clients, whose examples follow on each other
 View = Callable[[Facts, Inputs, Any], Inputs]
@@ -86,14 +86,9 @@ def _fits(x: Tensor) -> bool:
     return x.is_cuda and plain and x.shape[1:].numel() <= SMALL and kernels() is not None
 
 
-@cache
 def kernels() -> Any:
-    """The module with `shift` and `distort` as kernels, where Triton can be imported."""
-    try:
-        from profcil.encoders import _views
-    except ImportError:
-        return None
-    return _views
+    """The module with `shift` and `distort` as kernels."""
+    return found("encoders._views")
 
 
 def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:

@@ -3,7 +3,7 @@ that pass over the memory twice (`_kernels`); the plain rules are the reference.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from profcil.config import TrainSettings
 from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
 from profcil.engine.phases import Train
+from profcil.kernels import found
 
 
 class Update:
@@ -120,10 +121,5 @@ class MaskedDescent(MaskedRule):
         _kernels().descend_rows(g, *where, self.partial, s.clip, active, twice, s.lr, s.momentum, s.weight_decay)
 
 
-@cache
 def _kernels() -> Any:
-    try:
-        from profcil.engine import _kernels as found
-    except ImportError:
-        return None
-    return found
+    return found("engine._kernels")

@@ -12,7 +12,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.recorders import WIDTH, Do, Recorder
 from profcil.engine.rules import Descent, MaskedDescent, MaskedRule, Update
 from profcil.engine.steps import loss_of
+from profcil.kernels import found
 
 UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
 PAYS = 1000  # steps of bases after which it has paid to have recorded several as one: recording takes as long as many
@@ -232,13 +233,8 @@ class OnNets(Static):
         return blocks
 
 
-@cache
 def _tails() -> Any:
-    try:
-        from profcil.encoders import _tails as found
-    except ImportError:
-        return None
-    return found
+    return found("encoders._tails")
 
 
 class OnFeatures(Static):

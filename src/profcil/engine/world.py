@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profcil import rooms
+from profcil import kernels, rooms
 from profcil.data.bundle import Bundle, Examples
 from profcil.data.shelf import load_bundle
-from profcil.encoders import fused
 from profcil.encoders.model import Net
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -113,7 +112,7 @@ class World:
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
     if device_of(config.device).type == "cuda":
-        fused.wake()
+        kernels.wake()
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
     labels = bundle.train.y.numpy()
     clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
