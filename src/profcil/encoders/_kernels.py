@@ -21,32 +21,33 @@ FEW = 16  # channels whose pieces are added up by one program
 
 def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify, sums=None):
     """See `fused.forward`; `sums` are those of equal pieces of all pixels, in order, where they are known already."""
-    y, (rows, channels, pieces, tiles) = torch.empty_like(x), _layout(x, groups, PIXELS)
+    rows, channels, pieces, _ = _layout(x, groups, PIXELS)
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
-    wide = triton.cdiv(channels, CHANNELS)
     if known := sums is not None and len(sums) <= groups * TILES:
         pieces = len(sums) // groups
         per = rows // pieces
     else:
         per = triton.cdiv(triton.cdiv(rows, pieces), PIXELS) * PIXELS
         sums = x.new_empty(groups * pieces, 2, channels, dtype=torch.float32)
-        _moments[(pieces, wide, groups)](x, sums, rows, channels, pieces, per, PIXELS, CHANNELS)
+        _moments[(pieces, triton.cdiv(channels, CHANNELS), groups)](
+            x, sums, rows, channels, pieces, per, PIXELS, CHANNELS
+        )
     _settle[(triton.cdiv(channels, FEW),)](
         sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
         TILES if known else PIECES, FEW,
     )  # fmt: skip
-    _ahead[(tiles, wide, groups)](
-        x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
-        PIXELS, CHANNELS,
-    )  # fmt: skip
-    return y, mean, scale
+    return _normalised(x, weight, bias, added, mean, scale, groups, rectify), mean, scale
 
 
 def apply(x, weight, bias, added, mean, var, eps, rectify):
-    """The last of these alone, with a mean and a variance that are known."""
-    y, (rows, channels, _, tiles), scale = torch.empty_like(x), _layout(x, 1, PIXELS), (var + eps).rsqrt()
-    _ahead[(tiles, triton.cdiv(channels, CHANNELS), 1)](
+    """The same with a mean and a variance that are known."""
+    return _normalised(x, weight, bias, added, mean, (var + eps).rsqrt(), 1, rectify)
+
+
+def _normalised(x, weight, bias, added, mean, scale, groups, rectify):
+    y, (rows, channels, _, tiles) = torch.empty_like(x), _layout(x, groups, PIXELS)
+    _ahead[(tiles, triton.cdiv(channels, CHANNELS), groups)](
         x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
         PIXELS, CHANNELS,
     )  # fmt: skip

@@ -233,10 +233,6 @@ class OnNets(Static):
         return blocks
 
 
-def _tails() -> Any:
-    return found("encoders._tails")
-
-
 class OnFeatures(Static):
     """The step of a stack of adapters and heads. All tensors of a client lie in one row of a matrix, so that pull, clip
     and update are a few kernels; a client that has finished its epoch, or an empty row, stands still by a mask."""
@@ -316,6 +312,10 @@ class OnFeaturesByKernels(OnFeatures):
         self.slopes(self.flat, self.table["u"], self.table["y"], self.number, allowed, self.gradient)
         self.rule.step(self.gradient, active)
         self.slopes.count(self.total, self.number, active)
+
+
+def _tails() -> Any:
+    return found("encoders._tails")
 
 
 def unroll(length: int) -> int:
