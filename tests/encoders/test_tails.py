@@ -8,7 +8,7 @@ from profcil.encoders import _tails
 from profcil.encoders.model import Tail, cross_entropy
 
 torch.manual_seed(0)
-for width, batch, d, narrow, classes in ((3, 20, 70, 17, 11), (2, 64, 128, 32, 20)):
+for width, batch, d, narrow, classes in ((3, 20, 70, 17, 11), (2, 64, 128, 32, 20), (9, 40, 30, 17, 5)):
     vectors = {"scale": (d,), "shift": (d,), "down_bias": (narrow,), "up_bias": (d,)}
     shapes = vectors | {"down": (narrow, d), "up": (d, narrow), "weight": (classes, d)}
     shapes = {k: torch.Size(s) for k, s in shapes.items()}

@@ -16,7 +16,7 @@ PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were measured on an H
 MANY, FEWER = 128, 32  # pixels of a tile where sums go back; fewer where something is written, too
 LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer pieces than this
 PIECES, TILES = 256, 512  # most pieces that a sum is taken in, here and where a convolution has taken it
-FEW = 16  # channels whose pieces are added up by one program
+FEW = 8  # channels whose pieces are added up by one program
 
 
 def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify, sums=None):

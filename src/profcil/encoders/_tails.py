@@ -1,9 +1,10 @@
-"""The gradient of cross_entropy(tail.classify(u), y, allowed) for a stack of adapters and linear heads, in two kernels.
+"""The gradient of cross_entropy(tail.classify(u), y, allowed) for a stack of adapters and linear heads, in six kernels.
 
 Rehearsal is many steps on little data, and step by step the library's kernels for it take longer to begin than to
-compute. Here the first kernel takes some examples of one client all the way ahead and back, and leaves their parts in
-the gradient; the second multiplies and adds these over the batch. Products are in float32 precision, each put together
-from three in TensorFloat32. `cross_entropy` and autograd are the reference.
+compute. Here every product on the way is one kernel, with what stands before and behind it: normalisation, rectifier,
+softmax. A program makes some columns of some examples of one client, so that even a few clients keep a GPU busy.
+Products are in float32 precision, each put together from three in TensorFloat32. `cross_entropy` and autograd are the
+reference.
 """
 # mypy: ignore-errors
 
@@ -14,40 +15,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-EXAMPLES = 16  # of a program that goes ahead and back
-DEEP, WARPS, STAGES = 64, 8, 2  # features at a time; where classes are many, half of them
-TALL, WIDE = 32, 64  # a tile of what is multiplied over the batch
+FEW, MANY, CLIENTS = 16, 32, 8  # examples of a program in stacks of up to so many clients, and in larger ones
+DEEP = 64  # what is summed over at a time
+NARROW, WIDE = 32, 64  # columns of a program: where the sum is long, and where it is short
+SLIM = 16  # and where it has all that belongs to them
+HOW = {"num_warps": 4, "num_stages": 3}
 
 
 class Slopes:
     """What the kernels need for stacks of one shape: `shapes` of a client's tensors, in the order of its row."""
 
     def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:
-        (narrow, d), classes, width = shapes["down"], shapes["weight"][0], len(flat)
-        starts, at = {}, 0
+        (narrow, d), classes, self.width = shapes["down"], shapes["weight"][0], len(flat)
+        self.at, end = {}, 0  # where each tensor begins in a row
         for name, shape in shapes.items():
-            starts[name.upper()], at = at, at + prod(shape)
-        self.parts = triton.cdiv(batch, EXAMPLES)
-        room = [(batch, d), (batch, narrow), (batch, d), (batch, classes), (batch, d), (batch, narrow)]
-        self.room = [flat.new_empty(width, *shape) for shape in (*room, (self.parts, 2, d))]
-        self.losses = flat.new_empty(width, self.parts)
-        self.sizes = {"B": batch, "D": d, "N": narrow, "C": classes, **starts}
-        self.padded = {"BN": max(16, triton.next_power_of_2(narrow)), "BC": max(16, triton.next_power_of_2(classes))}
-        self.deep = DEEP if max(self.padded.values()) <= 128 else DEEP // 2
+            self.at[name.upper()], end = end, end + prod(shape)
+        self.rows = FEW if self.width <= CLIENTS else MANY
+        self.parts = triton.cdiv(batch, self.rows)
+        self.sizes = {"B": batch, "D": d, "N": narrow, "C": classes}
+        columns = {"normed": d, "hidden": narrow, "out": d, "logits": classes, "slope": classes, "dz": d, "dh": narrow}
+        self.room = {name: flat.new_empty(self.width, batch, n) for name, n in columns.items()}
+        self.losses = flat.new_empty(self.width, self.parts)
 
     def __call__(self, flat: Tensor, u: Tensor, y: Tensor, number: Tensor, allowed: Tensor, grad: Tensor) -> None:
         """Writes the gradient of every row for the batch that is due of the tables u and y, and its loss by parts."""
-        width, (b, d, n, c) = len(flat), (self.sizes[k] for k in "BDNC")
-        _through[(width, self.parts)](
-            u, y, number, allowed, flat, *self.room, self.losses, len(u), width, flat.stride(0),
-            **self.sizes, **self.padded, R=EXAMPLES, K=self.deep, num_warps=WARPS, num_stages=STAGES,
+        at, r, (b, d, n, c) = self.at, self.room, self.sizes.values()
+        due, short, long = (number, len(u), self.width, flat, flat.stride(0)), {"J": WIDE}, {"K": DEEP, "J": NARROW}
+        narrow, classes = max(16, triton.next_power_of_2(n)), max(16, triton.next_power_of_2(c))
+        _hidden[(self.width, triton.cdiv(b, FEW), triton.cdiv(n, NARROW))](  # with more it would run out of registers
+            u, *due, r["normed"], r["hidden"], b, d, n, FEW, triton.next_power_of_2(d),
+            at["SCALE"], at["SHIFT"], at["DOWN"], at["DOWN_BIAS"], **long, **HOW,
         )  # fmt: skip
-        tiles = [triton.cdiv(i, TALL) * triton.cdiv(j, WIDE) for i, j in ((c, d), (d, n), (n, d))]
-        sides = triton.cdiv(max(d, n), WIDE)
-        _over[(width, sum(tiles) + sides)](
-            flat, *self.room, grad, flat.stride(0), grad.stride(0), self.parts, *tiles, **self.sizes,
-            K=triton.next_power_of_2(b), TALL=TALL, WIDE=WIDE, num_warps=4,
+        _times[self.grid(d, WIDE)](
+            u, *due, r["hidden"], r["out"], b, n, d, self.rows, at["UP"], at["UP_BIAS"],
+            TURNED=True, ADDS=True, RECTIFIED=False, K=DEEP, **short, **HOW,
         )  # fmt: skip
+        _times[self.grid(c, NARROW)](
+            u, *due, r["out"], r["logits"], b, d, c, self.rows, at["WEIGHT"], 0,
+            TURNED=True, ADDS=False, RECTIFIED=False, **long, **HOW,
+        )  # fmt: skip
+        _softmax[self.grid(d, WIDE)](
+            y, *due, allowed, r["logits"], r["slope"], r["dz"], self.losses, b, d, c, self.rows, classes,
+            at["WEIGHT"], **short, **(HOW if classes <= 128 else HOW | {"num_warps": 8}),
+        )  # fmt: skip
+        _times[self.grid(n, NARROW)](
+            r["hidden"], *due, r["dz"], r["dh"], b, d, n, self.rows, at["UP"], 0,
+            TURNED=False, ADDS=False, RECTIFIED=True, **long, **HOW,
+        )  # fmt: skip
+        tiles = [triton.cdiv(i, NARROW) * triton.cdiv(j, WIDE) for i, j in ((c, d), (d, n))]
+        _over[(self.width, sum(tiles) + triton.cdiv(d, SLIM))](
+            flat, r["normed"], r["hidden"], r["out"], r["slope"], r["dz"], r["dh"], grad, flat.stride(0),
+            grad.stride(0), *tiles, **self.sizes, **at, K=triton.next_power_of_2(b), BN=narrow, TALL=NARROW, SLIM=SLIM,
+            **short, num_warps=4,
+        )  # fmt: skip
+
+    def grid(self, columns: int, tile: int) -> tuple[int, int, int]:
+        return self.width, self.parts, triton.cdiv(columns, tile)
 
     def count(self, total: Tensor, number: Tensor, active: Tensor) -> None:
         """Adds the losses of those at work, and a step."""
@@ -71,128 +94,141 @@ def _write(x, i, j, stride, high, wide, value):
 
 
 @triton.jit
-def _row(x, j, J):
-    return tl.load(x + j, mask=j < J, other=0.0)
+def _row(x, j, wide):
+    return tl.load(x + j, mask=j < wide, other=0.0)
 
 
 @triton.jit
-def _through(
-    u, y, number, allowed, flat, normed, hidden, out, slope, dz, dh, sides, losses, chunk, width, stride,
-    B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr,
-    DOWN: tl.constexpr, DOWN_BIAS: tl.constexpr, UP: tl.constexpr, UP_BIAS: tl.constexpr, WEIGHT: tl.constexpr,
-    BN: tl.constexpr, BC: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+def _place(R: tl.constexpr, J: tl.constexpr):
+    """This program's client, examples and columns."""
+    return tl.program_id(0), tl.program_id(1) * R + tl.arange(0, R), tl.program_id(2) * J + tl.arange(0, J)
+
+
+@triton.jit
+def _due(table, number, chunk, width, who, size):
+    """Where the client's batch is."""
+    return table + ((tl.load(number) % chunk) * width + who) * size
+
+
+@triton.jit
+def _hidden(
+    u, number, chunk, width, flat, stride, normed, hidden, B: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
+    R: tl.constexpr, ALL: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, DOWN: tl.constexpr,
+    DOWN_BIAS: tl.constexpr, K: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Some examples of one client. What was left in memory is computed again where it is needed: other threads wrote
-    it."""
-    who, part = tl.program_id(0), tl.program_id(1)
-    m, j, q = part * R + tl.arange(0, R), tl.arange(0, BN), tl.arange(0, BC)
-    due = (tl.load(number) % chunk) * width + who
-    u, y, w = u + due * B * D, y + due * B, flat + who * stride
-    normed, out, dz = normed + who * B * D, out + who * B * D, dz + who * B * D
-    hidden, dh, slope = hidden + who * B * N, dh + who * B * N, slope + who * B * C
-
-    mean = tl.zeros((R,), tl.float32)
-    for k in range(0, D, K):
-        mean += tl.sum(_read(u, m, k + tl.arange(0, K), D, B, D), 1) / D
-    var = tl.zeros((R,), tl.float32)
-    for k in range(0, D, K):
-        f = k + tl.arange(0, K)
-        off = tl.where((f < D)[None, :], _read(u, m, f, D, B, D) - mean[:, None], 0.0)
-        var += tl.sum(off * off, 1) / D
-    inverse = 1.0 / tl.sqrt(var + 1e-5)
-
-    h = tl.zeros((R, BN), tl.float32)
+    """n = LayerNorm(u), h = ReLU(down (scale n + shift) + bias)."""
+    who, m, j = _place(R, J)
+    u, w, normed = _due(u, number, chunk, width, who, B * D), flat + who * stride, normed + who * B * D
+    every = tl.arange(0, ALL)
+    whole = _read(u, m, every, D, B, D)
+    mean = tl.sum(whole, 1) / D
+    off = tl.where((every < D)[None, :], whole - mean[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(off * off, 1) / D + 1e-5)
+    if tl.program_id(2) == 0:
+        _write(normed, m, every, D, B, D, off * inverse[:, None])
+    h = tl.zeros((R, J), tl.float32)
     for k in range(0, D, K):
         f = k + tl.arange(0, K)
         x = (_read(u, m, f, D, B, D) - mean[:, None]) * inverse[:, None]
-        _write(normed, m, f, D, B, D, x)
         v = tl.where((f < D)[None, :], x * _row(w + SCALE, f, D)[None, :] + _row(w + SHIFT, f, D)[None, :], 0.0)
         h = tl.dot(v, _turned(w + DOWN, j, f, D, N, D), h, input_precision="tf32x3")
     h = tl.maximum(h + _row(w + DOWN_BIAS, j, N)[None, :], 0.0)
-    _write(hidden, m, j, N, B, N, h)
+    _write(hidden + who * B * N, m, j, N, B, N, h)
 
-    logits = tl.zeros((R, BC), tl.float32)
-    for k in range(0, D, K):
+
+@triton.jit
+def _times(
+    other, number, chunk, width, flat, stride, a, made, B: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    R: tl.constexpr, AT: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr, ADDS: tl.constexpr,
+    RECTIFIED: tl.constexpr, K: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """What a client's matrix, or its transpose, makes of a; plus the batch and a bias, or only where `other` > 0."""
+    who, m, j = _place(R, J)
+    a, w, total = a + who * B * IN, flat + who * stride, tl.zeros((R, J), tl.float32)
+    for k in range(0, IN, K):
         f = k + tl.arange(0, K)
-        z = tl.dot(h, _turned(w + UP, f, j, N, D, N), input_precision="tf32x3")
-        z += _read(u, m, f, D, B, D) + _row(w + UP_BIAS, f, D)[None, :]
-        _write(out, m, f, D, B, D, z)
-        logits = tl.dot(z, _turned(w + WEIGHT, q, f, D, C, D), logits, input_precision="tf32x3")
+        b = _turned(w + AT, j, f, IN, OUT, IN) if TURNED else _read(w + AT, f, j, OUT, IN, OUT)
+        total = tl.dot(_read(a, m, f, IN, B, IN), b, total, input_precision="tf32x3")
+    if ADDS:
+        u = _due(other, number, chunk, width, who, B * OUT)
+        total += _read(u, m, j, OUT, B, OUT) + _row(w + BIAS, j, OUT)[None, :]
+    if RECTIFIED:
+        total = tl.where(_read(other + who * B * OUT, m, j, OUT, B, OUT) > 0, total, 0.0)
+    _write(made + who * B * OUT, m, j, OUT, B, OUT, total)
 
+
+@triton.jit
+def _softmax(
+    y, number, chunk, width, flat, stride, allowed, logits, slope, dz, losses, B: tl.constexpr, D: tl.constexpr,
+    C: tl.constexpr, R: tl.constexpr, ALL: tl.constexpr, WEIGHT: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """g = (softmax − one-hot) / B over the allowed classes, and dz = g weight; the first columns' programs also leave g
+    and the loss."""
+    who, m, j = _place(R, J)
+    q, y = tl.arange(0, ALL), _due(y, number, chunk, width, who, B)
     may = tl.load(allowed + who * C + q, mask=q < C, other=0) != 0
-    logits = tl.where(may[None, :], logits, float("-inf"))
-    top = tl.max(logits, 1)
-    e = tl.exp(logits - top[:, None])
+    value = tl.where(may[None, :], _read(logits + who * B * C, m, q, C, B, C), float("-inf"))
+    top = tl.max(value, 1)
+    e = tl.exp(value - top[:, None])
     total = tl.sum(e, 1)
     true = q[None, :] == tl.load(y + m, mask=m < B, other=0)[:, None]
-    loss = tl.log(total) + top - tl.sum(tl.where(true, logits, 0.0), 1)
-    tl.store(losses + who * tl.num_programs(1) + part, tl.sum(tl.where(m < B, loss, 0.0), 0) / B)
     g = tl.where(may[None, :] & (m < B)[:, None], (e / total[:, None] - true.to(tl.float32)) / B, 0.0)
-    _write(slope, m, q, C, B, C, g)
-
-    back = tl.zeros((R, BN), tl.float32)
-    for k in range(0, D, K):
-        f = k + tl.arange(0, K)
-        d = tl.dot(g, _read(w + WEIGHT, q, f, D, C, D), input_precision="tf32x3")
-        _write(dz, m, f, D, B, D, d)
-        back = tl.dot(d, _read(w + UP, f, j, N, D, N), back, input_precision="tf32x3")
-    back = tl.where(h > 0, back, 0.0)
-    _write(dh, m, j, N, B, N, back)
-
-    sides += (who * tl.num_programs(1) + part) * 2 * D
-    for k in range(0, D, K):
-        f = k + tl.arange(0, K)
-        dv = tl.dot(back, _read(w + DOWN, j, f, D, N, D), input_precision="tf32x3")
-        x = (_read(u, m, f, D, B, D) - mean[:, None]) * inverse[:, None]
-        tl.store(sides + f, tl.sum(dv * x, 0), mask=f < D)
-        tl.store(sides + D + f, tl.sum(dv, 0), mask=f < D)
+    if tl.program_id(2) == 0:
+        loss = tl.log(total) + top - tl.sum(tl.where(true, value, 0.0), 1)
+        tl.store(losses + who * tl.num_programs(1) + tl.program_id(1), tl.sum(tl.where(m < B, loss, 0.0), 0) / B)
+        _write(slope + who * B * C, m, q, C, B, C, g)
+    d = tl.dot(g, _read(flat + who * stride + WEIGHT, q, j, D, C, D), input_precision="tf32x3")
+    _write(dz + who * B * D, m, j, D, B, D, d)
 
 
 @triton.jit
 def _over(
-    flat, normed, hidden, out, slope, dz, dh, sides, grad, stride, apart, parts, first, second, third,
-    B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr,
-    DOWN: tl.constexpr, DOWN_BIAS: tl.constexpr, UP: tl.constexpr, UP_BIAS: tl.constexpr, WEIGHT: tl.constexpr,
-    K: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+    flat, normed, hidden, out, slope, dz, dh, grad, stride, apart, first, second, B: tl.constexpr, D: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, DOWN: tl.constexpr,
+    DOWN_BIAS: tl.constexpr, UP: tl.constexpr, UP_BIAS: tl.constexpr, WEIGHT: tl.constexpr, K: tl.constexpr,
+    BN: tl.constexpr, TALL: tl.constexpr, SLIM: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of the three matrices' gradients in turn, then pieces of the four vectors'."""
+    """Sums over the batch: tiles of the head's gradient, of `up`'s with its bias, and columns of what stands before."""
     who, tile = tl.program_id(0), tl.program_id(1)
     m, w, to = tl.arange(0, K), flat + who * stride, grad + who * apart
-    normed, out, dz = normed + who * B * D, out + who * B * D, dz + who * B * D
-    hidden, dh, slope = hidden + who * B * N, dh + who * B * N, slope + who * B * C
     if tile < first:
-        i, f = _spot(tile, D, TALL, WIDE)
-        _product(slope, _read(out, m, f, D, B, D), to + WEIGHT, m, i, f, B, C, D)
+        i, j = _spot(tile, D, TALL, J)
+        g = _turned(slope + who * B * C, m, i, C, B, C)
+        made = tl.dot(g, _read(out + who * B * D, m, j, D, B, D), input_precision="tf32x3")
+        _write(to + WEIGHT, i, j, D, C, D, made)
     elif tile < first + second:
-        i, f = _spot(tile - first, N, TALL, WIDE)
-        _product(dz, _read(hidden, m, f, N, B, N), to + UP, m, i, f, B, D, N)
-    elif tile < first + second + third:
-        i, f = _spot(tile - first - second, D, TALL, WIDE)
-        v = _read(normed, m, f, D, B, D) * _row(w + SCALE, f, D)[None, :] + _row(w + SHIFT, f, D)[None, :]
-        _product(dh, tl.where((m < B)[:, None], v, 0.0), to + DOWN, m, i, f, B, N, D)
+        i, j = _spot(tile - first, N, TALL, J)
+        g = _turned(dz + who * B * D, m, i, D, B, D)
+        made = tl.dot(g, _read(hidden + who * B * N, m, j, N, B, N), input_precision="tf32x3")
+        _write(to + UP, i, j, N, D, N, made)
+        tl.store(to + UP_BIAS + i, tl.sum(g, 1), mask=i < tl.where((tile - first) % tl.cdiv(N, J) == 0, D, 0))
     else:
-        f = (tile - first - second - third) * WIDE + tl.arange(0, WIDE)
-        tl.store(to + UP_BIAS + f, tl.sum(_read(dz, m, f, D, B, D), 0), mask=f < D)
-        tl.store(to + DOWN_BIAS + f, tl.sum(_read(dh, m, f, N, B, N), 0), mask=f < N)
-        one, two = tl.zeros((WIDE,), tl.float32), tl.zeros((WIDE,), tl.float32)
-        for part in range(parts):
-            at = sides + (who * parts + part) * 2 * D
-            one += _row(at, f, D)
-            two += _row(at + D, f, D)
-        tl.store(to + SCALE + f, one, mask=f < D)
-        tl.store(to + SHIFT + f, two, mask=f < D)
+        column = (tile - first - second) * SLIM
+        _before(normed, dh, w, to, who, m, column, B, D, N, SCALE, SHIFT, DOWN, DOWN_BIAS, BN, SLIM)
 
 
 @triton.jit
-def _spot(tile, columns, TALL: tl.constexpr, WIDE: tl.constexpr):
-    across = tl.cdiv(columns, WIDE)
-    return (tile // across) * TALL + tl.arange(0, TALL), (tile % across) * WIDE + tl.arange(0, WIDE)
+def _spot(tile, columns, TALL: tl.constexpr, J: tl.constexpr):
+    across = tl.cdiv(columns, J)
+    return (tile // across) * TALL + tl.arange(0, TALL), (tile % across) * J + tl.arange(0, J)
 
 
 @triton.jit
-def _product(a, b, to, m, i, f, batch, high, wide):
-    """aᵀ b, of which `b` is here already."""
-    _write(to, i, f, wide, high, wide, tl.dot(_turned(a, m, i, high, batch, high), b, input_precision="tf32x3"))
+def _before(
+    normed, dh, w, to, who, m, column, B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr,
+    SHIFT: tl.constexpr, DOWN: tl.constexpr, DOWN_BIAS: tl.constexpr, BN: tl.constexpr, J: tl.constexpr,
+):  # fmt: skip
+    """Some columns of all that `hidden` is made with. With G = Σ n dhᵀ and b = Σ dh, the gradient of `down`, turned, is
+    scale G + shift bᵀ, that of the scale the sums of `down`, turned, times G, and that of the shift the same of b."""
+    i, j = tl.arange(0, BN), column + tl.arange(0, J)
+    g = _read(dh + who * B * N, m, i, N, B, N)
+    made = tl.dot(_turned(normed + who * B * D, m, j, D, B, D), g, input_precision="tf32x3")
+    down, bias = _turned(w + DOWN, i, j, D, N, D), tl.sum(g, 0)
+    tl.store(to + SCALE + j, tl.sum(down * made, 1), mask=j < D)
+    tl.store(to + SHIFT + j, tl.sum(down * bias[None, :], 1), mask=j < D)
+    made = made * _row(w + SCALE, j, D)[:, None] + _row(w + SHIFT, j, D)[:, None] * bias[None, :]
+    tl.store(to + DOWN + i[None, :] * D + j[:, None], made, mask=(i < N)[None, :] & (j < D)[:, None])
+    tl.store(to + DOWN_BIAS + i, bias, mask=i < tl.where(column == 0, N, 0))
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 WARM = 1  # steps before a recording, in which libraries choose kernels and allocate what they keep
-WIDTH = 5  # clients whose bases move in one recorded step
+WIDTH = 8  # clients whose bases move in one recorded step; beyond eight streams a GPU does not run them all at once
 
 Do = Callable[[], None]
 
