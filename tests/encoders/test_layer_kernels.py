@@ -24,6 +24,14 @@ for shape, groups, adds, rectify, readers in itertools.product(
     right = F.batch_norm(x, mean, var, w, b, False, 0.0, 1e-5) + (added if adds else 0)
     found = _kernels.apply(x, w, b, added if adds else None, mean, var, 1e-5, rectify)
     torch.testing.assert_close(found, right.relu() if rectify else right, rtol=1e-4, atol=1e-4)
+
+x, known, told = (torch.randn(6, 80, 5, 7) * 2 + 1).to(memory_format=last).requires_grad_(), torch.rand(80), []
+for by_kernels in (True, False):
+    fused.fits = lambda x: by_kernels
+    mean, var = fused.moments(x)
+    told.append([mean, var, *torch.autograd.grad((mean * known).sum() + (var - known).square().sum(), x)])
+for a, right in zip(*told, strict=True):
+    torch.testing.assert_close(a, right, rtol=1e-4, atol=1e-5)
 """
 
 

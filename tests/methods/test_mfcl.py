@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tapes import Literal
 
 from profcil.encoders.model import MODEL, Tail
 from profcil.engine.payload import Inbox
+from profcil.engine.recorders import Often
 from profcil.errors import NotApplicable
 from profcil.methods import mfcl
 from profcil.methods.mfcl import MFCL, START, generator_of, labelled
 from profcil.methods.parts.distillation import along_head, outputs
-from profcil.methods.parts.generator import Statistics, divergence, frozen
+from profcil.methods.parts.generator import Statistics, divergence, frozen, samples
 
 ONE = {"setting": "homogeneous", "clients": 1, "participants": 1, "model__norm": "batch", "model__width": 8}
 SHORT = {"train__rounds": 1, "train__epochs": 4, "params__iterations": 60, "generator_batch": 64, "latent": 64}
@@ -53,11 +55,11 @@ def strangeness(run, images: torch.Tensor) -> float:
 
 def test_samples_match_the_statistics_better_than_noise_and_than_before_training(halfway):
     rng, before = torch.Generator().manual_seed(0), halfway.trail[0][2].blocks["generator"]
-    trained = generator_of(teacher_of(halfway)).sample(200, torch.Generator().manual_seed(1))
+    trained = samples(net := teacher_of(halfway), generator_of(net), 200, torch.Generator().manual_seed(1))
     noise = torch.randint(0, 256, trained.shape, generator=rng).to(torch.uint8)
     far = [strangeness(halfway, x) for x in (trained, noise)]
-    halfway.world.net.load({"generator": dict(before.tensors)})
-    untrained = generator_of(halfway.world.net).sample(200, torch.Generator().manual_seed(1))
+    net.load({"generator": dict(before.tensors)})
+    untrained = samples(net, generator_of(net), 200, torch.Generator().manual_seed(1))
     far.append(strangeness(halfway, untrained))
     assert far[0] < 0.5 * min(far[1:])
 
@@ -94,6 +96,16 @@ def test_the_generator_goes_on_from_where_it_was(halfway):
     step = float((new - old).abs().max())
     assert 0 < step <= 1.01 * method.params.lr_generator
     assert set(state.blocks["generator"].labels) == halfway.world.plan.seen(1)
+
+
+def test_recorded_steps_train_the_same_generator(halfway):
+    recorder, state = Literal(), halfway.server.put(head=halfway.server.blocks["head"])
+    server = halfway.world.server(halfway.when(1, 0))
+    servers = server, replace(server, often=lambda step: Often(step, recorder))
+    one, other = (halfway.method.train_server(s, state).blocks["generator"].tensors for s in servers)
+    assert recorder.made == 1
+    assert all(torch.equal(one[k], other[k]) for k in one)
+    assert not torch.equal(one["first.weight"], state.blocks["generator"].tensors["first.weight"])
 
 
 def test_a_model_that_has_not_moved_keeps_its_generator(halfway):

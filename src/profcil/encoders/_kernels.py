@@ -21,6 +21,30 @@ FEW = 8  # channels whose pieces are added up by one program
 
 def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify, sums=None):
     """See `fused.forward`; `sums` are those of equal pieces of all pixels, in order, where they are known already."""
+    mean, scale = _statistics(x, running_mean, running_var, momentum, eps, groups, sums)
+    return _normalised(x, weight, bias, added, mean, scale, groups, rectify), mean, scale
+
+
+def apply(x, weight, bias, added, mean, var, eps, rectify):
+    """The same with a mean and a variance that are known."""
+    return _normalised(x, weight, bias, added, mean, (var + eps).rsqrt(), 1, rectify)
+
+
+def moments(x):
+    """Every channel's mean and variance: running statistics that forget at once."""
+    mean, var = x.new_zeros(2, x.shape[1], dtype=torch.float32)
+    _statistics(x, mean, var, 1.0, 0.0, 1)
+    count = x.numel() // x.shape[1]
+    return mean, var * ((count - 1) / count)
+
+
+def stretched(x, mean, factor, shift):
+    """(x − mean) factor + shift, each a number a channel."""
+    return _normalised(x, factor, shift, None, mean, torch.ones_like(mean), 1, False)
+
+
+def _statistics(x, running_mean, running_var, momentum, eps, groups, sums=None):
+    """Each group's mean and inverse deviation, while the running statistics move on."""
     rows, channels, pieces, _ = _layout(x, groups, PIXELS)
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
@@ -37,12 +61,7 @@ def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, gr
         sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
         TILES if known else PIECES, FEW,
     )  # fmt: skip
-    return _normalised(x, weight, bias, added, mean, scale, groups, rectify), mean, scale
-
-
-def apply(x, weight, bias, added, mean, var, eps, rectify):
-    """The same with a mean and a variance that are known."""
-    return _normalised(x, weight, bias, added, mean, (var + eps).rsqrt(), 1, rectify)
+    return mean, scale
 
 
 def _normalised(x, weight, bias, added, mean, scale, groups, rectify):

@@ -59,7 +59,7 @@ class Net(nn.Module):
     """One model of the federation; also the skeleton into which every client's weights are loaded in turn."""
 
     twins = True  # whether steps on it may be taken by a faster twin, such as a gradient that is written down
-    lookup: Callable[..., Tensor] | None = None  # features of examples by a faster way, where an executor has one
+    lookup: Callable[..., Tensor] | None = None  # functions of many rows by replaying, where an executor can
 
     def __init__(
         self,

@@ -134,5 +134,5 @@ def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
     net.load({"base": dict(lens.tensors if isinstance(lens, Block) else lens)})
     net.eval()
     if net.lookup is not None and isinstance(examples, Rows) and net.facts.modality == "image" and len(index):
-        return net.lookup(examples, index)
+        return net.lookup(examples, lambda due: net.base(*examples.inputs(due)), index)
     return torch.cat([net.base(*x) for x in inputs])

@@ -19,9 +19,8 @@ from torch import Tensor
 from profcil.encoders.model import Net
 from profcil.engine import steps
 from profcil.engine.phases import Train, Trained
-from profcil.engine.recorders import WIDTH, Recorder
+from profcil.engine.recorders import WIDTH, Recorder, refused
 from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
-from profcil.errors import Failure
 
 ROWS = 4  # stacks on features are filled up to a multiple of this many clients, so that few widths occur
 LIVE = 16  # steps kept at a time
@@ -114,10 +113,7 @@ class Graphs:
         try:
             step.replays[recording] = self.recorder.record(again, len(rngs), None if step.replays else once)
         except Exception as error:  # of torch, or of a compiler of kernels
-            raise Failure(
-                f"the step of phase '{phases[0].name}' could not be recorded as a CUDA graph ({error}); "
-                f"run with --set graphs=false"
-            ) from error
+            raise refused(f"the step of phase '{phases[0].name}'", error) from error
         for rng, state in zip(rngs, states, strict=True):
             rng.set_state(state)
 

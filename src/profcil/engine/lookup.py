@@ -1,59 +1,61 @@
-"""Features of images by replaying: on a GPU, to start a deep network's kernels one by one takes longer than a few
-hundred images take to go through it."""
+"""What a model says of many examples, by replaying: on a GPU, to start a deep network's kernels one by one takes longer
+than a few hundred images take to go through it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from profcil.data.bundle import Rows
-from profcil.encoders.model import Net
-from profcil.engine.recorders import Do, Recorder
-from profcil.errors import Failure
+from profcil.engine.recorders import Do, Recorder, refused
 
-PIECES = (512, 128)  # images that go through at a time, as many as there are left for
+PIECES = (512, 128)  # rows that go through at a time, as many as there are left for
 LIVE = 8  # recordings kept
+
+Answers = Callable[[Tensor], Tensor]
 
 
 class Lookup:
-    """u = h(x) in evaluation mode, under whatever weights the model holds when it is asked: the recording refers to
-    where they lie."""
+    """Functions of rows, each row for itself, under whatever weights the model holds when they are asked: a recording
+    refers to where these lie."""
 
-    def __init__(self, net: Net, recorder: Recorder) -> None:
-        self.net, self.recorder = net, recorder
-        self.known: dict[tuple[int, int], tuple[Rows, Tensor, Do]] = {}  # examples, those that are due, the recording
-        self.found = torch.zeros(max(PIECES), net.features, device=next(net.parameters()).device)
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.known: dict[tuple[int, int], tuple[object, Tensor, Tensor, Do]] = {}  # whose; rows that are due; answers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Of the weights of a copy it knows nothing."""
 
-    def __call__(self, examples: Rows, index: Tensor) -> Tensor:
-        return torch.cat([self.piece(examples, index[a:b], size) for a, b, size in pieces(len(index))])
+    def __call__(self, whose: object, function: Answers, rows: Tensor) -> Tensor:
+        """The function's answers to all rows. It is recorded the first time that `whose` is given, which stands for
+        it from then on."""
+        return torch.cat([self.piece(whose, function, rows[a:b], size) for a, b, size in pieces(len(rows))])
 
-    def piece(self, examples: Rows, index: Tensor, size: int) -> Tensor:
-        if (id(examples), size) not in self.known:
+    def piece(self, whose: object, function: Answers, rows: Tensor, size: int) -> Tensor:
+        if (id(whose), size) not in self.known:
             if len(self.known) == LIVE:
                 self.known.clear()
-            self.known[id(examples), size] = self.recorded(examples, index.new_zeros(size))
-        _, due, replay = self.known[id(examples), size]
-        due[: len(index)].copy_(index)
+            due = rows.new_zeros(size, *rows.shape[1:])
+            self.known[id(whose), size] = whose, due, *self.recorded(function, due)
+        _, due, found, replay = self.known[id(whose), size]
+        due[: len(rows)].copy_(rows)
         replay()
-        return self.found[: len(index)].clone()
+        return found[: len(rows)].clone()
 
-    def recorded(self, examples: Rows, due: Tensor) -> tuple[Rows, Tensor, Do]:
-        def step() -> None:
-            self.found[: len(due)].copy_(self.net.base(*examples.inputs(due)))
-
+    def recorded(self, function: Answers, due: Tensor) -> tuple[Tensor, Do]:
+        shown: list[Tensor] = []
         try:
-            return examples, due, self.recorder.record(step, 0, step)
+            self.recorder.aside(lambda: shown.append(function(due)))
+            found = torch.zeros_like(shown.pop())
+            return found, self.recorder.record(lambda: answer(function, due, found), 0)
         except Exception as error:  # of torch, or of a compiler of kernels
-            raise Failure(
-                f"the encoder in evaluation mode could not be recorded as a CUDA graph ({error}); "
-                f"run with --set graphs=false"
-            ) from error
+            raise refused("the model in evaluation mode", error) from error
+
+
+def answer(function: Answers, due: Tensor, found: Tensor) -> None:
+    found.copy_(function(due))
 
 
 def pieces(number: int) -> Iterator[tuple[int, int, int]]:

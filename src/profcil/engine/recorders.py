@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from profcil.errors import Failure
+
 WARM = 1  # steps before a recording, in which libraries choose kernels and allocate what they keep
 WIDTH = 8  # clients whose bases move in one recorded step; beyond eight streams a GPU does not run them all at once
 
@@ -27,6 +29,10 @@ class Recorder(Protocol):
 
     def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
         """`warm` = a step of the same kind, where none has run yet."""
+        ...
+
+    def aside(self, step: Do) -> None:
+        """Takes a step as it is written, where recordings are made."""
         ...
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
@@ -49,11 +55,8 @@ class Capture:
 
     def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
         with torch.cuda.device(self.device):
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                for again in [warm] * WARM if warm else ():
-                    again()
-            torch.cuda.current_stream().wait_stream(self.stream)
+            for again in [warm] * WARM if warm else ():
+                self.aside(again)
             graph = torch.cuda.CUDAGraph()
             for row in range(rows):
                 graph.register_generator_state(self.generators[row])
@@ -65,6 +68,12 @@ class Capture:
                 finally:
                     graph.capture_end()
         return graph.replay
+
+    def aside(self, step: Do) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            step()
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
         for side, part in zip(self.sides, parts, strict=False):
@@ -89,6 +98,34 @@ class Repeat:
             again()
         return step
 
+    def aside(self, step: Do) -> None:
+        step()
+
     def side_by_side(self, parts: Sequence[Do]) -> None:
         for part in parts:
             part()
+
+
+class Often:
+    """A step that is taken many times and touches only tensors that stay where they are: the first time as it is
+    written, while libraries choose kernels and allocate what they keep; then it is recorded, and replayed."""
+
+    def __init__(self, step: Do, recorder: Recorder) -> None:
+        self.step, self.recorder = step, recorder
+        self.taken = False
+        self.replay: Do | None = None
+
+    def __call__(self) -> None:
+        if not self.taken:
+            self.taken = True
+            return self.recorder.aside(self.step)
+        if self.replay is None:
+            try:
+                self.replay = self.recorder.record(self.step, 0)
+            except Exception as error:  # of torch, or of a compiler of kernels
+                raise refused("a step of the server", error) from error
+        self.replay()
+
+
+def refused(what: str, error: Exception) -> Failure:
+    return Failure(f"{what} could not be recorded as a CUDA graph ({error}); run with --set graphs=false")

@@ -89,7 +89,8 @@ class World:
     def server(self, when: When) -> Server:
         """The server at one moment."""
         seen = tuple(sorted(self.plan.seen(when.position)))
-        return Server(when, self.config.seed, seen, self.net, self.bundle.train.inputs(self.bundle.train.y[:0]))
+        like = self.bundle.train.inputs(self.bundle.train.y[:0])
+        return Server(when, self.config.seed, seen, self.net, like, self.executor.often)
 
     def budget(self, id: int, position: int) -> float:
         """The share of the local epochs that a client has at a position."""

@@ -55,9 +55,11 @@ from profcil.methods.parts.generator import (
     half,
     imbalance,
     lacking,
+    made_adam,
     make_generator,
     outdated,
     roughness,
+    samples,
 )
 
 START = "start/"  # before the names of the starting model's blocks
@@ -186,15 +188,23 @@ class MFCL(Method):
 
     def improve(self, generator: Generator, teacher: Net, server: Server) -> None:
         p, own, device = self.params, list(generator.parameters()), next(teacher.parameters()).device
-        adam, rng = torch.optim.Adam(own, p.lr_generator), torch.Generator(device).manual_seed(server.number("noise"))
+        adam = made_adam({"params": own, "lr": p.lr_generator})
+        rng = torch.Generator(device).manual_seed(server.number("noise"))
         seen, kernel = torch.tensor(server.seen, device=device), blur(server.like[0].shape[1], device)
+        z = torch.zeros(p.generator_batch, generator.latent, device=device)
+
+        def step() -> None:
+            with half(teacher):
+                x = generator(z)
+                logits = teacher(x).float()[:, seen]
+            loss = self.generator_loss(logits, statistics) + p.smooth * roughness(x.float(), kernel)
+            descend(adam, own, torch.autograd.grad(loss, own))
+
+        again = server.often(step)
         with Statistics(teacher.base) as statistics:
             for _ in range(p.iterations):
-                with half(teacher):
-                    x = generator(generator.noise(p.generator_batch, rng))
-                    logits = teacher(x).float()[:, seen]
-                loss = self.generator_loss(logits, statistics) + p.smooth * roughness(x.float(), kernel)
-                descend(adam, own, torch.autograd.grad(loss, own))
+                z.copy_(generator.noise(p.generator_batch, rng))
+                again()
 
     def generator_loss(self, logits: Tensor, statistics: Statistics) -> Tensor:
         p = self.params
@@ -225,7 +235,7 @@ def start_of(inbox: Inbox) -> Weights:
 
 def labelled(teacher: Net, count: int, known: Sequence[int], rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Images, the classes a teacher gives them among those it knows, and its logits."""
-    x = generator_of(teacher).sample(count, rng)
+    x = samples(teacher, generator_of(teacher), count, rng)
     logits, ids = outputs(teacher, x), torch.tensor(known, device=x.device)
     return x, ids[logits[:, ids].argmax(1)], logits
 

@@ -26,7 +26,7 @@ from profcil.engine.graphs import Graphs, shares
 from profcil.engine.lookup import Lookup
 from profcil.engine.payload import Reply
 from profcil.engine.phases import Train, Trained, Turn
-from profcil.engine.recorders import Capture
+from profcil.engine.recorders import Capture, Do, Often
 
 Guard = Callable[[Train, Trained], bool]  # whether a phase came to usable numbers; may end the run instead
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -49,12 +49,16 @@ class Executor:
             keep_freed_memory()
         captures = graphs and device.type == "cuda" and mode != "serial"
         self.graphs = Graphs(net, Capture(device)) if captures else None
-        net.lookup = Lookup(net, self.graphs.recorder) if self.graphs is not None else None
+        net.lookup = Lookup(self.graphs.recorder) if self.graphs is not None else None
         self.workers = workers if self.on_cpu and mode != "serial" else 1
         self.alone: set[Callable] = set()  # losses that turned out to be for one client at a time
         self.nets: SimpleQueue[Net] = SimpleQueue()
         for number in range(self.workers):
             self.nets.put(net if number == 0 else copy.deepcopy(net))
+
+    def often(self, step: Do) -> Do:
+        """A step that will be taken many times, on tensors that stay where they are."""
+        return Often(step, self.graphs.recorder) if self.graphs is not None else step
 
     def __call__(self, turns: Mapping[int, Turn], guard: Guard) -> dict[int, Reply]:
         """The replies of all turns; one whose phase the guard refuses is left without a reply, or ends the run."""

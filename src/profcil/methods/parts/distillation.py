@@ -13,16 +13,14 @@ from profcil.encoders.model import Net
 from profcil.encoders.norms import unit
 from profcil.engine.phases import Batch
 from profcil.memory.rehearsal import Balanced
-from profcil.methods.parts.generator import half
+from profcil.methods.parts.generator import asked
 
 Rows = dict[str, Tensor]  # tensors with one leading length
 
 
-@torch.no_grad()
-def outputs(teacher: Net, x: Tensor, chunk: int = 512) -> Tensor:
+def outputs(teacher: Net, x: Tensor) -> Tensor:
     """The teacher's logits for images; `teacher` is loaded and in evaluation mode."""
-    with half(teacher):
-        return torch.cat([teacher(piece).float() for piece in x.split(chunk)])
+    return asked(teacher, teacher, lambda piece: teacher(piece).float(), x)
 
 
 def viewed(net: Net, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ those again, and which the model puts into a class, are the stand-in for example
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import log
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Inputs
+from profcil.encoders.fused import moments
 from profcil.encoders.model import MODEL, Net, Weights
 from profcil.encoders.norms import BatchNorm, drawn
 from profcil.engine.payload import ServerState
@@ -43,21 +44,27 @@ class Generator(nn.Module):
         self.out = nn.Conv2d(width // 2, channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
-        x = self.norm(self.first(z).view(len(z), -1, *self.sizes[0]))
-        x = F.leaky_relu(self.norm1(self.conv1(F.interpolate(x, self.sizes[1]))), 0.2)
-        x = F.leaky_relu(self.norm2(self.conv2(F.interpolate(x, self.sizes[2]))), 0.2)
+        x = self.first(z).view(len(z), -1, *self.sizes[0])
+        x = self.norm(x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x)  # what a GPU is fastest with
+        x = F.leaky_relu(self.norm1(self.conv1(enlarged(x, self.sizes[1]))), 0.2)
+        x = F.leaky_relu(self.norm2(self.conv2(enlarged(x, self.sizes[2]))), 0.2)
         return self.out(x).sigmoid()
 
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
         """Latent vectors for so many images, drawn where `rng` lives."""
         return torch.randn(count, self.latent, generator=rng, device=rng.device)
 
-    @torch.no_grad()
-    def sample(self, count: int, rng: torch.Generator, chunk: int = 512) -> Tensor:
-        """Images as bytes, under the running statistics: an image does not depend on those drawn beside it."""
-        self.eval()
-        z = self.noise(count, rng).to(self.first.weight.device)
-        return torch.cat([as_bytes(self(piece)) for piece in z.split(chunk)])
+    def images(self, z: Tensor) -> Tensor:
+        return as_bytes(self(z))
+
+
+def enlarged(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Every pixel repeated. On a GPU by a copy, where both sides double: the library would do it in float32."""
+    n, c, h, w = x.shape
+    if not x.is_cuda or size != (2 * h, 2 * w):
+        return F.interpolate(x, size)
+    last = x.permute(0, 2, 3, 1)[:, :, None, :, None].expand(n, h, 2, w, 2, c)
+    return last.reshape(n, *size, c).permute(0, 3, 1, 2)
 
 
 def make_generator(latent: int, like: Inputs, width: int, rng: torch.Generator) -> Generator:
@@ -65,6 +72,11 @@ def make_generator(latent: int, like: Inputs, width: int, rng: torch.Generator) 
     channels, height, wide = like[0].shape[1:]
     width = width or (32 if is_small(like) else 128)
     return drawn(lambda: Generator(latent, (channels, height, wide), width), rng)
+
+
+def samples(net: Net, generator: Generator, count: int, rng: torch.Generator) -> Tensor:
+    """Images drawn by a generator of the loaded model. In evaluation mode none depends on those drawn beside it."""
+    return asked(net, generator, generator.images, generator.noise(count, rng))
 
 
 def is_small(like: Inputs) -> bool:
@@ -87,6 +99,25 @@ def half(net: Net) -> AbstractContextManager:
     """The precision in which clients train this model, for what a server computes with it."""
     device = next(net.parameters()).device.type
     return torch.autocast(device, torch.bfloat16, enabled=getattr(net, "bf16", False))
+
+
+@torch.no_grad()
+def asked(net: Net, whose: object, function: Callable[[Tensor], Tensor], rows: Tensor, chunk: int = 512) -> Tensor:
+    """A function of the loaded model for many rows, each for itself. Where an executor can, by replaying; `whose` then
+    stands for the function."""
+
+    def answer(piece: Tensor) -> Tensor:
+        with half(net):
+            return function(piece)
+
+    if net.lookup is not None and len(rows):
+        return net.lookup(whose, answer, rows)
+    return torch.cat([answer(piece) for piece in rows.split(chunk)])
+
+
+def made_adam(*groups: dict, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
+    """Adam in a form of which steps can be recorded: how many it has taken is a number on the device."""
+    return torch.optim.Adam(groups, betas=betas, fused=True, capturable=groups[0]["params"][0].is_cuda)
 
 
 def descend(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
@@ -134,8 +165,7 @@ class Statistics:
             hook.remove()
 
     def note(self, layer: nn.Module, inputs: Inputs) -> None:
-        var, mean = torch.var_mean(inputs[0].float(), (0, 2, 3), correction=0)
-        self.noted[layer] = (mean, var)
+        self.noted[layer] = moments(inputs[0])
 
     @property
     def batch(self) -> Moments:

@@ -6,25 +6,29 @@ What it is asked for is TARGET's settings; nothing here knows of clients.
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from profcil.data.bundle import Inputs
 from profcil.encoders.model import Net
 from profcil.encoders.norms import drawn
 from profcil.engine.optim import clip_
+from profcil.engine.recorders import Do
 from profcil.engine.server import Server
 from profcil.methods.parts.distillation import outputs
 from profcil.methods.parts.generator import (
-    Moments,
+    Generator,
     Statistics,
     as_bytes,
     descend,
     distance,
     half,
     is_small,
+    made_adam,
     make_generator,
 )
 from profcil.randomness import torch_generator
@@ -34,73 +38,104 @@ if TYPE_CHECKING:
 
 
 class Synthesis:
-    """One position's making of images against a frozen teacher."""
+    """One position's making of images against a frozen teacher. What its steps touch stays where it is, so that they
+    can be recorded."""
 
     def __init__(self, params: TargetParams, server: Server, teacher: Net) -> None:
-        self.p, self.teacher, self.statistics = params, teacher, Statistics(teacher.base)
+        self.p, self.teacher, self.statistics, self.often = params, teacher, Statistics(teacher.base), server.often
         device, first = next(teacher.parameters()).device, torch_generator(server.number("generator"))
         self.seen = torch.tensor(server.seen, device=device)
         self.rng = torch.Generator(device).manual_seed(server.number("synthesis"))
         self.generator = make_generator(params.latent, server.like, params.channels, first).to(device)
         self.meta = torch.optim.Adam(self.generator.parameters(), params.lr_meta, (0.5, 0.999))
         self.batch = params.synthesis_batch or (128 if is_small(server.like) else 256)
+        self.trial = Trial(self.generator, self.batch, server.like, params)
         self.student = Student(teacher, len(self.seen), params, first).to(device) if params.adversary else None
-        self.history: Moments | None = None  # of earlier rounds
+        self.latest, self.history = torch.zeros_like(moments := torch.stack(self.statistics.learned)), moments.clone()
+        self.smoothing = torch.zeros((), device=device)  # the share of earlier rounds, once there are any
 
     def pool(self) -> tuple[Tensor, Tensor, Tensor]:
         """As many images of each class as asked for, the last ones made, the teacher's answers and the labels. Classes
         are dealt out in turn from round to round, so the last pool·K images hold each class equally often."""
-        p, classes, made, answers = self.p, len(self.seen), [], []
+        p, classes = self.p, len(self.seen)
         wanted = p.pool * classes
         rounds = p.synthesis_rounds + -(-wanted // self.batch)
         place = torch.arange(rounds * self.batch, device=self.seen.device) % classes
+        made = torch.zeros(len(place), *self.trial.best.shape[1:], dtype=torch.uint8, device=place.device)
+        answers = torch.zeros(len(place), self.teacher.classes, device=place.device)
+        steps = [self.often(partial(self.step, student)) for student in (False, True)]
+        course = Course(self.student, made, answers, self.seen, self.batch) if self.student is not None else None
+        study = self.often(course.step) if course is not None else None
         for number, labels in enumerate(place.split(self.batch)):
-            made.append(as_bytes(self.round(labels, student=number >= p.synthesis_rounds)))
-            answers.append(outputs(self.teacher, made[-1]))
-            if self.student is not None and number + 1 >= p.synthesis_rounds:
-                self.student.learn(torch.cat(made), torch.cat(answers)[:, self.seen], self.batch, self.rng)
-        return torch.cat(made)[-wanted:], torch.cat(answers)[-wanted:], self.seen[place[-wanted:]]
+            now = slice(number * self.batch, (number + 1) * self.batch)
+            made[now] = as_bytes(self.round(labels, steps[number >= p.synthesis_rounds]))
+            answers[now] = outputs(self.teacher, made[now])
+            if course is not None and study is not None and number + 1 >= p.synthesis_rounds:
+                course.learn(study, now.stop, self.rng)
+        return made[-wanted:], answers[-wanted:], self.seen[place[-wanted:]]
 
-    def round(self, labels: Tensor, student: bool) -> Tensor:
+    def round(self, labels: Tensor, step: Do) -> Tensor:
         """The best batch on the way of a clone of the generator; its gradients move the generator too."""
-        p, clone = self.p, copy.deepcopy(self.generator)
-        z = clone.noise(len(labels), self.rng).requires_grad_()
-        moving = [*clone.parameters(), z]
-        adam = torch.optim.Adam(
-            [{"params": moving[:-1], "lr": p.lr_generator}, {"params": [z], "lr": p.lr_noise}], betas=(0.5, 0.999)
-        )
-        best, lowest, total = z.new_zeros(()), z.new_full((), torch.inf), [torch.zeros_like(t) for t in moving[:-1]]
-        for _ in range(p.synthesis_steps):
-            with half(self.teacher):
-                x = clone(z)
-            loss = self.loss(x, labels, student)
-            best, lowest = torch.where(loss < lowest, x.detach(), best), torch.minimum(loss.detach(), lowest)
-            grads = torch.autograd.grad(loss, moving)
-            torch._foreach_add_(total, list(grads[:-1]))
-            descend(adam, moving, grads)
-        descend(self.meta, list(self.generator.parameters()), total)
-        mean, var = self.smoothed()
-        self.history = mean.detach(), var.detach()
-        return best
+        self.trial.begin(self.generator, self.rng, labels)
+        for _ in range(self.p.synthesis_steps):
+            step()
+        descend(self.meta, list(self.generator.parameters()), self.trial.total)
+        self.history.copy_(self.latest)
+        self.smoothing.fill_(self.p.smoothing)
+        return self.trial.best
+
+    def step(self, student: bool) -> None:
+        with half(self.teacher):
+            x = self.trial.images()
+        self.trial.descend(x, self.loss(x, self.trial.labels, student))
 
     def loss(self, x: Tensor, labels: Tensor, student: bool) -> Tensor:
         p, known = self.p, self.statistics
         with half(self.teacher), known:
             logits = self.teacher(x).float()[:, self.seen]
+        moments = torch.lerp(torch.stack(known.batch), self.history, self.smoothing)
+        self.latest.copy_(moments.detach())
         loss = p.classify * F.cross_entropy(logits, labels)
-        loss = loss + p.statistics * distance(self.smoothed(), known.learned, known.layer)
+        loss = loss + p.statistics * distance((moments[0], moments[1]), known.learned, known.layer)
         if self.student is None or not student:
             return loss
         with half(self.teacher):
             answer = self.student(x).float()
         return loss - p.adversary * disagreement(answer, logits)
 
-    def smoothed(self) -> Moments:
-        """The batch's moments, mixed with those of earlier rounds."""
-        mean, var = self.statistics.batch
-        if self.history is None:
-            return mean, var
-        return torch.lerp(mean, self.history[0], self.p.smoothing), torch.lerp(var, self.history[1], self.p.smoothing)
+
+class Trial:
+    """A clone of the generator and noise that move together towards images of some labels, and the best batch so far.
+    One serves for all rounds."""
+
+    def __init__(self, generator: Generator, batch: int, like: Inputs, params: TargetParams) -> None:
+        device = next(generator.parameters()).device
+        self.clone, self.own = (clone := copy.deepcopy(generator)), [*clone.parameters()]
+        self.z = torch.zeros(batch, generator.latent, device=device, requires_grad=True)
+        self.labels = torch.zeros(batch, dtype=torch.long, device=device)
+        self.best, self.lowest = torch.zeros(batch, *like[0].shape[1:], device=device), torch.zeros((), device=device)
+        self.total = [torch.zeros_like(t) for t in self.own]  # of the clone's gradients
+        groups = {"params": self.own, "lr": params.lr_generator}, {"params": [self.z], "lr": params.lr_noise}
+        self.adam = made_adam(*groups, betas=(0.5, 0.999))
+
+    @torch.no_grad()
+    def begin(self, generator: Generator, rng: torch.Generator, labels: Tensor) -> None:
+        torch._foreach_copy_([*self.own], [*generator.parameters()])
+        self.z.copy_(generator.noise(len(labels), rng))
+        self.labels.copy_(labels)
+        self.lowest.fill_(torch.inf)
+        torch._foreach_zero_([*self.total, *(t for moments in self.adam.state.values() for t in moments.values())])
+
+    def images(self) -> Tensor:
+        return self.clone(self.z)
+
+    def descend(self, x: Tensor, loss: Tensor) -> None:
+        """One step down a loss of its images, which are kept where none was better."""
+        self.best.copy_(torch.where(loss < self.lowest, x.detach(), self.best))
+        self.lowest.copy_(torch.minimum(loss.detach(), self.lowest))
+        grads = torch.autograd.grad(loss, [*self.own, self.z])
+        torch._foreach_add_(self.total, list(grads[:-1]))
+        descend(self.adam, [*self.own, self.z], grads)
 
 
 def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
@@ -110,7 +145,7 @@ def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 class Student(nn.Module):
-    """An encoder drawn anew, with a linear head over the seen classes, that learns from the teacher's answers."""
+    """An encoder drawn anew, with a linear head over the seen classes."""
 
     def __init__(self, teacher: Net, classes: int, params: TargetParams, rng: torch.Generator) -> None:
         super().__init__()
@@ -122,21 +157,37 @@ class Student(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.base(x))
 
-    def learn(self, images: Tensor, target: Tensor, batch: int, rng: torch.Generator) -> None:
-        """Some steps towards the teacher's softened answers, on random batches."""
-        self.train()
-        t, own = self.p.student_temperature, list(self.parameters())
-        for _ in range(self.p.student_steps):
-            rows = torch.randint(len(images), (batch,), generator=rng, device=images.device)
-            with self.precision:
-                logits = self(images[rows])
-            loss = t**2 * F.kl_div(
-                (logits.float() / t).log_softmax(1), (target[rows] / t).softmax(1), reduction="batchmean"
-            )
-            grads = torch.autograd.grad(loss, own)
-            clip_(grads, 5.0, stacked=False)
-            descend(self.sgd, own, grads)
-        self.eval()
+
+class Course:
+    """What a student learns from: images, of which there are more and more, and the teacher's answers to them."""
+
+    def __init__(self, student: Student, images: Tensor, answers: Tensor, seen: Tensor, batch: int) -> None:
+        self.student, self.images, self.answers, self.seen = student, images, answers, seen
+        self.own = list(student.parameters())
+        self.rows = torch.zeros(student.p.student_steps, batch, dtype=torch.long, device=images.device)
+        self.number = torch.zeros(1, dtype=torch.long, device=images.device)  # of the step, which is a row of those
+
+    def learn(self, step: Do, count: int, rng: torch.Generator) -> None:
+        """Some steps on random batches of the first `count` images."""
+        self.rows.copy_(torch.randint(count, self.rows.shape, generator=rng, device=self.rows.device))
+        self.number.zero_()
+        self.student.train()
+        for _ in range(len(self.rows)):
+            step()
+        self.student.eval()
+
+    def step(self) -> None:
+        """One step towards the teacher's softened answers."""
+        student, t = self.student, self.student.p.student_temperature
+        rows = self.rows.index_select(0, self.number)[0]
+        with student.precision:
+            logits = student(self.images[rows])
+        target = (self.answers[rows][:, self.seen] / t).softmax(1)
+        loss = t**2 * F.kl_div((logits.float() / t).log_softmax(1), target, reduction="batchmean")
+        grads = torch.autograd.grad(loss, self.own)
+        clip_(grads, 5.0, stacked=False)
+        descend(student.sgd, self.own, grads)
+        self.number.add_(1)
 
 
 def forgetful(base: nn.Module) -> nn.Module:
