@@ -26,6 +26,23 @@ for n, c, k, size, step in (*parts, (8, 128, 64, 8, 2), (8, 128, 128, 4, 1)):
         mean, var = torch.zeros(k), torch.ones(k)
         told.append([*how.forward(y, one, one, None, mean, var, 0.1, 1e-5, 1, True, known), mean, var])
     assert all(near(a, b) and near(a, c) for a, b, c in zip(*told)), (n, c, k, size, step)
+for n, c, k, size in ((8, 64, 128, 16), (8, 128, 64, 8), (3, 64, 64, 32)):  # of the 1x1 filters' gradients are 4, 1, 2
+    shapes = (n, c, size, size), (k, c, 3, 3), (k, c, 1, 1), (n, k, size // 2, size // 2)
+    x, w, thin, d = (torch.randn(s).to(memory_format=torch.channels_last) for s in shapes)
+    assert _filters.takes(x, thin, 2, 1) and not _filters.takes(x, thin, 1, 1)
+    y, sums = _filters.ahead(x, thin, 2)
+    right = F.conv2d(x, thin, None, 2)
+    tiles = right.permute(0, 2, 3, 1).reshape(len(sums), -1, k)
+    assert near(y, right) and near(sums[:, 0], tiles.sum(1)), (n, c, k, size)
+    assert near(sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1]), (n, c, k, size)
+    beside, found = torch.randn_like(right).contiguous(memory_format=torch.channels_last), []
+    for slope, weight, pad in ((d, w, 1), (beside, thin, 0)):
+        shape = ([2, 2], [pad] * 2, [1, 1], False, [0, 0], 1, [True, True, False])
+        found.append(torch.ops.aten.convolution_backward(slope, x, weight, None, *shape))
+    (dx, dw, _), (more, narrow, _) = found
+    slopes = _filters.slopes(beside, x, 2, 1)
+    assert slopes.shape == thin.shape and slopes.is_contiguous() and near(slopes, narrow), (n, c, k, size)
+    assert near(_filters.back(d, w, 2, (beside, thin)), dx + more) and near(_filters.back(d, w, 2), dx), (n, c, k, size)
 assert not _filters.takes(torch.zeros(3, 128, 4, 4).to(memory_format=torch.channels_last), w, 1, 1)
 x, w = (torch.zeros(s).to(memory_format=torch.channels_last) for s in ((8, 640, 4, 4), (640, 640, 3, 3)))
 assert not _filters.takes(x, w, 1, 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,7 @@ from torch import nn
 
 from profcil.encoders import fused
 from profcil.encoders.norms import BatchNorm
-from profcil.encoders.resnet18 import ResNet18
+from profcil.encoders.resnet18 import Block, ResNet18
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -74,17 +77,17 @@ class Plainly:
 
     @staticmethod
     def ahead(x, weight, step):
-        return F.conv2d(x, weight, None, step, 1), torch.zeros(1, 2, len(weight))
+        return F.conv2d(x, weight, None, step, weight.shape[2] // 2), torch.zeros(1, 2, len(weight))
 
     @staticmethod
-    def back(d, weight, step):
-        return torch.nn.grad.conv2d_input(
-            (*d.shape[:1], weight.shape[1], *(n * step for n in d.shape[2:])), weight, d, step, 1
-        )
+    def back(d, weight, step, beside=None):
+        shape = (*d.shape[:1], weight.shape[1], *(n * step for n in d.shape[2:]))
+        dx = torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
+        return dx if beside is None else dx + torch.nn.grad.conv2d_input(shape, beside[1], beside[0], step, 0)
 
     @staticmethod
-    def slopes(d, x, step):
-        return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], 3, 3), d, step, 1)
+    def slopes(d, x, step, side=3):
+        return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], side, side), d, step, side // 2)
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -103,6 +106,52 @@ def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_tha
     made = [fused.Thinned.apply(x, thin, step), F.conv2d(x, thin, None, step)]
     own, plain = (torch.autograd.grad((y * drawn(*y.shape)).sum(), leaves) for y in made)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
+
+
+@pytest.mark.parametrize("wanted", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["all", "inputs", "3x3", "1x1"])
+@pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["3x3", "1x1", "both"])
+def test_convolutions_beside_each_other_have_the_library_s_gradients(monkeypatch, wanted, read):
+    monkeypatch.setattr(fused, "filters", lambda: Plainly)
+    start = drawn(2, 4, 8, 8), drawn(5, 4, 3, 3), drawn(5, 4, 1, 1)
+    x, weight, thin = (t.requires_grad_(bool(wants)) for t, wants in zip(start, wanted, strict=True))
+    y, sums, z, others = fused.Fork.apply(x, weight, thin, 2)
+    assert not sums.requires_grad and not others.requires_grad
+    leaves, factors = [t for t in (x, weight, thin) if t.requires_grad], (drawn(*y.shape), drawn(*y.shape).flip(0))
+    own = torch.autograd.grad(sum(((y, z)[i] * factors[i]).sum() for i in read), leaves)
+    right = F.conv2d(x, weight, None, 2, 1), F.conv2d(x, thin, None, 2)
+    plain = torch.autograd.grad(sum((right[i] * factors[i] * (i in read)).sum() for i in (0, 1)), leaves)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
+
+
+@pytest.mark.parametrize("norm", [BatchNorm, lambda channels: nn.GroupNorm(2, channels)], ids=["batch", "group"])
+@pytest.mark.parametrize("record", [False, True])
+def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypatch, norm, record):
+    """To the bit where the layers stay apart, and nearly where both convolutions are one function."""
+    block, start = Block(4, 8, 2, norm).train(), drawn(2, 4, 8, 8)
+    other = copy.deepcopy(block)
+    assert {"shortcut.0.weight", "shortcut.1.weight", "shortcut.1.bias"} <= block.state_dict().keys()
+    if record:
+        monkeypatch.setattr(fused, "filters", lambda: Plainly)
+        monkeypatch.setattr(fused, "fits", lambda x: True)
+
+    def run(how, net: nn.Module) -> tuple[list[torch.Tensor], bool]:
+        """Outputs, gradients and statistics; and whether the second twin was left alone."""
+        twins = [start.clone().requires_grad_() for _ in range(2)]
+        y = how(twins)
+        *slopes, one, two = torch.autograd.grad(y.square().sum(), [*net.parameters(), *twins], allow_unused=True)
+        return [y, *slopes, one if two is None else one + two, *net.buffers()], two is None
+
+    def apart(twins) -> torch.Tensor:
+        y, _ = fused.layer(other.conv1, other.norm1, twins[0])
+        added, _ = fused.layer(*other.shortcut, twins[1], rectify=False)
+        return fused.layer(other.conv2, other.norm2, y, added)[0]
+
+    with fused.recorded() if record else nullcontext():
+        found, alone = run(lambda twins: block(twins)[0], block)
+    right, never = run(apart, other)
+    assert alone == record and not never
+    same = (lambda a, b: torch.allclose(a, b, atol=1e-4)) if record else torch.equal
+    assert all(same(a, b) for a, b in zip(found, right, strict=True))
 
 
 def test_convolutions_of_our_own_are_for_what_is_recorded(monkeypatch):

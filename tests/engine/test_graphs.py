@@ -167,21 +167,22 @@ class Library:
 
     @staticmethod
     def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
-        return weight.shape[2] == 3
+        return True
 
     @classmethod
     def ahead(cls, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
         cls.called += 1
-        return F.conv2d(x, weight, None, step, 1), torch.zeros(1, 2, len(weight))
+        return F.conv2d(x, weight, None, step, weight.shape[2] // 2), torch.zeros(1, 2, len(weight))
 
     @staticmethod
-    def back(d: Tensor, weight: Tensor, step: int) -> Tensor:
+    def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
         shape = (len(d), weight.shape[1], *(n * step for n in d.shape[2:]))
-        return torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
+        dx = torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
+        return dx if beside is None else dx + torch.nn.grad.conv2d_input(shape, beside[1], beside[0], step, 0)
 
     @staticmethod
-    def slopes(d: Tensor, x: Tensor, step: int) -> Tensor:
-        return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], 3, 3), d, step, 1)
+    def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
+        return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], side, side), d, step, side // 2)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pro"])

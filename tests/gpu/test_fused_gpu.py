@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from profcil.encoders import fused
 from profcil.encoders.norms import BatchNorm
-from profcil.encoders.resnet18 import ResNet18
+from profcil.encoders.resnet18 import Block, ResNet18
 
 cuda = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda or fused.kernels() is None, reason="needs CUDA and Triton")]
@@ -71,13 +72,14 @@ def test_groups_at_once_equal_batches_one_after_another():
 tiled = pytest.mark.skipif(not cuda or fused.filters() is None, reason="needs compute capability 9")
 
 
-def convolution(channels: int, outputs: int, step: int = 1) -> nn.Conv2d:
-    made = nn.Conv2d(channels, outputs, 3, step, 1, bias=False).cuda()
+def convolution(channels: int, outputs: int, step: int = 1, side: int = 3) -> nn.Conv2d:
+    made = nn.Conv2d(channels, outputs, side, step, side // 2, bias=False).cuda()
     return made.to(torch.bfloat16, memory_format=torch.channels_last)
 
 
 STRAIGHT = [(64, 64, 64, 32, 1), (192, 128, 128, 16, 1), (64, 256, 256, 8, 1), (64, 512, 512, 4, 1)]
 STEPPING = [(64, 64, 128, 32, 2), (64, 128, 256, 16, 2), (192, 256, 512, 8, 2)]
+FORKING = [(number, *shape[1:4]) for number in (64, 192) for shape in STEPPING]
 
 
 @tiled
@@ -98,6 +100,62 @@ def test_convolutions_are_the_library_s_and_their_sums_those_of_what_they_wrote(
 
 
 @tiled
+@pytest.mark.parametrize("number, channels, outputs, size", FORKING)
+def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits_again(number, channels, outputs, size):
+    x, layers = images(number, channels, size, size), [convolution(channels, outputs, 2, side) for side in (3, 1)]
+    weights, factors = [layer.weight for layer in layers], images(2 * number, outputs, size // 2, size // 2, seed=1)
+    assert all(fused.filters().takes(x, weight, 2, 1) for weight in weights)
+    leaves = [x.requires_grad_(), *weights]
+
+    def told(y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        slopes = torch.autograd.grad([y, z], leaves, list(factors.chunk(2)))
+        return [y.detach(), z.detach(), *slopes]
+
+    y, sums, z, others = fused.Fork.apply(x, *weights, 2)
+    found, right = told(y, z), told(*(layer(x) for layer in layers))
+    assert all(near(a, b) for a, b in zip(found, right, strict=True))
+    for made, its in ((y, sums), (z, others)):
+        tiles = made.detach().float().permute(0, 2, 3, 1).reshape(len(its), -1, outputs)
+        assert near(its[:, 0], tiles.sum(1)) and near(its[:, 1], tiles.var(1, correction=0) * tiles.shape[1])
+    for _ in range(5):
+        y, its, z, theirs = fused.Fork.apply(x, *weights, 2)
+        again = [*told(y, z), its, theirs]
+        assert all(torch.equal(a, b) for a, b in zip(again, [*found, sums, others], strict=True))
+
+
+@tiled
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("channels, size", [(64, 32), (128, 16), (256, 8)])
+def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(channels, size, groups, monkeypatch):
+    """Behind a layer, whose twins it reads."""
+    torch.manual_seed(0)
+    before, norm = convolution(channels, channels), BatchNorm(channels).cuda().train()
+    block = Block(channels, 2 * channels, 2, BatchNorm).cuda().to(memory_format=torch.channels_last).train()
+    for part in block.modules():
+        if isinstance(part, nn.Conv2d):
+            part.to(torch.bfloat16)
+    net = nn.ModuleList([before, norm, block])
+    start, factor = images(192, channels, size, size), images(192, 2 * channels, size // 2, size // 2, seed=1)
+    calls, apply = [], fused.Fork.apply
+    monkeypatch.setattr(fused.Fork, "apply", lambda *a: calls.append(1) or apply(*a))
+
+    def run(own: bool) -> list[torch.Tensor]:
+        copied = copy.deepcopy(net)
+        (before, norm, block), x = copied, start.clone().requires_grad_()
+        with fused.recorded() if own else nullcontext(), fused.groups(copied, groups):
+            twins = fused.layer(before, norm, x)
+            y, _ = block(twins)
+        slopes = torch.autograd.grad(y, [x, *copied.parameters()], factor)
+        return [y.detach(), *copied.buffers(), *slopes]
+
+    one, again, other = run(True), run(True), run(False)
+    assert len(calls) == 2
+    assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    gaps = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(one, other, strict=True)]
+    assert max(gaps) < 0.1  # rounding of four layers
+
+
+@tiled
 @pytest.mark.parametrize(
     "shape", [(64, 64, 24, 24), (63, 512, 4, 4), (64, 96, 8, 8)], ids=["size", "images", "channels"]
 )
@@ -108,8 +166,8 @@ def test_what_does_not_come_in_whole_tiles_is_left_to_the_library(shape):
 
 @tiled
 def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
-    own, shape = fused.filters(), (64, 64, 32, 1, torch.device("cuda"))
-    assert own.agrees.__wrapped__(*shape)
+    own, shape, forking = fused.filters(), (64, 64, 32, 1, torch.device("cuda")), (64, 128, 16, 2, torch.device("cuda"))
+    assert own.agrees.__wrapped__(*shape) and own.agrees.__wrapped__(*forking)
     ahead, back, slopes = own.ahead, own.back, own.slopes
     wrong = {
         "ahead": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
@@ -121,6 +179,15 @@ def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
             with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the library's are"):
                 patch.setattr(own, name, one)
                 assert not own.agrees.__wrapped__(*shape)
+    thin = {  # wrong for 1x1 filters only
+        "ahead": lambda x, weight, step: ahead(x, weight * (1.1 if weight.shape[2] == 1 else 1), step),
+        "back": lambda d, weight, step, *beside: back(d, weight, step),
+        "slopes": lambda d, x, step, side: slopes(d, x, step, side) * (1.1 if side == 1 else 1),
+    }
+    for name, one in thin.items():
+        with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the library's are"):
+            patch.setattr(own, name, one)
+            assert not own.agrees.__wrapped__(*forking)
 
 
 @tiled
@@ -129,10 +196,13 @@ def test_convolutions_give_the_same_bits_beside_each_other(number, channels, out
     """Other kernels on the tensor cores must not disturb them."""
     x, d = images(number, channels, size, size), images(number, outputs, size // step, size // step, seed=1)
     weight, streams = convolution(channels, outputs, step).weight.detach(), [torch.cuda.Stream() for _ in range(5)]
-    own = fused.filters()
+    own, thin = fused.filters(), convolution(channels, outputs, step, 1).weight.detach()
 
     def run() -> tuple[torch.Tensor, ...]:
-        return *own.ahead(x, weight, step), own.back(d, weight, step), own.slopes(d, x, step)
+        made = *own.ahead(x, weight, step), own.back(d, weight, step), own.slopes(d, x, step)
+        if step == 1:
+            return made
+        return *made, *own.ahead(x, thin, step), own.back(d, weight, step, (d, thin)), own.slopes(d, x, step, 1)
 
     alone = run()
     torch.cuda.synchronize()

@@ -1,11 +1,16 @@
 """3x3 convolutions of channels-last images in bfloat16, ahead and back to the inputs and to the filters, for GPUs that
-fetch a tile of a tensor by themselves, with zeros for what lies outside (compute capability 9).
+fetch a tile of a tensor by themselves, with zeros for what lies outside (compute capability 9); and the 1x1 ones that
+step over every second pixel beside a 3x3 one that does, as where a residual block changes shape.
 
 A program makes a tile of outputs, some rows of some images: for every tap of the filters it fetches the inputs that lie
 under the tile and the tap's weights, and multiplies. Where a filter steps over every second pixel, images are seen as
 [images, H/2, 2, W/2, 2 C], so that what it steps on is again a tile. Ahead, the tile's sums for a normalisation that
 follows are taken before it is written. Back to the filters, a program makes a tile of one tap's weights, a sum over
 pixels; where weights are few, it sums over a part of the pixels, and the parts are added afterwards, in order.
+
+A 1x1 filter sees what lies under the middle tap of a 3x3 one: it is a filter with this one tap. Where both read the
+same images, the even pixels of even rows are all that the 1x1 one has seen, and the program that makes their gradient
+from the outputs of the one goes on with the outputs of the other.
 
 In every product what comes as a matrix, filters or the outputs' gradient, is first and the images second. The other way
 round Triton 3.6 takes the images through registers, which it fills for the next product before the last one has read
@@ -25,6 +30,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+KNOWN = ((3, 3, 1), (3, 3, 2), (1, 1, 2))  # rows and columns of filters, and their steps
 DEPTH = 64  # channels that are summed over at a time
 NARROW = (128, 64, 4, 3)  # pixels and channels of a tile, warps, and stages of fetching ahead, for 64 channels
 WIDE = (128, 128, 4, 3)  # and for more
@@ -34,6 +40,7 @@ SLOPES = {  # pixels, outputs and inputs of a product, parts of a sum, warps and
     256: (128, 128, 128, 1, 8, 3),
     512: (64, 128, 256, 1, 8, 3),
 }
+ALONE = 32  # parts of a sum for filters of one tap
 PORTION = 512  # weights whose parts a program adds
 ROUNDING = 1e-2  # of bfloat16, relative to the largest value
 
@@ -42,7 +49,8 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
     """Whether these kernels can do it: images and channels come in whole tiles, and no tile spans two groups."""
     n, c, h, w = x.shape
     k, high, wide = weight.shape[0], h // step, w // step
-    if weight.shape[1:] != (c, 3, 3) or step not in (1, 2) or h % step or w % step or c % DEPTH or k % DEPTH:
+    known = weight.shape[1] == c and (*weight.shape[2:], step) in KNOWN
+    if not known or h % step or w % step or c % DEPTH or k % DEPTH:
         return False
     if wide & (wide - 1) or not 4 <= wide <= 32 or weight.data_ptr() % 16 or x.data_ptr() % 16:
         return False
@@ -70,27 +78,33 @@ def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.devi
 
 
 def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    rng, last, size = torch.Generator(device).manual_seed(0), torch.channels_last, wide * step
-    shapes = (32, channels, size, size), (outputs, channels, 3, 3), (32, outputs, wide, wide)
-    drawn = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
-    x, weight, d = (t.to(memory_format=last) for t in drawn)
-    weight *= (9 * channels) ** -0.5  # what comes out is of order one
-    (y, sums), dx, dw = ahead(x, weight, step), back(d, weight, step), slopes(d, x, step)
-    under = F.unfold(x.float(), 3, padding=1, stride=step)  # the pixels under every tap, as columns
-    matrix, right = weight.float().flatten(1), d.float().flatten(2)
-    made = matrix @ under
-    tiles = made.transpose(1, 2).reshape(len(sums), -1, outputs)
-    pairs = [(y.float().flatten(2), made), (sums[:, 0], tiles.sum(1))]
-    pairs.append((sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1]))
-    pairs.append((dx.float(), F.fold(matrix.T @ right, (size, size), 3, padding=1, stride=step)))
-    right, under = (t.transpose(0, 1).flatten(1) for t in (right, under))
-    pairs.append((dw.float().flatten(1), right @ under.T))
+    rng, size = torch.Generator(device).manual_seed(0), wide * step
+
+    def drawn(*shape: int) -> Tensor:
+        made = torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16)
+        return made.to(memory_format=torch.channels_last)
+
+    x, pairs, read, slope = drawn(32, channels, size, size), [], [], 0
+    for side in (3, 1)[:step]:
+        weight, d = drawn(outputs, channels, side, side), drawn(32, outputs, wide, wide)
+        weight *= (side * side * channels) ** -0.5  # what comes out is of order one
+        read.append((d, weight))
+        (y, sums), dx, dw = ahead(x, weight, step), back(*read[0], step, *read[1:]), slopes(d, x, step, side)
+        how = (side, 1, side // 2, step)  # taps next to each other, and a rim of zeros
+        under = F.unfold(x.float(), *how)  # the pixels under every tap, as columns
+        matrix, right = weight.float().flatten(1), d.float().flatten(2)
+        made, slope = matrix @ under, slope + F.fold(matrix.T @ right, (size, size), *how)
+        tiles = made.transpose(1, 2).reshape(len(sums), -1, outputs)
+        pairs += [(y.float().flatten(2), made), (sums[:, 0], tiles.sum(1)), (dx.float(), slope)]
+        pairs.append((sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1]))
+        right, under = (t.transpose(0, 1).flatten(1) for t in (right, under))
+        pairs.append((dw.float().flatten(1), right @ under.T))
     return all(bool((a - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
 
 
 def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """The convolution, and of each tile, in order, every channel's sum and squared differences from the tile's mean."""
-    (_, c, h, w), k = x.shape, weight.shape[0]
+    (_, c, h, w), (k, _, side, _) = x.shape, weight.shape
     pixels, channels, warps, stages = _shape(k)
     images, rows, columns = _box(w // step, pixels)
     y = _empty(x, k, h // step, w // step)
@@ -99,38 +113,43 @@ def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
     _ahead[(tiles, k // channels)](
         _tiles(x, [images, rows, columns, DEPTH], step), _matrix(weight, [channels, DEPTH]),
         _tiles(y, [images, rows, columns, channels]), sums, h // step,
-        c, k, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
+        c, k, images, rows, columns, DEPTH, channels, step, side, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y, sums
 
 
-def back(d: Tensor, weight: Tensor, step: int) -> Tensor:
-    """The inputs' gradient from the outputs'."""
+def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The inputs' gradient from the outputs' of 3x3 filters, and where they step from those of 1x1 filters beside them,
+    with as many outputs."""
     (n, k, h, w), c = d.shape, weight.shape[1]
     pixels, channels, warps, stages = _shape(c)
     images, rows, columns = _box(w, pixels)
     x = _empty(d, c, h * step, w * step)
+
+    def read(d: Tensor, weight: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+        return _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels])
+
     _back[(n * h * w // pixels, c // channels, step * step)](
-        _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels]),
+        *read(d, weight), *(read(*beside) if beside else (None, None)),
         _tiles(x, [images, rows, columns, channels], step), h,
         k, c, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return x
 
 
-def slopes(d: Tensor, x: Tensor, step: int) -> Tensor:
+def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
     """The filters' gradient from the outputs', with as many parts as divide the pixels."""
     (n, k, h, w), c = d.shape, x.shape[1]
     pixels, outputs, inputs, parts, warps, stages = _slopes_shape(c, k)
     images, rows, columns = _box(w, pixels)
     tiles = n * h * w // pixels
-    parts = math.gcd(parts, tiles)
-    made = x.new_empty(k, 3, 3, c)
+    parts = math.gcd(parts if side == 3 else ALONE, tiles)
+    made = x.new_empty(k, side, side, c)
     sums = x.new_empty(parts, *made.shape, dtype=torch.float32) if parts > 1 else made
-    _slopes[(9 * (c // inputs) * (k // outputs), parts)](
+    _slopes[(side * side * (c // inputs) * (k // outputs), parts)](
         TensorDescriptor.from_tensor(d.permute(0, 2, 3, 1).reshape(-1, k), [pixels, outputs]),
         _tiles(x, [images, rows, columns, inputs], step), sums, h, tiles // parts,
-        c, k, images, rows, columns, inputs, outputs, step, num_warps=warps, num_stages=stages,
+        c, k, images, rows, columns, inputs, outputs, step, side, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts > 1:
         _add[(made.numel() // PORTION,)](sums, made, made.numel(), parts, PORTION)
@@ -188,15 +207,15 @@ def _under(x, i, h, r, s, c, IN: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 def _ahead(
     x, w, y, sums, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
-    BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
+    BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """IN channels are summed over, OUT come out."""
+    """IN channels are summed over, OUT come out; filters have SIDE x SIDE taps."""
     i, h = _place(high, BI, BH)
     out = tl.program_id(1) * BO
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
-    for t in range(9 * (IN // BR)):
-        c, tap = (t // 9) * BR, t % 9
-        a = _under(x, i, h, tap // 3 - 1, tap % 3 - 1, c, IN, STEP).reshape(BI * BH * BW, BR)
+    for t in range(SIDE * SIDE * (IN // BR)):
+        c, tap = (t // (SIDE * SIDE)) * BR, t % (SIDE * SIDE)
+        a = _under(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(BI * BH * BW, BR)
         total = tl.dot(w.load([out, tap * IN + c]), a.T, total)
     one = tl.sum(total, 1)
     off = total - one[:, None] / (BI * BH * BW)
@@ -208,11 +227,12 @@ def _ahead(
 
 @triton.jit
 def _back(
-    d, w, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
-    BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
+    d, w, beside, thin, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
+    BW: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The same with taps turned round. Of a filter that steps, even rows were under the middle tap only and odd ones
-    under the two others, and so were columns; each of the four kinds has programs of its own."""
+    under the two others, and so were columns; each of the four kinds has programs of its own. Pixels that are even both
+    ways were also under the thin filters, if there are any beside."""
     i, h = _place(high, BI, BH)
     out, odd, across = tl.program_id(1) * BO, tl.program_id(2) // 2, tl.program_id(2) % 2
     taps = 9 if STEP == 1 else (1 + odd) * (1 + across)
@@ -226,6 +246,10 @@ def _back(
             tap = (odd * (1 - 2 * r) + 1) * 3 + across * (1 - 2 * s) + 1
         a = d.load([i, h + r, s, c]).reshape(BI * BH * BW, BR)
         total = tl.dot(w.load([c, tap * OUT + out]).T, a.T, total)
+    if beside is not None:
+        for t in range((1 - odd) * (1 - across) * (IN // BR)):
+            a = beside.load([i, h, 0, t * BR]).reshape(BI * BH * BW, BR)
+            total = tl.dot(thin.load([t * BR, out]).T, a.T, total)
     made = total.T.to(x.dtype)
     if STEP == 1:
         x.store([i, h, 0, out], made.reshape(BI, BH, BW, BO))
@@ -236,18 +260,18 @@ def _back(
 @triton.jit(do_not_specialize=["number"])  # or other batches would have kernels that were not compared
 def _slopes(
     d, x, made, high, number, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
-    BW: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A tap's weights from IN to OUT channels, summed over this many tiles of pixels."""
-    tap, tile, part = tl.program_id(0) % 9, tl.program_id(0) // 9, tl.program_id(1)
+    tap, tile, part = tl.program_id(0) % (SIDE * SIDE), tl.program_id(0) // (SIDE * SIDE), tl.program_id(1)
     c, out = tile % (IN // BC) * BC, tile // (IN // BC) * BO
     rows = high // BH
     total = tl.zeros((BO, BC), tl.float32)
     for m in range(part * number, (part + 1) * number):
         i, h = (m // rows) * BI, (m % rows) * BH
-        a = _under(x, i, h, tap // 3 - 1, tap % 3 - 1, c, IN, STEP).reshape(BI * BH * BW, BC)
+        a = _under(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(BI * BH * BW, BC)
         total = tl.dot(d.load([m * BI * BH * BW, out]).T, a, total)
-    at = made + ((part * OUT + out + tl.arange(0, BO)) * 9 * IN)[:, None] + tap * IN + c + tl.arange(0, BC)
+    at = made + ((part * OUT + out + tl.arange(0, BO)) * (SIDE * SIDE) * IN)[:, None] + tap * IN + c + tl.arange(0, BC)
     tl.store(at, total.to(made.dtype.element_ty))
 
 

@@ -35,8 +35,35 @@ def layer(
 ) -> Twins:
     """relu(norm(convolution(x)) + added) for two readers, by kernels where they fit. Each reader leaves a gradient of
     its own, and the kernels add them up on their way."""
-    groups = norm.groups if isinstance(norm, BatchNorm) else 1
-    y, sums = convolved(convolution, x, groups)
+    return normalised(norm, *convolved(convolution, x, grouped(norm)), added, rectify)
+
+
+def fork(
+    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, other: nn.Module, twins: Twins
+) -> tuple[Tensor, Tensor]:
+    """relu(norm(convolution(x))) and other(thin(x)), where the second convolution is a 1x1 one. By kernels that know
+    both, one twin is read and one gradient comes back to it; else each layer reads its own."""
+    x, aside = twins
+    if _alike(convolution, thin) and _recorded.get() and fits(x) and filters() is not None:
+        step, weights = thin.stride[0], [c.weight.to(x.dtype) for c in (convolution, thin)]
+        if all(filters().takes(x, weight, step, grouped(norm)) for weight in weights):
+            y, sums, z, others = Fork.apply(x, *weights, step)  # type: ignore[no-untyped-call]
+            return normalised(norm, y, sums)[0], normalised(other, z, others, rectify=False)[0]
+    return layer(convolution, norm, x)[0], layer(thin, other, aside, rectify=False)[0]
+
+
+def _alike(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
+    """Whether 1x1 filters lie under the middle of 3x3 ones, with as many outputs."""
+    sides = (convolution.kernel_size, convolution.padding, thin.kernel_size, thin.padding)
+    plain = convolution.bias is None and thin.bias is None and convolution.out_channels == thin.out_channels
+    return plain and convolution.stride == thin.stride and sides == ((3, 3), (1, 1), (1, 1), (0, 0))
+
+
+def normalised(
+    norm: nn.Module, y: Tensor, sums: Tensor | None, added: Tensor | None = None, rectify: bool = True
+) -> Twins:
+    """relu(norm(y) + added) for two readers, given what a convolution has already summed up."""
+    groups = grouped(norm)
     if isinstance(norm, BatchNorm) and norm.training and fits(y):
         spread = (norm.running_mean, norm.running_var, float(norm.momentum or 0), norm.eps, groups, rectify)
         return Normalise.apply(y, norm.weight, norm.bias, added, sums, *spread)  # type: ignore[no-untyped-call]
@@ -46,6 +73,10 @@ def layer(
     y = norm(y) if added is None else norm(y) + added
     y = y.relu() if rectify else y
     return y, y
+
+
+def grouped(norm: nn.Module) -> int:
+    return norm.groups if isinstance(norm, BatchNorm) else 1
 
 
 def settled(norm: BatchNorm, y: Tensor) -> bool:
@@ -153,6 +184,33 @@ class Convolve(torch.autograd.Function):
         for_x, for_weight, _ = ctx.needs_input_grad
         dx = filters().back(d, weight, ctx.step) if for_x else None
         return dx, filters().slopes(d, x, ctx.step) if for_weight else None, None
+
+
+class Fork(torch.autograd.Function):
+    """A 3x3 and a 1x1 convolution of the same images with the same steps; the images' gradient is made in one go."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, thin: Tensor, step: int) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight, thin)
+        ctx.step = step
+        y, sums = filters().ahead(x, weight, step)
+        z, others = filters().ahead(x, thin, step)
+        ctx.mark_non_differentiable(sums, others)
+        ctx.set_materialize_grads(False)  # or zeros would be made for the sums
+        return y, sums, z, others
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight, thin = ctx.saved_tensors
+        one, _, two, _ = grads
+        like = two if one is None else one
+        assert like is not None  # or nobody would ask
+        whole = (torch.zeros_like(like) if g is None else g for g in (one, two))  # of what nobody has read
+        d, beside = (g.contiguous(memory_format=torch.channels_last) for g in whole)
+        for_x, for_weight, for_thin, _ = ctx.needs_input_grad
+        dx = filters().back(d, weight, ctx.step, (beside, thin)) if for_x else None
+        dw = filters().slopes(d, x, ctx.step, 3) if for_weight else None
+        return dx, dw, filters().slopes(beside, x, ctx.step, 1) if for_thin else None, None
 
 
 def _library(

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
-from profcil.encoders.fused import Twins, layer
+from profcil.encoders.fused import Twins, fork, layer
 from profcil.encoders.norms import Pixels, drawn, image_shape, layers
 
 Norm = Callable[[int], nn.Module]
 
 
 class Projection(nn.Sequential):
-    """A shortcut where the shape changes: a 1x1 convolution, normalised."""
+    """A shortcut where the shape changes: a 1x1 convolution, normalised. It goes with the layer beside it."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        convolution, norm = self
-        return layer(convolution, norm, x, rectify=False)[0]  # type: ignore[arg-type]
+    def beside(self, convolution: nn.Conv2d, norm: nn.Module, twins: Twins) -> tuple[Tensor, Tensor]:
+        thin, other = self
+        return fork(convolution, norm, thin, other, twins)  # type: ignore[arg-type]
 
 
 class Block(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes. Of the twins that come
-    in, one goes each way."""
+    in, one goes each way, unless kernels take the first layer and the shortcut together."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -41,9 +41,11 @@ class Block(nn.Module):
         self.shortcut = nn.Identity() if same else Projection(project, norm(after))
 
     def forward(self, twins: Twins) -> Twins:
-        x, aside = twins
-        y, _ = layer(self.conv1, self.norm1, x)
-        return layer(self.conv2, self.norm2, y, self.shortcut(aside))
+        if isinstance(self.shortcut, Projection):
+            y, aside = self.shortcut.beside(self.conv1, self.norm1, twins)
+        else:
+            (y, _), aside = layer(self.conv1, self.norm1, twins[0]), twins[1]
+        return layer(self.conv2, self.norm2, y, aside)
 
 
 class ResNet18(nn.Module):
