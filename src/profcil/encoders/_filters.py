@@ -16,7 +16,9 @@ hand makes of it, each kind is compared with the formula once.
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,37 +57,57 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
 
 
 @cache
-@torch.no_grad()
 def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
     """Whether kernels of this kind can be made, and compute a convolution, on a few made images."""
+    return right(_agrees, channels, outputs, wide, step, device)
+
+
+@torch.no_grad()
+def right(compare: Callable[..., bool], *kind: Any) -> bool:
+    """Whether kernels of a kind can be made and stand a comparison; a warning says where they do not."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a convolution's first call came inside a recording")
     try:
-        wrong = "" if _agrees(channels, outputs, wide, step, device) else "their results are wrong"
+        with torch.autocast("cuda", enabled=False):  # or the formula would be rounded, too
+            wrong = "" if compare(*kind) else "their results are wrong"
     except Exception as error:  # whatever a compiler may think of
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        warnings.warn(f"Triton's convolutions are not used here ({wrong}); the library's are", stacklevel=2)
+        warnings.warn(f"Triton's convolutions are not used here ({wrong}); the library's are", stacklevel=3)
     return not wrong
 
 
 def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    rng, last, size = torch.Generator(device).manual_seed(0), torch.channels_last, wide * step
+    size = wide * step
     shapes = (32, channels, size, size), (outputs, channels, 3, 3), (32, outputs, wide, wide)
-    drawn = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
-    x, weight, d = (t.to(memory_format=last) for t in drawn)
+    x, weight, d = drawn(*shapes, device=device)
     weight *= (9 * channels) ** -0.5  # what comes out is of order one
     (y, sums), dx, dw = ahead(x, weight, step), back(d, weight, step), slopes(d, x, step)
+    columns = weight.float().flatten(1).T @ d.float().flatten(2)
+    folded = F.fold(columns, (size, size), 3, padding=1, stride=step)
+    return near((y, sums[:, 0], sums[:, 1], dw, dx), (*formula(x, weight, d, step, len(sums)), folded))
+
+
+def drawn(*shapes: tuple[int, ...], device: torch.device) -> list[Tensor]:
+    """Made tensors of these shapes, always the same."""
+    rng = torch.Generator(device).manual_seed(0)
+    made = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
+    return [t.to(memory_format=torch.channels_last) for t in made]
+
+
+def formula(x: Tensor, weight: Tensor, d: Tensor, step: int, tiles: int) -> tuple[Tensor, ...]:
+    """The convolution, both sums of its tiles, and the filters' gradient, in float32."""
     under = F.unfold(x.float(), 3, padding=1, stride=step)  # the pixels under every tap, as columns
-    matrix, right = weight.float().flatten(1), d.float().flatten(2)
-    made = matrix @ under
-    tiles = made.transpose(1, 2).reshape(len(sums), -1, outputs)
-    pairs = [(y.float().flatten(2), made), (sums[:, 0], tiles.sum(1))]
-    pairs.append((sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1]))
-    pairs.append((dx.float(), F.fold(matrix.T @ right, (size, size), 3, padding=1, stride=step)))
-    right, under = (t.transpose(0, 1).flatten(1) for t in (right, under))
-    pairs.append((dw.float().flatten(1), right @ under.T))
-    return all(bool((a - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
+    made = weight.float().flatten(1) @ under
+    parts = made.transpose(1, 2).reshape(tiles, -1, len(weight))
+    sums, squares = parts.sum(1), parts.var(1, correction=0) * parts.shape[1]
+    outputs, inputs = (t.transpose(0, 1).flatten(1) for t in (d.float().flatten(2), under))
+    return made.view(d.shape), sums, squares, (outputs @ inputs.T).view(weight.shape)
+
+
+def near(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    pairs = zip(found, expected, strict=True)
+    return all(bool((a.float() - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
 
 
 def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
