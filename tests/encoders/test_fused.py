@@ -168,6 +168,44 @@ def test_convolutions_of_our_own_are_for_what_is_recorded(monkeypatch):
     assert fused.convolved(convolution, x)[1] is None
 
 
+class PlainStem:
+    """The same for the first one."""
+
+    def __init__(self):
+        self.taken, self.asked = True, []
+
+    def takes(self, x, weight, *shape):
+        self.asked.append(shape)
+        return self.taken
+
+    @staticmethod
+    def ahead(x, weight):
+        return F.conv2d(x.to(weight.dtype), weight, None, 1, 1), torch.zeros(1, 2, len(weight))
+
+    @staticmethod
+    def slopes(d, x, weight):
+        return torch.nn.grad.conv2d_weight(x.to(weight.dtype), weight.shape, d, 1, 1)
+
+
+def test_images_enter_by_a_convolution_of_our_own_that_rounds_them(monkeypatch):
+    monkeypatch.setattr(fused, "enters", lambda x: True)
+    convolution, x, stem = nn.Conv2d(3, 5, 3, 1, 1, bias=False), drawn(2, 3, 8, 8), PlainStem()
+    monkeypatch.setattr(fused, "stem", lambda: stem)
+    assert fused.convolved(convolution, x)[1] is None  # nothing is recorded
+    with fused.recorded():
+        y, sums = fused.convolved(convolution, x, 2)
+        assert fused.convolved(nn.Conv2d(3, 5, 3, 1, 1), x)[1] is None  # a bias
+    assert sums is not None and not sums.requires_grad and stem.asked == [(1, (1, 1), 2)]
+    plain = F.conv2d(x.bfloat16(), convolution.weight.bfloat16(), None, 1, 1)
+    assert y.dtype == torch.bfloat16 and torch.equal(y, plain)
+    own, right = (torch.autograd.grad((z * drawn(*y.shape)).sum(), convolution.weight)[0] for z in (y, plain))
+    assert own.dtype == torch.float32 and torch.allclose(own, right, atol=1e-2 * float(right.abs().max()))
+    stem.taken = False
+    with fused.recorded():
+        z, none = fused.convolved(convolution, x)
+    assert none is None and torch.equal(z, convolution(x))
+
+
 def test_without_kernels_the_layers_run_one_by_one():
     convolution, norm, x = nn.Conv2d(4, 4, 3, 1, 1), BatchNorm(4).train(), drawn(2, 4, 3, 3)
     y, other = convolution(x), BatchNorm(4).train()

@@ -10,7 +10,8 @@ from profcil import kernels
 
 def test_a_module_of_kernels_is_none_where_triton_cannot_be_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("encoders._kernels", "encoders._filters", "encoders._views", "encoders._tails", "engine._kernels"):
+    encoders = [f"encoders.{name}" for name in ("_kernels", "_filters", "_stem", "_views", "_tails")]
+    for name in (*encoders, "engine._kernels"):
         monkeypatch.delitem(sys.modules, f"profcil.{name}", raising=False)
         assert kernels.found.__wrapped__(name) is None
 

@@ -215,6 +215,112 @@ def test_convolutions_give_the_same_bits_beside_each_other(number, channels, out
         assert all(torch.equal(a, b) for one in found for a, b in zip(one, alone, strict=True))
 
 
+stemmed = pytest.mark.skipif(not cuda or fused.stem() is None, reason="needs compute capability 9")
+
+
+def pictures(number: int, size: int = 32, planes: bool = True, channels: int = 3) -> torch.Tensor:
+    x = images(number, channels, size, size).float() + 1e-3  # which bfloat16 cannot hold
+    return x.contiguous() if planes else x
+
+
+@stemmed
+@pytest.mark.parametrize("number, size, groups", [(64, 32, 1), (192, 32, 3), (64, 28, 1)])
+@pytest.mark.parametrize("planes", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_enter_as_by_the_library_and_the_sums_are_those_of_what_was_written(number, size, groups, planes, dtype):
+    x, layer = pictures(number, size, planes).to(dtype), convolution(3, 64)
+    with torch.autocast("cuda", torch.bfloat16):
+        with fused.recorded():
+            y, sums = fused.convolved(layer, x, groups)
+        other, none = fused.convolved(layer, x, groups)
+    assert none is None and sums is not None and not sums.requires_grad
+    assert y.dtype == torch.bfloat16 and y.is_contiguous(memory_format=torch.channels_last)
+    d = images(*y.shape, seed=1)
+    own, right = (torch.autograd.grad(made, layer.weight, d)[0] for made in (y, other))
+    assert near(y, other) and near(own, right) and own.stride() == layer.weight.stride()
+    tiles = y.detach().float().permute(0, 2, 3, 1).reshape(len(sums), -1, 64)
+    assert near(sums[:, 0], tiles.sum(1)) and near(sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1])
+
+
+@stemmed
+def test_images_enter_by_the_library_s_kernels_where_ours_do_not_fit():
+    layer, x = convolution(3, 64), pictures(64)
+    shifted = nn.Conv2d(3, 64, 3, 1, 1).cuda()
+    with fused.recorded():
+        with torch.autocast("cuda", torch.bfloat16):
+            assert fused.convolved(layer, x.clone().requires_grad_())[1] is None
+            assert fused.convolved(convolution(3, 64, 2), x)[1] is None
+            assert fused.convolved(shifted, x)[1] is None
+            assert fused.convolved(convolution(4, 64), pictures(64, channels=4))[1] is None
+            assert fused.convolved(layer, x[:1, :, :, :1])[1] is None
+        with torch.autocast("cuda", torch.float16):
+            assert fused.convolved(layer, x)[1] is None
+        assert fused.convolved(layer, x.bfloat16())[1] is None
+
+
+@stemmed
+def test_a_first_convolution_that_a_compiler_gets_wrong_is_not_used(monkeypatch):
+    own, kind = fused.stem(), (3, 64, 32, 32, torch.float32, torch.device("cuda"))
+    assert own.agrees.__wrapped__(*kind)
+    ahead, slopes = own.ahead, own.slopes
+    wrong = {
+        "ahead": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
+        "slopes": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
+    }
+    for name, ones in wrong.items():
+        for one in ones:
+            with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the library's are"):
+                patch.setattr(own, name, one)
+                assert not own.agrees.__wrapped__(*kind)
+
+
+@stemmed
+@pytest.mark.parametrize("number", [64, 192])
+def test_images_enter_with_the_same_bits_beside_each_other(number):
+    x, d, weight = pictures(number), images(number, 64, 32, 32, seed=1), convolution(3, 64).weight.detach()
+    own, streams = fused.stem(), [torch.cuda.Stream() for _ in range(5)]
+
+    def run() -> tuple[torch.Tensor, ...]:
+        return *own.ahead(x, weight), own.slopes(d, x, weight)
+
+    alone = run()
+    torch.cuda.synchronize()
+    for _ in range(20):
+        found = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found += [run() for _ in range(5)]
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for one in found for a, b in zip(one, alone, strict=True))
+
+
+@stemmed
+def test_a_recorded_layer_that_images_enter_by_is_the_library_s():
+    """With filters in bfloat16; and replayed, it gives the same bits."""
+    torch.manual_seed(0)
+    layer, x = convolution(3, 64), pictures(192)
+    norms, d = [BatchNorm(64).cuda().train() for _ in range(3)], images(192, 64, 32, 32, seed=1)
+    for norm in norms:
+        norm.groups = 3
+
+    def run(norm: BatchNorm) -> list[torch.Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            y, _ = fused.layer(layer, norm, x)
+        return [y, *torch.autograd.grad(y, [layer.weight, norm.weight, norm.bias], d)]
+
+    plain = [*run(norms[0]), *norms[0].buffers()]
+    with fused.recorded():
+        first = [*run(norms[1]), *norms[1].buffers()]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = run(norms[2])
+    graph.replay()
+    assert first[1].dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(first, [*replayed, *norms[2].buffers()], strict=True))
+    assert all(near(a, b) for a, b in zip(first, plain, strict=True))
+
+
 def test_the_same_numbers_give_the_same_bits():
     x, *grads = (images(64, 64, 16, 16, seed=i) for i in range(3))
     w = torch.ones(64, device="cuda")

@@ -21,7 +21,9 @@ hand makes of it, each kind is compared with the formula once.
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,43 +65,63 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
 
 
 @cache
-@torch.no_grad()
 def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
     """Whether kernels of this kind can be made, and compute a convolution, on a few made images."""
+    return right(_agrees, channels, outputs, wide, step, device)
+
+
+@torch.no_grad()
+def right(compare: Callable[..., bool], *kind: Any) -> bool:
+    """Whether kernels of a kind can be made and stand a comparison; a warning says where they do not."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a convolution's first call came inside a recording")
     try:
-        wrong = "" if _agrees(channels, outputs, wide, step, device) else "their results are wrong"
+        with torch.autocast("cuda", enabled=False):  # or the formula would be rounded, too
+            wrong = "" if compare(*kind) else "their results are wrong"
     except Exception as error:  # whatever a compiler may think of
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        warnings.warn(f"Triton's convolutions are not used here ({wrong}); the library's are", stacklevel=2)
+        warnings.warn(f"Triton's convolutions are not used here ({wrong}); the library's are", stacklevel=3)
     return not wrong
 
 
 def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    rng, size = torch.Generator(device).manual_seed(0), wide * step
-
-    def drawn(*shape: int) -> Tensor:
-        made = torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16)
-        return made.to(memory_format=torch.channels_last)
-
-    x, pairs, read, slope = drawn(32, channels, size, size), [], [], 0
-    for side in (3, 1)[:step]:
-        weight, d = drawn(outputs, channels, side, side), drawn(32, outputs, wide, wide)
+    size, sides = wide * step, (3, 1)[:step]  # where filters step, there are thin ones beside them
+    images, outer = (32, channels, size, size), (32, outputs, wide, wide)
+    x, *rest = drawn(images, *(s for side in sides for s in ((outputs, channels, side, side), outer)), device=device)
+    found, expected, read, folded = [], [], [], 0
+    for side, weight, d in zip(sides, rest[::2], rest[1::2], strict=True):
         weight *= (side * side * channels) ** -0.5  # what comes out is of order one
         read.append((d, weight))
         (y, sums), dx, dw = ahead(x, weight, step), back(*read[0], step, *read[1:]), slopes(d, x, step, side)
-        how = (side, 1, side // 2, step)  # taps next to each other, and a rim of zeros
-        under = F.unfold(x.float(), *how)  # the pixels under every tap, as columns
-        matrix, right = weight.float().flatten(1), d.float().flatten(2)
-        made, slope = matrix @ under, slope + F.fold(matrix.T @ right, (size, size), *how)
-        tiles = made.transpose(1, 2).reshape(len(sums), -1, outputs)
-        pairs += [(y.float().flatten(2), made), (sums[:, 0], tiles.sum(1)), (dx.float(), slope)]
-        pairs.append((sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1]))
-        right, under = (t.transpose(0, 1).flatten(1) for t in (right, under))
-        pairs.append((dw.float().flatten(1), right @ under.T))
-    return all(bool((a - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
+        columns = weight.float().flatten(1).T @ d.float().flatten(2)
+        folded = folded + F.fold(columns, (size, size), side, padding=side // 2, stride=step)
+        found += y, sums[:, 0], sums[:, 1], dw, dx
+        expected += *formula(x, weight, d, step, len(sums)), folded
+    return near(found, expected)
+
+
+def drawn(*shapes: tuple[int, ...], device: torch.device) -> list[Tensor]:
+    """Made tensors of these shapes, always the same."""
+    rng = torch.Generator(device).manual_seed(0)
+    made = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
+    return [t.to(memory_format=torch.channels_last) for t in made]
+
+
+def formula(x: Tensor, weight: Tensor, d: Tensor, step: int, tiles: int) -> tuple[Tensor, ...]:
+    """The convolution, both sums of its tiles, and the filters' gradient, in float32."""
+    side = weight.shape[-1]
+    under = F.unfold(x.float(), side, padding=side // 2, stride=step)  # the pixels under every tap, as columns
+    made = weight.float().flatten(1) @ under
+    parts = made.transpose(1, 2).reshape(tiles, -1, len(weight))
+    sums, squares = parts.sum(1), parts.var(1, correction=0) * parts.shape[1]
+    outputs, inputs = (t.transpose(0, 1).flatten(1) for t in (d.float().flatten(2), under))
+    return made.view(d.shape), sums, squares, (outputs @ inputs.T).view(weight.shape)
+
+
+def near(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    pairs = zip(found, expected, strict=True)
+    return all(bool((a.float() - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
 
 
 def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,9 @@ def settled(norm: BatchNorm, y: Tensor) -> bool:
 def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
     """The convolution, and what its kernel has already summed up for a normalisation."""
     step = convolution.stride[0]
+    first = _recorded.get() and convolution.bias is None and enters(x)
+    if first and stem().takes(x, convolution.weight, step, convolution.padding, groups):
+        return Stem.apply(x, convolution.weight.to(torch.bfloat16))  # type: ignore[no-untyped-call]
     if not fits(x) or convolution.bias is not None:
         return convolution(x), None
     weight = convolution.weight.to(x.dtype)
@@ -104,6 +107,13 @@ def fits(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and last and x.shape[1] % 16 == 0 and kernels() is not None
 
 
+def enters(x: Tensor) -> bool:
+    """Whether these may be images on their way into a network that computes in bfloat16, to be rounded as they are
+    read; no gradient is to come back to them."""
+    low = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return x.is_cuda and low and not x.requires_grad and stem() is not None
+
+
 def kernels() -> Any:
     """The module with the kernels."""
     return found("encoders._kernels")
@@ -112,8 +122,17 @@ def kernels() -> Any:
 @cache
 def filters() -> Any:
     """The module with the convolutions, where the GPU is of the kind they are made for."""
-    made_for = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return found("encoders._filters") if made_for else None
+    return found("encoders._filters") if _made_for() else None
+
+
+@cache
+def stem() -> Any:
+    """The module with the first convolution, there, too."""
+    return found("encoders._stem") if _made_for() else None
+
+
+def _made_for() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 @contextmanager
@@ -211,6 +230,24 @@ class Fork(torch.autograd.Function):
         dx = filters().back(d, weight, ctx.step, (beside, thin)) if for_x else None
         dw = filters().slopes(d, x, ctx.step, 3) if for_weight else None
         return dx, dw, filters().slopes(beside, x, ctx.step, 1) if for_thin else None, None
+
+
+class Stem(torch.autograd.Function):
+    """The 3x3 convolution that images enter by, which need no gradient, by kernels of our own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        y, sums = stem().ahead(x, weight)
+        ctx.mark_non_differentiable(sums)
+        ctx.set_materialize_grads(False)
+        return y, sums
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        d = grads[0].contiguous(memory_format=torch.channels_last)
+        return None, stem().slopes(d, x, weight) if ctx.needs_input_grad[1] else None
 
 
 def _library(
