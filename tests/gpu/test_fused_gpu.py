@@ -308,14 +308,16 @@ def test_a_recorded_layer_that_images_enter_by_is_the_library_s():
             y, _ = fused.layer(layer, norm, x)
         return [y, *torch.autograd.grad(y, [layer.weight, norm.weight, norm.bias], d)]
 
-    plain = [*run(norms[0]), *norms[0].buffers()]
-    with fused.recorded():
-        first = [*run(norms[1]), *norms[1].buffers()]
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            replayed = run(norms[2])
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        plain = [*run(norms[0]), *norms[0].buffers()]
+        with fused.recorded():
+            first = [*run(norms[1]), *norms[1].buffers()]
+            with torch.cuda.graph(graph, stream=stream):
+                replayed = run(norms[2])
     graph.replay()
+    torch.cuda.synchronize()
     assert first[1].dtype == torch.bfloat16
     assert all(torch.equal(a, b) for a, b in zip(first, [*replayed, *norms[2].buffers()], strict=True))
     assert all(near(a, b) for a, b in zip(first, plain, strict=True))

@@ -123,7 +123,7 @@ def made_adam(*groups: dict, betas: tuple[float, float] = (0.9, 0.999)) -> torch
 def descend(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     """One step down these gradients; none is left behind on the parameters."""
     for p, g in zip(parameters, grads, strict=True):
-        p.grad = g
+        p.grad = g.contiguous()  # kernels read memory in order, without strides
     optimiser.step()
     optimiser.zero_grad()
 

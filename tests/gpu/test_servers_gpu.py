@@ -1,0 +1,75 @@
+"""What a server trains, recorded and as it is written: generators against a frozen ResNet-18."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from profcil import rooms
+from profcil.bench.steps import world_for
+from profcil.encoders import fused
+from profcil.engine.door import When
+from profcil.engine.server import as_written
+from profcil.methods.parts.distillation import outputs
+from profcil.methods.parts.generator import Statistics, frozen, samples
+from profcil.methods.parts.synthesis import Synthesis
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 32, 32), (64, 512, 4, 4)], ids=str)
+def test_moments_and_their_slopes_are_the_library_s(shape):
+    rng, told = torch.Generator("cuda").manual_seed(0), []
+    x = (torch.randn(shape, generator=rng, device="cuda") * 2 + 1).to(torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    known = torch.rand(shape[1], generator=rng, device="cuda")
+    assert fused.fits(x)
+    for mean, var in (fused.moments(x), torch.var_mean(x.float(), (0, 2, 3), correction=0)[::-1]):
+        told.append([mean, var, *torch.autograd.grad((mean * known).sum() + (var - known).square().sum(), x)])
+    for a, b in zip(*told, strict=True):
+        assert float((a.float() - b.float()).abs().max() / b.float().abs().max()) < 1e-2
+
+
+def test_recorded_steps_make_the_images_that_written_ones_make():
+    world = world_for("target", "cuda")
+    params = replace(world.config.params, pool=4, synthesis_rounds=1, synthesis_steps=4, student_steps=4)
+    recorded, made = world.server(When("round", 0, 0, 1)), []
+    assert recorded.often is not as_written
+    for server in (recorded, replace(recorded, often=as_written)):
+        images, answers, _ = Synthesis(params, server, frozen(world.net, world.net.weights())).pool()
+        made.append((images.float(), answers))
+    (images, answers), (right, known) = made
+    assert float((images - right).abs().mean()) < 4 < float(right.std())  # of 255; steps feel the rounding of bfloat16
+    torch.testing.assert_close(answers, outputs(world.net, images.to(torch.uint8)), rtol=0.05, atol=0.05)
+
+
+def test_recorded_steps_train_the_generator_that_written_ones_train():
+    world = world_for("mfcl", "cuda")
+    method = rooms.find("methods", "mfcl").METHOD(replace(world.config.params, iterations=6))
+    state = method.begin(world.net.weights((*world.net.weights(), "generator")))
+    server = world.server(When("round", 0, 0, 1))
+    trained = [
+        method.train_server(s, state).blocks["generator"].tensors for s in (server, replace(server, often=as_written))
+    ]
+    before = state.blocks["generator"].tensors
+    for name in ("first.weight", "conv1.weight", "out.weight"):
+        one, other = (t[name] - before[name] for t in trained)
+        assert float((one - other).norm() / other.norm()) < 0.1
+
+
+def test_what_is_asked_by_replaying_is_what_the_model_says():
+    world = world_for("mfcl", "cuda")
+    net = frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
+    generator, rng = net.get_submodule("generator"), torch.Generator("cuda").manual_seed(0)
+    told = []
+    for lookup in (net.lookup, None):
+        net.lookup = lookup
+        x = samples(net, generator, 700, rng.manual_seed(0))
+        told.append((x, outputs(net, x)))
+    assert x.dtype == torch.uint8 and float((told[0][0].float() - told[1][0].float()).abs().max()) <= 2
+    torch.testing.assert_close(outputs(net, told[0][0]), told[0][1], rtol=0.05, atol=0.05)
+    with Statistics(net.base) as statistics, torch.autocast("cuda", torch.bfloat16):
+        net(told[0][0])
+    assert all(torch.isfinite(m).all() for m in statistics.batch)
