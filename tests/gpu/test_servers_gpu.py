@@ -40,7 +40,7 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
     for server in (recorded, replace(recorded, often=as_written)):
         images, answers, _ = Synthesis(params, server, frozen(world.net, world.net.weights())).pool()
         made.append((images.float(), answers))
-    (images, answers), (right, known) = made
+    (images, answers), (right, _) = made
     assert float((images - right).abs().mean()) < 4 < float(right.std())  # of 255; steps feel the rounding of bfloat16
     torch.testing.assert_close(answers, outputs(world.net, images.to(torch.uint8)), rtol=0.05, atol=0.05)
 
