@@ -49,6 +49,7 @@ def test_recorded_steps_train_the_generator_that_written_ones_train():
     world = world_for("mfcl", "cuda")
     method = rooms.find("methods", "mfcl").METHOD(replace(world.config.params, iterations=6))
     state = method.begin(world.net.weights((*world.net.weights(), "generator")))
+    state = state.put(head=state.blocks["head"])  # a newer one than the generator knows
     server = world.server(When("round", 0, 0, 1))
     trained = [
         method.train_server(s, state).blocks["generator"].tensors for s in (server, replace(server, often=as_written))
