@@ -1,13 +1,26 @@
-"""Kernels for GPUs are modules that need Triton, which comes with torch's builds for them. Without it, plain torch is
+"""Where kernels are found. Those for GPUs are modules that need Triton, which comes with torch's builds for them; those
+for CPUs are files in C, compiled on a machine when they are first used. Without Triton or a compiler, plain torch is
 used, which says what they compute and is what they are tested against."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
 from typing import Any
+
+from profcil.cache import cache_folder
+
+FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
 
 
 @cache
@@ -17,6 +30,43 @@ def found(module: str) -> Any:
         return import_module(f"profcil.{module}")
     except ImportError:
         return None
+
+
+@cache
+def built(file: str) -> ctypes.CDLL | None:
+    """The library that a file in C makes, by its place in the package; None where no compiler makes it."""
+    source, compiler = Path(__file__).parent / file, shlex.split(os.environ.get("CC") or "cc")
+    facts = [source.read_text(encoding="utf-8"), *compiler, *FLAGS, processor()]
+    name = f"{source.stem}-{hashlib.blake2b('|'.join(facts).encode(), digest_size=12).hexdigest()}.so"
+    kept = cache_folder() / "kernels" / name
+    with suppress(OSError):
+        return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(prefix="profcil-") as folder:
+        made = Path(folder) / name
+        try:
+            subprocess.run([*compiler, *FLAGS, "-o", made, source, "-lm"], check=True, capture_output=True)
+            library = ctypes.CDLL(str(made))
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        with suppress(OSError):  # a folder that cannot be written costs a second each time, nothing else
+            keep(made, kept)
+    return library
+
+
+def keep(made: Path, kept: Path) -> None:
+    """Whoever looks meanwhile finds the whole file or none."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    beside = kept.with_name(f"{kept.name}.{os.getpid()}")
+    beside.write_bytes(made.read_bytes())
+    beside.replace(kept)
+
+
+def processor() -> str:
+    """What tells processors apart whose code is not each other's: a cache may be that of several machines."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    return platform.platform() + platform.processor()
 
 
 def wake() -> Thread:

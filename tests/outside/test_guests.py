@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from profcil import rooms
+from profcil.cache import cache_folder
 from profcil.cli.main import main
 from profcil.engine import run
 from profcil.engine.client import embed
-from profcil.engine.warmup import cache_folder, cache_key, warm
+from profcil.engine.warmup import cache_key, warm
 from profcil.engine.world import make_world
 from profcil.errors import ConfigError
 from profcil.resolve import RunConfig, resolve

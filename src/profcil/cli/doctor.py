@@ -83,7 +83,7 @@ def gpus() -> list[str]:
 
 def cache() -> dict[str, Any]:
     """The folder of the shared warm-ups; one that cannot be written costs time, nothing else."""
-    from profcil.engine.warmup import cache_folder
+    from profcil.cache import cache_folder
 
     path = cache_folder()
     nearest = next(p for p in (path, *path.parents) if os.path.exists(p))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from profcil.cache import cache_folder
 from profcil.deploy.records import seal
 from profcil.engine.files import read_tensors, write_tensors
 from profcil.engine.payload import Block
@@ -25,9 +25,8 @@ UNUSED_DAYS = 30  # after which what a run left behind is removed
 
 
 def home() -> Path:
-    """Where sites keep what belongs to runs: $PROFCIL_CACHE, or the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profcil"
-    return Path(os.environ.get("PROFCIL_CACHE") or default) / "sites"
+    """Where sites keep what belongs to runs."""
+    return cache_folder() / "sites"
 
 
 class Keep:

@@ -1,8 +1,9 @@
 """One client's phase on features on a CPU, by the gradient that is written down: a whole epoch of steps in one call.
 
 A step is thirty small kernels. Called one by one from Python they cost a tenth more, and clients on other threads wait
-for the interpreter meanwhile; so the steps are compiled by TorchScript, which runs the same kernels in the same order
-without it. Where torch cannot do that, the same function runs as it is written.
+for the interpreter meanwhile. So an epoch is compiled: where the machine has a compiler, from a twin in C (`native`);
+else by TorchScript, which runs the same kernels in the same order; and where torch cannot do that, the function runs as
+it is written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from profcil.encoders.byhand import Classification, slopes
 from profcil.encoders.model import TAIL, Tail, Weights
+from profcil.engine import native
 from profcil.engine.optim import Moments, Optimiser, Rule, clip_vector_, fused
 from profcil.engine.phases import Train, Trained, cut
 
@@ -63,6 +65,16 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 epoch = compiled(descend)
 
+Epoch = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # features, places of labels, cut; whether it is the last
+
+
+def way(g: Ground, rule: Rule, phase: Train) -> Epoch:
+    """How an epoch is computed on this machine."""
+    proximal, clip, library = phase.proximal, phase.settings.clip, native.library()
+    if library is not None and g.vector[0].dtype == torch.float32:
+        return native.Epochs(library, g, rule, phase.settings.batch or phase.source.size, proximal, clip)
+    return lambda u, y, index, last: epoch(g, u, y, index, rule, proximal, clip, last)
+
 
 @torch.no_grad()
 def run(phase: Train, gradient: type[Classification], rng: torch.Generator) -> Trained:
@@ -70,11 +82,12 @@ def run(phase: Train, gradient: type[Classification], rng: torch.Generator) -> T
     s, order, losses, steps = phase.settings, gradient.order(phase.constants), torch.zeros(0), 0
     with torch.inference_mode():  # like no_grad, and tensors made in it need less around every kernel
         tail, ground, rule, place = prepared(phase, gradient, order)
+        take = way(ground, rule, phase)
     for number in range(phase.epochs):
         rows, index = phase.source.epoch(rng), cut(phase.source.size, s.batch, rng)
         last = number == phase.epochs - 1
         with torch.inference_mode():
-            losses = epoch(ground, rows["u"], place[rows["y"]], index, rule, phase.proximal, s.clip, last)
+            losses = take(rows["u"], place[rows["y"]], index, last)
         steps += len(index)
     own = {b: {k: v.clone() for k, v in getattr(tail, b).items()} for b in TAIL}
     own["head"] = {k: v[order.argsort()] for k, v in own["head"].items()}

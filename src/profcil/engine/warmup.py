@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from profcil import __version__, rooms
+from profcil.cache import cache_folder
 from profcil.config import Checked, plain, setting
 from profcil.cost.ledger import Ledger
 from profcil.encoders.model import MODEL, Net, Weights, consistency
@@ -88,12 +88,6 @@ def cache_key(world: World) -> str:
     if brought := rooms.origin("encoders", encoder):
         facts["brought"] = brought
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def cache_folder() -> Path:
-    """Where warm-ups are kept: $PROFCIL_CACHE, or the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profcil"
-    return Path(os.environ.get("PROFCIL_CACHE") or default)
 
 
 def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from profcil.memory.bank import Bank
+from profcil.memory.normal import normal_
 
 
 def pseudo(
@@ -23,7 +24,7 @@ def pseudo(
 ) -> Tensor:
     """`quota` pseudo-features of each class, [classes · quota, d], classes in order; made in `out`, where given."""
     k, d = mean.shape
-    drawn = (mean.new_empty(k * quota, d) if out is None else out).view(k, quota, d).normal_(generator=rng)
+    drawn = normal_((mean.new_empty(k * quota, d) if out is None else out).view(k, quota, d), rng)
     return torch.addcmul(mean[:, None], spread[:, None], drawn, value=noise, out=drawn).view(k * quota, d)
 
 
