@@ -264,29 +264,11 @@ def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
     assert [taken.count(row) for row in range(len(phases))] == sorted((2 * n for n in lengths(phases)), reverse=True)
 
 
-@pytest.mark.parametrize("even", [True, False])
-def test_clients_that_have_often_met_are_recorded_together(ready, monkeypatch, even):
-    """Larger groups change no bit, and take their time where epochs differ and they need more recordings."""
-    phases, groups, original = asked(ready("fedavg"), 0), [], Graphs.play
-    phases = [replace(p, source=phases[0].source) for p in phases] if even else phases
-    monkeypatch.setattr(recorded, "FEW", 2)
-    monkeypatch.setattr(recorded, "OFTEN", 2 * max(lengths(phases)))  # as many as one run has, in two epochs
-    monkeypatch.setattr(
-        Graphs, "play", lambda self, stack, *a: (groups.append(len(stack)), original(self, stack, *a))[1]
-    )
-    graphs = Graphs(ready("fedavg").world.net, Repeat())
-    done = [graphs.run(phases) for _ in range(4)]
-    narrow = len(set(lengths(phases)))  # runs
-    assert narrow == 1 if even else narrow > 1
-    assert groups == [1, 2] * narrow + [3] * (4 - narrow)
-    assert all(apart(done[0], other) == 0.0 for other in done[1:])
-
-
 @pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
 def test_all_groups_are_under_way_before_anything_is_read(ready, monkeypatch, method, round):
     run, read = ready(method), []
     phases = asked(run, round)
-    monkeypatch.setattr(recorded, "FEW", 2)
+    monkeypatch.setattr(recorded, "WIDTH", 2)
     graphs = Graphs(run.world.net, Repeat())
     expected = graphs.run(phases)
     original, end = Tensor.tolist, Static.end
@@ -400,10 +382,10 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     graphs, phase = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=1)[0]
     for pull in (0.1, 0.2, 0.3):
         graphs.run([replace(phase, proximal=pull)])
-    assert [key[3] for key in graphs.known] == [0.2, 0.3]
+    assert [key[0][3] for key in graphs.known] == [0.2, 0.3]
     graphs.run([replace(phase, proximal=0.2)])
     graphs.run([replace(phase, proximal=0.4)])
-    assert [key[3] for key in graphs.known] == [0.2, 0.4]
+    assert [key[0][3] for key in graphs.known] == [0.2, 0.4]
     last = replace(phase, proximal=0.5)
     with pytest.warns(UserWarning, match="eagerly"):
         assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0

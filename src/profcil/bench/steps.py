@@ -20,7 +20,7 @@ from profcil.data.bundle import Bundle, Rows
 from profcil.encoders.model import MODEL
 from profcil.engine import steps
 from profcil.engine.door import Door, When
-from profcil.engine.graphs import OFTEN, Graphs
+from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train
 from profcil.engine.recorders import WIDTH
 from profcil.engine.static import PAYS, OnNets
@@ -78,8 +78,7 @@ def matmul_peak(device: torch.device) -> float:
 
 
 def ripen(graphs: Graphs) -> None:
-    """As late in a stream, when many clients and several steps are recorded as one."""
-    graphs.met.update(dict.fromkeys(graphs.met, OFTEN * WIDTH))
+    """As late in a stream, when several steps are recorded as one."""
     for step in graphs.known.values():
         if isinstance(step, OnNets):
             step.taken.update(dict.fromkeys(range(1, WIDTH + 1), PAYS))
@@ -92,9 +91,8 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     epochs = -(-STEPS // -(-phases[0].source.size // phases[0].settings.batch))
     short = [replace(p, epochs=epochs) for p in phases]
     torch.cuda.reset_peak_memory_stats(world.device)
-    for _ in range(2):
-        number = sum(r.steps for r in graphs.run(short))
-        ripen(graphs)
+    number = sum(r.steps for r in graphs.run(short))
+    ripen(graphs)
     seconds = timed(lambda: graphs.run(short), world.device)
     memory = torch.cuda.max_memory_allocated(world.device) / 1e6
     one = [replace(short[0], epochs=1)]

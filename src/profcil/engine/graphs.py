@@ -7,8 +7,8 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -19,12 +19,11 @@ from torch import Tensor
 from profcil.encoders.model import Net
 from profcil.engine import steps
 from profcil.engine.phases import Train, Trained
-from profcil.engine.recorders import FEW, WIDTH, Recorder, refused
+from profcil.engine.recorders import WIDTH, Recorder, refused
 from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
 
 ROWS = 4  # stacks on features are filled up to a multiple of this many clients, so that few widths occur
 LIVE = 16  # steps kept at a time
-OFTEN = 300  # steps of so many clients after which they have paid to be recorded as one group: that takes as long
 MOST = 256  # recordings made in a run; a method that needs more has shapes that never come back
 
 
@@ -35,7 +34,6 @@ class Graphs:
         self.net, self.recorder = net, recorder
         self.known: OrderedDict[tuple, Static] = OrderedDict()  # the one used last comes last
         self.made = 0
-        self.met: Counter[tuple[Callable, int]] = Counter()  # steps of so many clients whose bases move, by their loss
 
     def takes(self, phase: Train) -> bool:
         """Whether a phase's step can come back: not where a batch is all of a client's examples, nor with a loss that
@@ -48,7 +46,7 @@ class Graphs:
         order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
         done: dict[int, Trained] = {}
         told: dict[int, Tensor] = {}
-        for group in self.groups(phases, order):
+        for group in [order] if phases[0].on_features else shares(order, WIDTH):
             stack = [phases[i] for i in group]
             trained, facts = self.play(stack, self.generators(stack))
             done |= zip(group, trained, strict=True)
@@ -56,17 +54,6 @@ class Graphs:
         for i, (loss, size) in zip(told, torch.stack(list(told.values())).tolist() if told else (), strict=True):
             done[i] = replace(done[i], loss=loss, sound=math.isfinite(size))
         return [done[i] for i in range(len(phases))]
-
-    def groups(self, phases: Sequence[Train], order: Sequence[int]) -> list[Sequence[int]]:
-        """Who is recorded together. Large groups make steps faster, but there are more sizes of them, and where epochs
-        differ in length each number of clients still at work takes a recording."""
-        first = phases[0]
-        if first.on_features:
-            return [order]
-        lengths, kind = {p.length for p in phases}, (first.loss, len(order))
-        wide = self.met[kind] >= OFTEN * len(lengths)
-        self.met[kind] += max(lengths) * first.epochs
-        return shares(order, WIDTH if wide else FEW)
 
     def generators(self, stack: Sequence[Train]) -> list[torch.Generator]:
         """A stack of features draws between steps only; what moves the base draws views inside the recorded step."""
@@ -90,10 +77,10 @@ class Graphs:
     def begin(self, phases: Sequence[Train], table: Table) -> Static | None:
         """The step of these phases with the phases copied in; None where it cannot be recorded."""
         p = phases[0]
-        of_bases = FEW if len(phases) <= FEW else WIDTH
-        width = -(-len(phases) // ROWS) * ROWS if p.on_features else of_bases
+        width = -(-len(phases) // ROWS) * ROWS if p.on_features else len(phases)
         sizes = shapes(table, 2), shapes(p.constants, 0)
-        key = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes, width)
+        kind = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes)
+        key = (kind, width if p.on_features else 0)
         step = self.known.get(key)
         if step is None:
             if self.full() or not regular(p, table):
@@ -115,14 +102,14 @@ class Graphs:
         if phase.on_features:
             by_kernels = OnFeaturesByKernels.fits(self.net, phase)
             return (OnFeaturesByKernels if by_kernels else OnFeatures)(self.net, phase, table, width)
-        return OnNets(self.net, phase, table, width, self.recorder)
+        return OnNets(self.net, phase, table, self.recorder)
 
     def record(self, step: Static, phases: Sequence[Train], recording: tuple[int, int]) -> None:
         """Recording takes real steps; the caller copies its phases in again, and here the draws are taken back."""
         rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else recording[0])]
         states, self.made = [rng.get_state() for rng in rngs], self.made + 1
         step.begin(phases)
-        again, once = partial(step.step, *recording), partial(step.step, min(recording[0], FEW), 1)
+        again, once = partial(step.step, *recording), partial(step.step, recording[0], 1)
         try:
             step.replays[recording] = self.recorder.record(again, len(rngs), None if step.replays else once)
         except Exception as error:  # of torch, or of a compiler of kernels

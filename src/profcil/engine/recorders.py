@@ -15,8 +15,7 @@ import torch
 from profcil.errors import Failure
 
 WARM = 1  # steps before a recording, in which libraries choose kernels and allocate what they keep
-FEW, WIDTH = 5, 10  # clients whose bases move in one recorded step: at first, and where that has paid
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", "32"  # read when CUDA starts; by itself it runs eight streams at once
+WIDTH = 5  # clients whose bases move in one recorded step
 
 Do = Callable[[], None]
 

@@ -24,7 +24,7 @@ from profcil.encoders.fused import recorded
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
 from profcil.engine.layout import At, Layout, buffers_of, filters_together, parameters_of
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
-from profcil.engine.recorders import Do, Recorder
+from profcil.engine.recorders import WIDTH, Do, Recorder
 from profcil.engine.rules import Descent, MaskedDescent, MaskedRule, Update
 from profcil.engine.steps import loss_of
 from profcil.kernels import found
@@ -128,8 +128,8 @@ class OnNets(Static):
     first, so that the clients still at work are a prefix, for each length of which there is a recording.
     """
 
-    def __init__(self, net: Net, phase: Train, table: Table, width: int, recorder: Recorder) -> None:
-        super().__init__(phase, table, width)
+    def __init__(self, net: Net, phase: Train, table: Table, recorder: Recorder) -> None:
+        super().__init__(phase, table, WIDTH)
         self.recorder = recorder
         pulled = [b for b in phase.blocks if b in MODEL]
         fixed = [b for b in phase.weights if b not in phase.blocks]
@@ -145,10 +145,10 @@ class OnNets(Static):
         self.grad = torch.zeros_like(self.matrix)
         self.low_grad = None if self.low is None else torch.zeros_like(self.low)  # used for the filters, where it is
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
-        self.rules = [self.rule(row, phase) for row in range(width)]
-        slopes = [self.moving.views(self.grad[row], _row(self.low_grad, row)) for row in range(width)]
+        self.rules = [self.rule(row, phase) for row in range(WIDTH)]
+        slopes = [self.moving.views(self.grad[row], _row(self.low_grad, row)) for row in range(WIDTH)]
         self.slopes = [self.moving.flat(views.values()) for views in slopes]
-        self.nets = [self.module(net, row) for row in range(width)]
+        self.nets = [self.module(net, row) for row in range(WIDTH)]
         self.parameters = [[own.get_parameter(f"{b}.{k}") for b, k in self.moving.places] for own in self.nets]
 
     def module(self, net: Net, row: int) -> Net:
@@ -180,7 +180,7 @@ class OnNets(Static):
         return made(phase, self.matrix[row], low, anchor, self.moving.filters())
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
-        self.ripe = {rows for rows in range(1, len(self.nets) + 1) if self.taken[rows] >= PAYS}
+        self.ripe = {rows for rows in range(1, WIDTH + 1) if self.taken[rows] >= PAYS}
         return super().plan(lengths)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:

@@ -21,7 +21,6 @@ from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.executors.fleet import Fleet, Here
 from profcil.engine.executors.local import Executor
-from profcil.engine.recorders import CONNECTIONS
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, NotApplicable
 from profcil.protocol.plan import Plan, make_plan
@@ -203,8 +202,6 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(f"unknown device '{name}'; use cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device '{name}' is not one that runs are computed on; use cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        os.environ.setdefault(*CONNECTIONS)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device '{name}' was asked for, but this machine has no usable CUDA GPU; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
