@@ -12,7 +12,7 @@ import pytest
 
 from profcil import kernels
 
-build = kernels.built.__wrapped__  # as in a process that has not asked yet
+build = kernels.compiled.__wrapped__  # as in a process that has not asked yet
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 
 
@@ -72,8 +72,22 @@ def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", SimpleNamespace(triton_key=lambda: read.append(1)))
     for parent in ("triton", "triton.runtime"):
         monkeypatch.setitem(sys.modules, parent, SimpleNamespace(__path__=[]))
-    kernels.wake().join()
+    kernels.wake("cuda").join()
     assert read == [1]
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # no such module
-    kernels.wake().join()
+    kernels.wake("cuda").join()
     assert read == [1]
+
+
+@needs_compiler
+def test_on_a_cpu_everything_in_c_is_compiled_beside_other_work_and_once(folder, monkeypatch):
+    kernels.compiled.cache_clear()
+    kernels.wake("cpu").join()
+    assert len(list(folder.iterdir())) == len(list(kernels.PACKAGE.rglob("*.c"))) > 1
+    made, run = [], subprocess.run
+    monkeypatch.setattr(kernels, "processor", lambda: "another one")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: (made.append(a), run(*a, **k))[1])
+    kernels.compiled.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(map(id, pool.map(kernels.built, ["engine/_descent.c"] * 4)))) == len(made) == 1
+    kernels.compiled.cache_clear()

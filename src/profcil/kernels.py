@@ -15,12 +15,16 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from profcil.cache import cache_folder
 
+PACKAGE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+PATIENCE = 60  # seconds for a compiler that should need one
+
+_one = Lock()  # of several threads that ask for a library, one makes it
 
 
 @cache
@@ -32,25 +36,29 @@ def found(module: str) -> Any:
         return None
 
 
-@cache
 def built(file: str) -> ctypes.CDLL | None:
     """The library that a file in C makes, by its place in the package; None where no compiler makes it."""
-    source, compiler = Path(__file__).parent / file, shlex.split(os.environ.get("CC") or "cc")
+    with _one:
+        return compiled(file)
+
+
+@cache
+def compiled(file: str) -> ctypes.CDLL | None:
+    source, compiler = PACKAGE / file, shlex.split(os.environ.get("CC") or "cc")
     facts = [source.read_text(encoding="utf-8"), *compiler, *FLAGS, processor()]
     name = f"{source.stem}-{hashlib.blake2b('|'.join(facts).encode(), digest_size=12).hexdigest()}.so"
     kept = cache_folder() / "kernels" / name
     with suppress(OSError):
         return ctypes.CDLL(str(kept))
-    with tempfile.TemporaryDirectory(prefix="profcil-") as folder:
+    with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory(prefix="profcil-") as folder:
         made = Path(folder) / name
-        try:
-            subprocess.run([*compiler, *FLAGS, "-o", made, source, "-lm"], check=True, capture_output=True)
-            library = ctypes.CDLL(str(made))
-        except (OSError, subprocess.CalledProcessError):
-            return None
+        command = [*compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+        library = ctypes.CDLL(str(made))
         with suppress(OSError):  # a folder that cannot be written costs a second each time, nothing else
             keep(made, kept)
-    return library
+        return library
+    return None
 
 
 def keep(made: Path, kept: Path) -> None:
@@ -69,14 +77,20 @@ def processor() -> str:
     return platform.platform() + platform.processor()
 
 
-def wake() -> Thread:
-    """Begins, beside whatever else is to be done, what takes a second before a first kernel can be made: Triton reads
-    all of itself, to know which compiled ones are its own."""
-
-    def read() -> None:
-        with suppress(Exception):  # there is none, or it is another one: then nothing is won
-            import_module("triton.runtime.cache").triton_key()
-
-    thread = Thread(target=read, name="triton", daemon=True)
+def wake(device: str) -> Thread:
+    """Begins, beside whatever else is to be done, what takes a second before a first kernel can be used on a GPU or a
+    CPU."""
+    thread = Thread(target=read_triton if device == "cuda" else build_all, name="kernels", daemon=device == "cuda")
     thread.start()
     return thread
+
+
+def read_triton() -> None:
+    """Triton reads all of itself, to know which compiled kernels are its own."""
+    with suppress(Exception):  # there is none, or it is another one: then nothing is won
+        import_module("triton.runtime.cache").triton_key()
+
+
+def build_all() -> None:
+    for source in PACKAGE.rglob("*.c"):
+        built(source.relative_to(PACKAGE).as_posix())

@@ -64,7 +64,7 @@ def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
     monkeypatch.setattr(normal, "draw_", wrong)
     if fault == "no library":
         monkeypatch.setattr(normal, "built", lambda file: None)
-    monkeypatch.setattr(normal, "trusted", normal._trusted.__wrapped__)
+    monkeypatch.setattr(normal, "trusted", trusted.__wrapped__)
     assert normal.trusted() is None
     theirs, ours = twins(2)
     assert torch.equal(normal_(torch.empty(100), ours), torch.empty(100).normal_(generator=theirs))

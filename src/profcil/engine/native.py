@@ -5,7 +5,6 @@ one before has written."""
 from __future__ import annotations
 
 import ctypes
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,12 +19,9 @@ if TYPE_CHECKING:
 KINDS = "sgd", "adam", "adamw"
 ALIGNED = 64  # bytes of a line in the cache
 
-_one = Lock()
-
 
 def library() -> ctypes.CDLL | None:
-    with _one:  # of several clients' threads one compiles it
-        found = built("engine/_descent.c")
+    found = built("engine/_descent.c")
     if found is not None:
         found.room.restype = ctypes.c_int64
     return found

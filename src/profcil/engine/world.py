@@ -112,8 +112,7 @@ class World:
 
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
-    if device_of(config.device).type == "cuda":
-        kernels.wake()
+    kernels.wake(device_of(config.device).type)
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
     labels = bundle.train.y.numpy()
     clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)

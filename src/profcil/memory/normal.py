@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from profcil.kernels import built
 
 LEFT, NEXT, STATE = 8, 16, 24  # bytes at which a state holds: words left and one; the next one; the words, eight each
 WORDS, LEAST = 624, 16  # fewer numbers than that torch draws in another way
-
-_one = Lock()
 
 
 def normal_(out: Tensor, rng: torch.Generator) -> Tensor:
@@ -43,13 +40,8 @@ def draw_(library: ctypes.CDLL, out: Tensor, rng: torch.Generator) -> Tensor:
     return out
 
 
-def trusted() -> ctypes.CDLL | None:
-    with _one:  # of several clients' threads one compiles it and looks
-        return _trusted()
-
-
 @cache
-def _trusted() -> ctypes.CDLL | None:
+def trusted() -> ctypes.CDLL | None:
     library = built("memory/_normal.c")
     return library if library is not None and agrees(library) else None
 
