@@ -12,7 +12,7 @@ from profcil.config import TrainSettings
 from profcil.data.bundle import Facts
 from profcil.encoders.byhand import Classification, slopes, with_gradient
 from profcil.encoders.model import TAIL, Net, Tail, cross_entropy
-from profcil.engine import descent, native, steps
+from profcil.engine import descent, steps
 from profcil.engine.executors.local import Executor
 from profcil.engine.phases import Batch, Features, Train
 
@@ -94,8 +94,8 @@ def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
 @pytest.mark.parametrize("in_c", [False, True])
 def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeypatch):
     if not in_c:
-        monkeypatch.setattr(native, "library", lambda: None)
-    elif native.library() is None:
+        monkeypatch.setattr(descent, "trusted", lambda: None)
+    elif descent.trusted() is None:
         pytest.skip("no compiler")
     net = net_of()
     by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (marked, plain))
@@ -107,7 +107,7 @@ def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeyp
 
 @pytest.mark.parametrize("train", [{}, {"optimiser": "sgd"}])
 def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
-    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(descent, "trusted", lambda: None)
     net = net_of()
     phase = phase_of(net, marked, proximal=0.1, **train)
     ours = [steps.run(net, [phase])[0] for _ in range(3)]  # TorchScript rewrites itself after its first runs

@@ -30,7 +30,7 @@ def phase_of(width: int, classes: int, rows: int, **train: object) -> Train:
     y = torch.nonzero(allowed).flatten()[torch.randint(0, int(allowed.sum()), (rows,), generator=rng)]
     source = Features(2 * torch.randn(rows, width, generator=rng) + 1, y)
     settings = TrainSettings(**{"optimiser": "adam", "lr": 0.01, **train})  # type: ignore[arg-type]
-    return Train("rehearse", 0, weights, TAIL, lambda *_: None, source, settings, 1, 0, constants={"allowed": allowed})  # type: ignore[arg-type, return-value]
+    return Train("rehearse", 0, weights, TAIL, torch.sum, source, settings, 1, 0, constants={"allowed": allowed})
 
 
 def begun(phase: Train) -> tuple[Ground, Rule, Tensor]:
@@ -107,3 +107,20 @@ def test_other_numbers_than_float32_go_the_written_way():
     ground, rule, _ = begun(Train(**{**vars(phase), "weights": wide}))
     assert not isinstance(descent.way(ground, rule, phase), native.Epochs)
     assert isinstance(descent.way(*begun(phase)[:2], phase), native.Epochs)
+
+
+def test_here_it_is_trusted_and_where_it_takes_other_steps_it_is_not(monkeypatch):
+    look, take = descent.trusted.__wrapped__, native.Epochs.__call__
+    assert look() is native.library() is not None
+
+    def wrong(self, *where):
+        losses = take(self, *where)
+        self.moved[0][3] += 0.01
+        return losses
+
+    monkeypatch.setattr(native.Epochs, "__call__", wrong)
+    assert look() is None
+    monkeypatch.setattr(native.Epochs, "__call__", lambda self, *where: take(self, *where) + 0.01)
+    assert look() is None
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert look() is None

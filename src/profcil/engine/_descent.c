@@ -8,12 +8,20 @@
 #include <stdint.h>
 #include <string.h>
 
+/* The sums of a tile, ROWS x PANEL vectors, fill the registers. FIRST and SECOND take turns between the lanes of two
+   vectors' halves. */
 #if defined(__AVX512F__)
-enum { LANES = 16, ROWS = 6, PANEL = 4 }; /* the sums of a tile, ROWS x PANEL vectors, fill the registers */
+enum { LANES = 16, ROWS = 6, PANEL = 4 };
+#define FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__aarch64__)
 enum { LANES = 4, ROWS = 6, PANEL = 4 };
+#define FIRST 0, 4, 1, 5
+#define SECOND 2, 6, 3, 7
 #elif defined(__AVX2__)
 enum { LANES = 8, ROWS = 6, PANEL = 2 };
+#define FIRST 0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND 4, 12, 5, 13, 6, 14, 7, 15
 #else
 #error "no faster than torch on this processor"
 #endif
@@ -22,6 +30,11 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
 #define SIMD _Pragma("omp simd") /* of a loop whose rounds do not touch each other */
 #define ALWAYS static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define MIXED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MIXED(a, b, ...) __builtin_shuffle(a, b, (whole){__VA_ARGS__})
+#endif
 
 /* -- products ------------------------------------------------------------------------------------------------------ */
 
@@ -77,13 +90,33 @@ static void product(long rows, long columns, long depth, Numbers a, Vectors b, I
     }
 }
 
+/* As many rows as a vector has lanes, turned by mixing the first half with the second, again and again. */
+ALWAYS void turn(const float *const *from, long column, Into to)
+{
+    vec x[LANES], y[LANES];
+    for (int k = 0; k < LANES; k++) x[k] = *(const vec *)(from[k] + column);
+    for (int width = 1; width < LANES; width *= 2) {
+        for (int k = 0; k < LANES / 2; k++) {
+            y[2 * k] = MIXED(x[k], x[k + LANES / 2], FIRST);
+            y[2 * k + 1] = MIXED(x[k], x[k + LANES / 2], SECOND);
+        }
+        for (int k = 0; k < LANES; k++) x[k] = y[k];
+    }
+    for (int k = 0; k < LANES; k++) *(vec *)(to.at + (column + k) * to.stride) = x[k];
+}
+
 /* to = fromᵀ, of rows that lie anywhere where there is an index of them. */
 static void transpose(long rows, long columns, const float *from, long stride, const int64_t *index, Into to)
 {
-    for (long i = 0; i < rows; i += 16)
-        for (long j = 0; j < columns; j++)
-            for (long k = i; k < i + 16 && k < rows; k++)
-                to.at[j * to.stride + k] = from[(index ? index[k] : k) * stride + j];
+    for (long i = 0; i < rows; i += LANES, to.at += LANES) {
+        const long some = rows - i < LANES ? rows - i : LANES;
+        const float *row[LANES];
+        for (long k = 0; k < some; k++) row[k] = from + (index ? index[i + k] : i + k) * stride;
+        long j = 0;
+        for (; some == LANES && j + LANES <= columns; j += LANES) turn(row, j, to);
+        for (; j < columns; j++)
+            for (long k = 0; k < some; k++) to.at[j * to.stride + k] = row[k][j];
+    }
 }
 
 /* -- a step -------------------------------------------------------------------------------------------------------- */
@@ -138,7 +171,9 @@ static void normalise(const Plan *p, Room *o, const float *u, const int64_t *ind
 {
     const long d = p->features;
     for (long b = 0; b < p->batch; b++) {
-        const float *x = u + index[b] * d, mean = sum(x, d) / d;
+        const float *x = u + index[b] * d, *later = u + index[b + 4 < p->batch ? b + 4 : b] * d;
+        for (long j = 0; j < d; j += 16) __builtin_prefetch(later + j); /* rows lie anywhere */
+        const float mean = sum(x, d) / d;
         float *n = o->n_rows + b * o->wide;
 SIMD
         for (long j = 0; j < d; j++) n[j] = x[j] - mean;
@@ -177,7 +212,7 @@ static void slopes(const Plan *p, const float *w, float *to, Room *o, const floa
     const long d = p->features, k = p->narrow, c = p->classes, e = o->examples, n = p->batch;
     const float *down = w + p->down, *up = w + p->up, *head = w + p->head, *scale = w + p->scale, *shift = w + p->shift;
     normalise(p, o, u, index);
-    transpose(n, d, u, d, index, (Into){o->z, e});
+    transpose(n, d, u, d, index, (Into){o->z, e, 0});
     for (long j = 0; j < d; j++) {
         float *v = o->v + j * e, *z = o->z + j * e;
         const float *mean = o->mean, *by = o->by, bias = w[p->up_bias + j], times = scale[j], plus = shift[j];
@@ -197,12 +232,12 @@ SIMD
     product(c, e, d, (Numbers){head, d, 1}, (Vectors){o->z, e}, (Into){o->p, e, 0});
     excite(p, o, labels, losses);
 
-    transpose(d, n, o->z, e, 0, (Into){o->z_rows, o->wide});
+    transpose(d, n, o->z, e, 0, (Into){o->z_rows, o->wide, 0});
     product(c, d, n, (Numbers){o->p, e, 1}, (Vectors){o->z_rows, o->wide}, (Into){to + p->head, d, 0});
     memset(to + p->head + c * d, 0, sizeof(float) * p->barred * d);
     product(d, e, c, (Numbers){head, 1, d}, (Vectors){o->p, e}, (Into){o->dz, e, 0});
     for (long j = 0; j < d; j++) to[p->up_bias + j] = sum(o->dz + j * e, n);
-    transpose(k, n, o->h, e, 0, (Into){o->h_rows, o->narrow});
+    transpose(k, n, o->h, e, 0, (Into){o->h_rows, o->narrow, 0});
     product(d, k, n, (Numbers){o->dz, e, 1}, (Vectors){o->h_rows, o->narrow}, (Into){to + p->up, k, 0});
     product(k, e, d, (Numbers){up, 1, k}, (Vectors){o->dz, e}, (Into){o->dh, e, 0});
     for (long i = 0; i < k * e; i++) o->dh[i] = o->h[i] > 0 ? o->dh[i] : 0;
