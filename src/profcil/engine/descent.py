@@ -106,12 +106,9 @@ def example() -> Train:
     drawn = {k: torch.randn(shape, generator=rng) * width**-0.5 for k, shape in shapes.items()}
     weights = {"adapter": {k: v for k, v in drawn.items() if k != "weight"}, "head": {"weight": drawn["weight"]}}
     source = Features(torch.randn(rows, width, generator=rng), torch.arange(rows) % (CLASSES - 2))
-    settings, allowed = (
-        TrainSettings(optimiser="adam", lr=0.01, batch=21, clip=0.5),
-        torch.arange(CLASSES) < CLASSES - 2,
-    )
-    constants = {"allowed": allowed}
-    return Train("check", 0, weights, TAIL, torch.sum, source, settings, 1, 0, proximal=0.1, constants=constants)
+    settings = TrainSettings(optimiser="adam", lr=0.01, batch=21, clip=0.5)
+    constants = {"allowed": torch.arange(CLASSES) < CLASSES - 2}
+    return Train("check", 0, weights, TAIL, lambda tail, batch: tail, source, settings, 1, 0, 0.1, constants)
 
 
 @torch.no_grad()
