@@ -44,21 +44,26 @@ def built(file: str) -> ctypes.CDLL | None:
 
 @cache
 def compiled(file: str) -> ctypes.CDLL | None:
-    source, compiler = PACKAGE / file, shlex.split(os.environ.get("CC") or "cc")
-    facts = [source.read_text(encoding="utf-8"), *compiler, *FLAGS, processor()]
+    source = PACKAGE / file
+    facts = [source.read_text(encoding="utf-8"), *compiler(), *FLAGS, processor()]
     name = f"{source.stem}-{hashlib.blake2b('|'.join(facts).encode(), digest_size=12).hexdigest()}.so"
     kept = cache_folder() / "kernels" / name
     with suppress(OSError):
         return ctypes.CDLL(str(kept))
     with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory(prefix="profcil-") as folder:
         made = Path(folder) / name
-        command = [*compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
+        command = [*compiler(), *FLAGS, "-o", str(made), str(source), "-lm"]
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
         library = ctypes.CDLL(str(made))
         with suppress(OSError):  # a folder that cannot be written costs a second each time, nothing else
             keep(made, kept)
         return library
     return None
+
+
+def compiler() -> list[str]:
+    """The machine's own, or the one that $CC names."""
+    return shlex.split(os.environ.get("CC", "")) or ["cc"]
 
 
 def keep(made: Path, kept: Path) -> None:

@@ -167,5 +167,8 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert [(p["name"], bool(p["version"])) for p in found["packages"]] == [("torch", True), ("no-such-dist", False)]
     assert "profcil[dream]" in found["missing"][0] and "cora" in found["missing"][1]
     assert "profcil[dream]" in printed(capsys, "doctor", "--data-dir", "empty")
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    assert json.loads(printed(capsys, "doctor", "--json"))["compiler"] is None
+    assert "by torch" in printed(capsys, "doctor")
     lines[:] = ["no-such-dist"]
     printed(capsys, "doctor", status=1)  # no run can do without it

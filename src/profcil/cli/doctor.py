@@ -6,12 +6,14 @@ import argparse
 import os
 import platform
 import re
+import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from profcil import __version__
 from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
+from profcil.kernels import compiler
 
 
 def add(parser: Parser) -> None:
@@ -42,6 +44,7 @@ def examine(root: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "gpu": gpus() if able else [],
+        "compiler": shutil.which(compiler()[0]),
         "packages": parts,
         "cache": cache() if able else None,
         "data_dir": str(root),
@@ -103,6 +106,7 @@ def told(found: dict[str, Any]) -> str:
 
     lines = [f"{name:<8} {found[name]}" for name in ("profcil", "python", "machine")]
     lines += [f"gpu      {', '.join(found['gpu']) or 'none that torch can use'}"]
+    lines += [f"compiler {found['compiler'] or 'none; PRO rehearses on a CPU by torch, which takes longer'}"]
     if kept := found["cache"]:
         lines += [
             f"cache    {kept['path']}, {kept['bytes'] / 1e6:.1f} MB{'' if kept['writable'] else ', not writable'}"
