@@ -46,8 +46,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they are now, on the host."""
-    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    """The tensors as they are now, on the host. From a GPU they come together, and are waited for once."""
+    fetched = {k: v.detach().to("cpu", copy=True, non_blocking=True) for k, v in tensors.items()}
+    for device in {v.device for v in tensors.values() if v.is_cuda}:
+        torch.cuda.synchronize(device)
+    return {k: v.contiguous() for k, v in fetched.items()}
 
 
 def write_copies(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
