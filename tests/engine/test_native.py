@@ -101,6 +101,26 @@ def test_a_label_that_does_not_compete_is_refused_and_nothing_is_moved():
     assert torch.equal(ground.vector[0], before)
 
 
+@pytest.mark.parametrize("fault", ["width", "row", "batch"])
+def test_rows_that_are_not_there_are_refused(fault):
+    phase = phase_of(32, 6, 40, batch=8)
+    ground, rule, y = begun(phase)
+    take, index = native.Epochs(native.library(), ground, rule, 8, 0.0, 5.0), cut(40, 8, torch.Generator())
+    u = phase.source.features[:, :31] if fault == "width" else phase.source.features  # type: ignore[attr-defined]
+    u = u[:39] if fault == "row" else u
+    with pytest.raises(IndexError, match="no batches of 8 x 32"):
+        take(u, y, index[:, :7] if fault == "batch" else index, False)
+
+
+def test_features_of_another_type_are_taken_as_float32():
+    phase = phase_of(32, 6, 40, batch=8)
+    (one, rule, y), (two, *_) = begun(phase), begun(phase)
+    u, index = phase.source.features, cut(40, 8, torch.Generator())  # type: ignore[attr-defined]
+    for ground, given in ((one, u), (two, u.double())):
+        native.Epochs(native.library(), ground, rule, 8, 0.0, 5.0)(given, y.int(), index, False)
+    assert torch.equal(one.vector[0], two.vector[0])
+
+
 def test_other_numbers_than_float32_go_the_written_way():
     phase = phase_of(32, 6, 40, batch=8)
     wide = {b: {k: v.double() for k, v in block.items()} for b, block in phase.weights.items()}

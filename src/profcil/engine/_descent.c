@@ -221,6 +221,7 @@ SIMD
             v[b] = (z[b] - mean[b]) * by[b] * times + plus;
             z[b] += bias;
         }
+        for (long b = n; b < e; b++) z[b] = 0; /* or it would grow from step to step */
     }
     product(k, e, d, (Numbers){down, d, 1}, (Vectors){o->v, e}, (Into){o->h, e, 0});
     for (long i = 0; i < k; i++) {

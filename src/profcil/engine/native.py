@@ -1,5 +1,5 @@
 """An epoch of steps on adapter and head in C: the same slopes and updates as those that `descent` has written down, in
-four fifths of their time. Torch's products are made for larger matrices, and every small kernel reads anew what the
+three quarters of their time. Torch's products are made for larger matrices, and every small kernel reads anew what the
 one before has written."""
 
 from __future__ import annotations
@@ -56,15 +56,29 @@ class Epochs:
 
     def __call__(self, u: Tensor, y: Tensor, index: Tensor, last: bool) -> Tensor:
         """Gives the loss of each row, where it is the last."""
-        u, index, labels = u.contiguous(), index.contiguous(), y[index]
-        if len(u) <= int(index.max()) or not 0 <= int(labels.min()) <= int(labels.max()) < self.plan.classes:
-            raise IndexError(f"labels must be of the {self.plan.classes} classes that compete")
+        u, index, labels = u.float().contiguous(), index.long().contiguous(), y[index].long()
+        self.check(u, index, labels)
         losses = torch.zeros(index.shape) if last else None
         self.library.epoch(
             ctypes.byref(self.plan), *map(where, self.moved), where(u), where(index), where(labels),
             ctypes.c_int64(len(index)), where(self.room), where(losses),
         )  # fmt: skip
         return torch.zeros(0) if losses is None else losses
+
+    def check(self, u: Tensor, index: Tensor, labels: Tensor) -> None:
+        """What is in C looks at nothing, and would read and write wherever it is sent."""
+        p = self.plan
+        if u.shape[1:] != (p.features,) or index.shape[1:] != (p.batch,) or not inside(index, len(u)):
+            raise IndexError(
+                f"{tuple(index.shape)} rows of {tuple(u.shape)} are no batches of {p.batch} x {p.features}"
+            )
+        if not inside(labels, p.classes):
+            raise IndexError(f"labels must be of the {p.classes} classes that compete")
+
+
+def inside(numbers: Tensor, end: int) -> bool:
+    low, high = numbers.aminmax()
+    return int(low) >= 0 and int(high) < end
 
 
 def only(tensors: list[Tensor]) -> Tensor | None:
