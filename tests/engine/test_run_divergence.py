@@ -72,6 +72,7 @@ def test_skip_goes_on_without_the_client(
 def test_with_all_skipped_the_model_stays(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(method, train__on_divergence="skip-client")
     spoil(monkeypatch, NAN, {0, 1, 2, 3})
+    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
     blocks: list[dict] = []
     monkeypatch.setattr(run.Keeper, "save", _noting(run.Keeper.save, blocks))
     run.start(config, tmp_path / "run", tmp_path)

@@ -128,6 +128,22 @@ def test_a_save_that_fails_leaves_the_state_before_it_whole(
     assert outcome(run.resume(tmp_path / "run")) == undisturbed
 
 
+@pytest.mark.parametrize(("brief", "states"), [(-1, 4), (3600, 2)], ids=["every position", "the first and the last"])
+def test_positions_that_take_moments_are_not_saved_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: int, states: int
+) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
+    monkeypatch.setattr(run, "BRIEF_SECONDS", brief)
+    save = RunFolder.save
+    monkeypatch.setattr(
+        RunFolder, "save", lambda self, state, *a: (saved.append(state.position), save(self, state, *a))
+    )
+    path = run.start(tiny(), tmp_path / "run", tmp_path)
+    assert len(saved) == states and saved[-1] == max(saved)
+    assert run.resume(path) == path  # finished, and found so
+
+
 def test_a_state_is_written_as_it_was_while_the_run_goes_on(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, write = threading.Event(), files.write_bytes
 

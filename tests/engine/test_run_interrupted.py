@@ -24,6 +24,12 @@ SPOTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def every_position_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where they take long."""
+    monkeypatch.setattr(run, "BRIEF_SECONDS", -1)
+
+
 def press_ctrl_c(*_: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 

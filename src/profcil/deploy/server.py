@@ -34,7 +34,7 @@ from profcil.metrics.scores import Scores
 
 
 class Log(Keeper):
-    """Keeps a deployment: also what happens between rounds, and a state after every one."""
+    """Keeps a deployment: also what happens between rounds, and a state after every round and position."""
 
     def note(self, event: Mapping[str, Any]) -> None:
         """An event between two states; it is kept with the one before."""
@@ -45,7 +45,7 @@ class Log(Keeper):
 
     def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
         super().watch(what, when, facts)
-        if what == "round":
+        if what != "warmup":
             self.save()
 
     def save(self) -> None:

@@ -32,7 +32,8 @@ from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, resolve
 from profcil.signals import undisturbed
 
-SAVE_SECONDS = 60  # a state is saved after every position, and after a round when the last one is this old
+SAVE_SECONDS = 60  # a state is saved after a round when the last one is this old
+BRIEF_SECONDS = 10  # and after a position when it is this old: what takes less is sooner played again than saved
 
 
 class Interrupted(Failure):
@@ -203,7 +204,8 @@ class Keeper:
                     keep(self.folder.path, self.world, self.state.server, when.position)
         self.folder.append(line := json.dumps(event) + "\n")
         self.hold(self.state, self.whole[1] + line)
-        if what == "position" or time.perf_counter() - self.saved > SAVE_SECONDS:
+        age, ends = time.perf_counter() - self.saved, what == "position"
+        if age > SAVE_SECONDS or (ends and (age > BRIEF_SECONDS or self.state.position == self.world.plan.positions)):
             self.save()
 
     def save(self) -> None:
