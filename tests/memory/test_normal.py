@@ -52,7 +52,7 @@ def test_what_it_is_not_made_for_torch_draws():
         assert torch.equal(theirs.get_state(), ours.get_state())
 
 
-@pytest.mark.parametrize("fault", ["numbers", "state", "no library"])
+@pytest.mark.parametrize("fault", ["numbers", "state", "layout", "no library"])
 def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
     def wrong(library, out, rng):
         draw_(library, out, rng)
@@ -62,6 +62,9 @@ def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
         return out.add_(1e-3)
 
     monkeypatch.setattr(normal, "draw_", wrong)
+    if fault == "layout":
+        monkeypatch.setattr(normal, "draw_", lambda *_: pytest.fail("what is laid out otherwise was read"))
+        monkeypatch.setattr(normal, "SIZE", normal.SIZE + 8)
     if fault == "no library":
         monkeypatch.setattr(normal, "built", lambda file: None)
     monkeypatch.setattr(normal, "trusted", trusted.__wrapped__)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from profcil.kernels import built
 
-LEFT, NEXT, STATE = 8, 16, 24  # bytes at which a state holds: words left and one; the next one; the words, eight each
+SIZE = 5056  # bytes of a state
+LEFT, NEXT, STATE = 8, 16, 24  # bytes at which it holds: words left and one; the next one; the words, eight each
 WORDS, LEAST = 624, 16  # fewer numbers than that torch draws in another way
 
 
@@ -50,6 +51,8 @@ def agrees(library: ctypes.CDLL) -> bool:
     """Whether it draws what torch draws, and leaves the generator where torch does."""
     library.normal.restype = ctypes.c_int64
     theirs, ours = (torch.Generator().manual_seed(0) for _ in range(2))
+    if len(ours.get_state()) != SIZE:
+        return False
     for count in (LEAST, WORDS + 5):  # within the words that there are, beyond them, and with a rest
         expected = torch.empty(count).normal_(generator=theirs)
         if not torch.allclose(draw_(library, torch.empty(count), ours), expected, rtol=1e-4, atol=1e-5):
