@@ -10,6 +10,11 @@ import pytest
 import torch
 
 from profcil.deploy import rehearsal
+from profcil.engine.executors import local
+from profcil.engine.graphs import Graphs
+from profcil.engine.recorders import Repeat
+from profcil.engine.static import OnNets
+from profcil.errors import Diverged
 
 LOOKS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique")
 MAKES = ("tensor", "as_tensor", "from_numpy", "unique", "nonzero")
@@ -28,10 +33,18 @@ def waits() -> Iterator[list[str]]:
 
 def noted(function, name, found):
     def call(*args, **more):
-        found.append(name)
+        if not more.get("non_blocking"):
+            found.append(name)
         return function(*args, **more)
 
     return call
+
+
+def replaying(run):
+    """The run with its steps replayed, as on a GPU."""
+    executor = run.world.executor
+    executor.graphs, executor.workers, executor.mode = Graphs(run.world.net, Repeat()), 1, "stacked"
+    return run
 
 
 def turn(run, round):
@@ -41,9 +54,7 @@ def turn(run, round):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax", "prolin"])
 def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh, method):
-    # While PRO's base moves, a projector is drawn on the host and sent anew each round; here it has come to rest.
-    more = {"base_rounds": 1, "label_space": "local"} if method in ("pro", "promax") else {}
-    run = fresh(method, **more)
+    run = fresh(method, **({"label_space": "local"} if method in ("pro", "promax") else {}))
     for round in range(run.world.config.train.rounds):
         run.play(0, round)
     run.state.server = run.method.end_position(run.server, run.when(0, 2))
@@ -80,3 +91,40 @@ def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh
         assert client.current.tolist() == owned.tolist()
         assert client.labels == tuple(torch.unique(run.world.bundle.train.y[client.current]).tolist())
     assert one.labels != two.labels
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
+def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, monkeypatch, method):
+    run, seen = replaying(fresh(method)), []
+    for round in (0, 1):
+        run.play(0, round)
+    original = local.settled
+    monkeypatch.setattr(local, "settled", lambda replies, *a: (seen.append(list(found)), original(replies, *a))[1])
+    with waits() as found:
+        replies = run.turns(0, 1)
+    assert seen == [[]] and found == ["tolist"]
+    assert all(isinstance(v, float) for r in replies for v in r.notes.values())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "promax"])
+def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fresh, monkeypatch, method):
+    """Its later phases have been computed along by then."""
+    end = OnNets.end
+
+    def spoilt(step, phases, lengths):
+        step.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
+        return end(step, phases, lengths)
+
+    usual = replaying(fresh(method, train__on_divergence="skip-client"))
+    run, strict = (replaying(fresh(method, train__on_divergence=how)) for how in ("skip-client", "fail"))
+    first, *_ = others = usual.turns(0, 0)
+    lost = first.client
+    monkeypatch.setattr(OnNets, "end", spoilt)
+    kept = run.turns(0, 0)
+    assert [r.client for r in kept] == [r.client for r in others[1:]]
+    for one, other in zip(kept, others[1:], strict=True):
+        for block, tensors in one.weights().items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(tensor, other.blocks[block].tensors[name], rtol=1e-4, atol=1e-5)
+    with pytest.raises(Diverged, match=rf"client {lost} diverged at position 0, round 0 \(fit"):
+        strict.turns(0, 0)

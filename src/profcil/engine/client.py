@@ -11,6 +11,7 @@ from torch import Tensor
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Examples, Inputs, Rows
+from profcil.devices import onto
 from profcil.encoders.model import Net, Weights
 from profcil.engine.door import When
 from profcil.engine.payload import Block
@@ -42,9 +43,7 @@ class Client:
     extra_bytes: int = 0  # client memory that the method asked for in this turn
 
     def once(self, name: Hashable, make: Callable[[], Fact]) -> Fact:
-        """What stays as it is while a position lasts, worked out when it is first asked for. To look at labels, or to
-        bring a list to a GPU, is to wait for all that is under way there; from a position's second turn on nobody does.
-        """
+        """What stays as it is while a position lasts, worked out when it is first asked for."""
         key = (self.id, name)
         if key not in self.kept:
             self.kept[key] = make()
@@ -55,14 +54,19 @@ class Client:
         return self.once("y", lambda: self.examples.y[self.current])
 
     @property
+    def told(self) -> Tensor:
+        """The same on the host, where to look at them costs nothing."""
+        return self.once("told", lambda: self.y.cpu())
+
+    @property
     def labels(self) -> tuple[int, ...]:
         """The classes this client observes now."""
-        return self.once("labels", lambda: tuple(torch.unique(self.y).tolist()))
+        return self.once("labels", lambda: tuple(torch.unique(self.told).tolist()))
 
     @property
     def rank(self) -> Tensor:
         """Of each current example, the place of its class among those."""
-        return self.once("rank", lambda: torch.searchsorted(torch.unique(self.y), self.y))
+        return self.once("rank", lambda: onto(torch.unique(self.told, return_inverse=True)[1], self.y.device))
 
     def allowed(self, labels: tuple[int, ...]) -> Tensor:
         """A mask over all class ids; not to be changed."""
@@ -70,7 +74,7 @@ class Client:
         def make() -> Tensor:
             mask = torch.zeros(self.net.classes, dtype=torch.bool)
             mask[list(labels)] = True
-            return mask.to(self.current.device)
+            return onto(mask, self.current.device)
 
         return self.once(("allowed", labels), make)
 

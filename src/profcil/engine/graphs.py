@@ -5,16 +5,13 @@ one by one from Python takes longer than computing them. See `static` for what i
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 
 from profcil.encoders.model import Net
 from profcil.engine import steps
@@ -42,17 +39,12 @@ class Graphs:
         return phase.settings.batch > 0 and lasting
 
     def run(self, phases: Sequence[Train]) -> list[Trained]:
-        """As `steps.run`, by replaying. The device is asked for losses once, when all groups are under way."""
+        """As `steps.run`, by replaying; losses and sizes are left on the device, which may be far behind."""
         order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
         done: dict[int, Trained] = {}
-        told: dict[int, Tensor] = {}
         for group in [order] if phases[0].on_features else shares(order, WIDTH):
             stack = [phases[i] for i in group]
-            trained, facts = self.play(stack, self.generators(stack))
-            done |= zip(group, trained, strict=True)
-            told |= zip(group, facts, strict=True) if facts is not None else ()
-        for i, (loss, size) in zip(told, torch.stack(list(told.values())).tolist() if told else (), strict=True):
-            done[i] = replace(done[i], loss=loss, sound=math.isfinite(size))
+            done |= zip(group, self.play(stack, self.generators(stack)), strict=True)
         return [done[i] for i in range(len(phases))]
 
     def generators(self, stack: Sequence[Train]) -> list[torch.Generator]:
@@ -61,15 +53,15 @@ class Graphs:
             return [steps.generator_of(self.net, p) for p in stack]
         return [self.recorder.generator(row).manual_seed(p.seed) for row, p in enumerate(stack)]
 
-    def play(self, phases: Sequence[Train], rngs: Sequence[torch.Generator]) -> tuple[list[Trained], Tensor | None]:
-        """As `Static.end`; without facts to read where the step cannot be recorded and has run eagerly."""
+    def play(self, phases: Sequence[Train], rngs: Sequence[torch.Generator]) -> list[Trained]:
+        """A group; eagerly where its step cannot be recorded."""
         step: Static | None = None
         lengths: list[int] = []
         for table, lengths in steps.epochs(phases, rngs):
             if step is None:
                 step = self.begin(phases, table)
             if step is None:
-                return steps.run(self.net, phases), None
+                return steps.run(self.net, phases)
             step.epoch(table, lengths)
         assert step is not None
         return step.end(phases, lengths)

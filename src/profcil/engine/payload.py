@@ -78,7 +78,7 @@ class Reply:
     samples: int
     blocks: Mapping[str, Block] = field(default_factory=dict)
     private: Mapping[str, Tensor] | None = None  # the client's own memory for next time; never leaves it
-    notes: Mapping[str, float] = field(default_factory=dict)  # for the log only
+    notes: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log; outside of a turn numbers only
 
     def weights(self) -> Weights:
         return weights_of(self.blocks)

@@ -63,9 +63,9 @@ class Trained:
     """What a phase came to."""
 
     weights: Weights  # the starting blocks with the trained ones replaced
-    loss: float  # mean over the last epoch's steps
+    loss: float | Tensor  # mean over the last epoch's steps; a tensor while a device is still at work on it
     steps: int
-    sound: bool | None = None  # whether every number in what moved is one; None = nobody has looked
+    size: float | Tensor | None = None  # largest in what moved, no number where one of it is not; None = not looked at
 
 
 Turn = Generator[Train, Trained, Reply]

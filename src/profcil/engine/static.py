@@ -99,16 +99,14 @@ class Static:
         """What is recorded, for so many clients."""
         raise NotImplementedError
 
-    def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> tuple[list[Trained], Tensor]:
-        """Copies the results out. Losses are not read back yet: they come as [clients, 2] on the device, beside the
-        size of the largest number in what moved, which is no number itself where one of them is not."""
+    def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
+        """Copies the results out; losses and sizes are not read back yet."""
         sizes = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.outcome() if m.shape[1]]
-        facts = torch.stack([self.total / self.lengths, torch.stack(sizes).amax(0)], 1)[: len(phases)]
-        trained = [
-            Trained({**phase.weights, **self.own(row)}, torch.nan, lengths[row] * phase.epochs)
+        losses, largest = (self.total / self.lengths).unbind(), torch.stack(sizes).amax(0).unbind()
+        return [
+            Trained({**phase.weights, **self.own(row)}, losses[row], lengths[row] * phase.epochs, largest[row])
             for row, phase in enumerate(phases)
         ]
-        return trained, facts
 
     def outcome(self) -> list[Tensor]:
         """What moved, a client in each row."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from profcil import kernels, rooms
 from profcil.data.bundle import Bundle, Examples
 from profcil.data.shelf import load_bundle
+from profcil.devices import onto
 from profcil.encoders.model import Net
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -40,6 +41,7 @@ class World:
     plan: Plan
     net: Net
     executor: Executor
+    told: Tensor  # the training labels, on the host
     weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, where there is one
     features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; one position long
     kept: tuple[Any, dict[Any, Any]] = (None, {})  # what clients work out once a position, and which position that is
@@ -62,8 +64,9 @@ class World:
         owned, examples = self.share(id)
         warm, kept = when.stage == "warmup", self.kept_at(when)
         if (id, "current") not in kept:
-            ids = owned if warm else torch.from_numpy(self.plan.samples(id, when.position).copy()).to(self.device)
-            kept[id, "current"] = examples.rows(ids, owned)
+            ids = torch.from_numpy(self.plan.clean.owned(id) if warm else self.plan.samples(id, when.position).copy())
+            kept[id, "current"] = examples.rows(owned if warm else onto(ids, self.device), owned)
+            kept[id, "told"] = self.told[ids]
         return Client(
             id=id,
             when=when,
@@ -124,13 +127,13 @@ def furnish(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 
     """The world around some data and a plan: device and threads, model, executor."""
     method = rooms.find("methods", config.method).METHOD(config.params)
     workers = set_threads(config, bundle)
-    bundle = bundle.to(device_of(config.device))
+    told, bundle = bundle.train.y, bundle.to(device_of(config.device))
     net = make_net(config, bundle)
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
     method.attach(net, bundle.train.inputs(bundle.train.y[:0]), torch_generator(config.seed, "model", config.method))
     executor = Executor(net, config.executor, workers, graphs=config.graphs, precision=config.model.precision)
-    return World(config, bundle, plan, net, executor, weak_epochs)
+    return World(config, bundle, plan, net, executor, told, weak_epochs)
 
 
 def make_net(config: RunConfig, bundle: Bundle) -> Net:

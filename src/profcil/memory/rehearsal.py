@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from profcil.devices import onto
 from profcil.memory.bank import Bank
 from profcil.memory.normal import normal_
 
@@ -32,13 +33,14 @@ class Balanced:
     """Draws the same number of examples of each class, again and again. What does not change between draws is worked
     out once: counting classes has to wait for the device."""
 
-    def __init__(self, y: Tensor, quota: int) -> None:
-        self.y = y
+    def __init__(self, y: Tensor, quota: int, device: torch.device | None = None) -> None:
+        """Draws on `device`, by default where `y` is; from the host a GPU need not be waited for."""
         self.classes, count = torch.unique(y, return_counts=True)
         start = torch.cumsum(count, 0) - count
         turn = torch.arange(quota, device=y.device)
-        self.places = (start[:, None] + turn % count[:, None]).flatten()  # wrapping around where a class has fewer
-        self.labels = self.classes.repeat_interleave(quota)  # of what is drawn
+        places = (start[:, None] + turn % count[:, None]).flatten()  # wrapping around where a class has fewer
+        labels = self.classes.repeat_interleave(quota)  # of what is drawn
+        self.y, self.places, self.labels = (onto(t, device or y.device) for t in (y, places, labels))
 
     def draw(self, rng: torch.Generator) -> Tensor:
         """Row numbers, classes in order; each class in a fresh shuffle."""
@@ -55,11 +57,12 @@ def balanced_rows(y: Tensor, quota: int, rng: torch.Generator) -> Tensor:
 class Roll:
     """Whose features an epoch holds: so many of every class in `y`, then of every other class that is remembered."""
 
-    def __init__(self, y: Tensor, remembered: Sequence[int], quota: int) -> None:
-        self.quota, self.real = quota, Balanced(y, quota)
+    def __init__(self, y: Tensor, remembered: Sequence[int], quota: int, device: torch.device | None = None) -> None:
+        self.quota, self.real = quota, Balanced(y, quota, device)
         current = set(self.real.classes.tolist())
         rows = [i for i, label in enumerate(remembered) if label not in current]
-        self.rows, labels = torch.tensor([rows, [remembered[i] for i in rows]], dtype=torch.long, device=y.device)
+        told = torch.tensor([rows, [remembered[i] for i in rows]], dtype=torch.long)
+        self.rows, labels = onto(told, self.real.labels.device)
         self.y = torch.cat([self.real.labels, labels.repeat_interleave(quota)])
 
 
@@ -105,7 +108,7 @@ class Together:
         self.mean, self.spread = (torch.cat([getattr(s, k) for s in sources])[:, None] for k in ("mean", "spread"))
         drawn = self.pool[starts[0] :]
         self.drawn, self.noises = drawn.view(len(self.mean), sources[0].roll.quota, drawn.shape[1]), drawn.split(pseudo)
-        self.offset, size, n, start = column([offsets, sizes, own, starts[:-1]], device)
+        self.offset, size, n, start = onto(torch.tensor([offsets, sizes, own, starts[:-1]])[:, :, None], device)
         self.classes = padded([r.y.double() for r in real], torch.inf)
         self.places = padded([r.places for r in real], 0)
         place = torch.arange(max(sizes), device=device)
@@ -132,9 +135,3 @@ class Together:
 
 def padded(rows: Sequence[Tensor], value: float) -> Tensor:
     return pad_sequence(list(rows), batch_first=True, padding_value=value)
-
-
-def column(lists: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Numbers of each client, [lists, clients, 1], brought to the device without waiting for it."""
-    told = torch.tensor(lists)[:, :, None]
-    return told.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else told

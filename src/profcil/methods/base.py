@@ -144,7 +144,7 @@ class Method:
         return net.classify(features)
 
 
-def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: float, **more: Block) -> Reply:
+def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: float | Tensor, **more: Block) -> Reply:
     """A turn's reply: the trained blocks, anything else the method sends, and the number of examples behind it."""
     model = {name: Block("model", weights[name]) for name in blocks}
     notes = {"loss": loss, "extra_bytes": float(client.extra_bytes)}

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import Checked, setting
+from profcil.devices import onto
 from profcil.encoders.byhand import Classification, with_gradient
 from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights, contrast, cross_entropy
 from profcil.engine.client import Client
@@ -132,7 +133,7 @@ class Pro(Method):
         p, allowed = self.params, client.allowed(self.label_space(client, inbox))
         bank = banks.get("adapted" if p.old_memory == "adapted" else "memory")
         old = bank.labels if bank else ()
-        roll = client.once(("roll", old), lambda: Roll(client.y, old, p.quota))
+        roll = client.once(("roll", old), lambda: Roll(client.told, old, p.quota, client.y.device))
         if p.old_memory == "adapted":
             z = Tail(weights["adapter"], {}).adapt(features)
             source = Rehearsal(z, roll, bank, noise=p.noise)
@@ -247,7 +248,7 @@ def _projector(
 ) -> dict[str, Tensor]:
     seed, *moment = when
     rng = torch_generator(seed, "projector", *moment)
-    return {k: torch.empty(shape).uniform_(-bound, bound, generator=rng).to(device) for k, shape in shapes}
+    return {k: onto(torch.empty(shape).uniform_(-bound, bound, generator=rng), device) for k, shape in shapes}
 
 
 def bank_of(block: Block) -> Bank:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import setting
+from profcil.devices import onto
 from profcil.encoders.model import Tail, Weights
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -138,7 +139,8 @@ def calibration_subset(client: Client, size: int) -> Tensor:
 
     def make() -> Tensor:
         rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
-        return client.current[torch.randperm(len(client.current), generator=rng)[:size].to(client.current.device)]
+        chosen = torch.randperm(len(client.current), generator=rng)[:size]
+        return client.current[onto(chosen, client.current.device)]
 
     return client.once(("calibration", size), make)
 

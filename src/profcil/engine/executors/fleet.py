@@ -6,6 +6,7 @@ the simulation, all clients in this process. A deployment is another fleet under
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,14 +66,14 @@ def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
 
     def guard(phase: Train, result: Trained) -> bool:
         moved = [t for b in phase.blocks for t in result.weights[b].values() if t.numel()]
-        sound = finite(moved) if result.sound is None else result.sound
-        if sound and abs(result.loss) <= s.loss_limit:
+        sound, loss = finite(moved) if result.size is None else math.isfinite(result.size), float(result.loss)
+        if sound and abs(loss) <= s.loss_limit:
             return True
         if s.on_divergence == "skip-client":
             return False
         raise Diverged(
             f"client {phase.client} diverged at position {when.position}, {when.stage} {when.round} ({phase.name}, "
-            f"loss {result.loss:.3g}); lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
+            f"loss {loss:.3g}); lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
         )
 
     return guard

@@ -13,11 +13,13 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import groupby
 from queue import SimpleQueue
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from profcil.encoders.many import Refused
 from profcil.encoders.model import Net
@@ -67,13 +69,18 @@ class Executor:
         return self.in_step(turns, guard)
 
     def in_step(self, turns: Mapping[int, Turn], guard: Guard) -> dict[int, Reply]:
+        """What a GPU is still at work on, nobody looks at before all turns are over: it is given the next phases
+        meanwhile, and waits for nobody."""
         replies: dict[int, Reply] = {}
+        left: list[tuple[Train, Trained]] = []
         waiting = advance(turns, dict.fromkeys(turns), replies)
         while waiting:
             results = self.run(list(waiting.values()))
-            kept = {p.client: results[p.client] for p in waiting.values() if guard(p, results[p.client])}
-            waiting = advance(turns, kept, replies)
-        return replies
+            ended = [(p, results[p.client]) for p in waiting.values()]
+            left += (late := [(p, r) for p, r in ended if isinstance(r.loss, Tensor)])
+            usable = [(p, r) for p, r in ended if not isinstance(r.loss, Tensor) and guard(p, r)]
+            waiting = advance(turns, {p.client: r for p, r in late + usable}, replies)
+        return settled(replies, left, guard)
 
     def run(self, phases: Sequence[Train]) -> dict[int, Trained]:
         """Every phase's result by client."""
@@ -179,6 +186,19 @@ def set_precision(net: Net, precision: str) -> None:
     net.bf16 = auto or precision == "bf16"  # type: ignore[assignment]
     if net.bf16:
         net.base.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def settled(replies: Mapping[int, Reply], left: Sequence[tuple[Train, Trained]], guard: Guard) -> dict[int, Reply]:
+    """The replies of those whose phases have all come to usable numbers. What was left on a device is read back at
+    once, notes included."""
+    noted = [(c, k) for c, r in replies.items() for k, v in r.notes.items() if isinstance(v, Tensor)]
+    asked: list[Any] = [x for _, r in left for x in (r.loss, r.size)] + [replies[c].notes[k] for c, k in noted]
+    told = iter(torch.stack(asked).tolist() if asked else ())
+    fallen = {p.client for p, r in left if not guard(p, replace(r, loss=next(told), size=next(told)))}
+    notes: dict[int, dict[str, float]] = {c: {} for c in replies}
+    for c, k in noted:
+        notes[c][k] = next(told)
+    return {c: replace(r, notes={**r.notes, **notes[c]}) for c, r in replies.items() if c not in fallen}
 
 
 def advance(turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict) -> dict[int, Train]:

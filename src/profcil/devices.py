@@ -1,0 +1,13 @@
+"""From the host to a device without waiting for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def onto(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. Out of ordinary memory a GPU would first finish all that is under way."""
+    if device.type == "cuda" and tensor.numel():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -1,0 +1,45 @@
+"""A round on a real GPU, with torch told to refuse whatever waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from profcil.engine.executors import local
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+
+@contextmanager
+def waiting(how: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(how)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
+def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
+    run, original, times = fresh(method, device="cuda"), local.settled, []
+
+    def settled(*a):
+        times.append(1)
+        with waiting("default"):
+            return original(*a)
+
+    for round in range(3):
+        run.play(0, round)
+    run.state.server = run.method.end_position(run.server, run.when(0, 2))
+    run.world.forget_features()
+    monkeypatch.setattr(local, "settled", settled)
+    with pytest.raises(RuntimeError), waiting("error"):
+        torch.zeros(1, device="cuda").item()
+    with waiting("error"):
+        for round in range(3):
+            run.play(1, round)
+    assert len(times) == 3
