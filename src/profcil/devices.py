@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def onto(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device. Out of ordinary memory a GPU would first finish all that is under way."""
-    if device.type == "cuda" and tensor.numel():
+    """A tensor on a device. Out of the host's ordinary memory a GPU would first finish all that is under way."""
+    if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

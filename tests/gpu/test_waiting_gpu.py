@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from profcil.devices import onto
 from profcil.engine.executors import local
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -43,3 +44,12 @@ def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
         for round in range(3):
             run.play(1, round)
     assert len(times) == 3
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("size", [0, 3])
+def test_tensors_are_brought_over_without_waiting(where, size):
+    given = torch.arange(size, device=where)
+    with waiting("error"):
+        there = onto(given, torch.device("cuda"))
+    assert there.is_cuda and there.tolist() == list(range(size))
