@@ -102,7 +102,7 @@ class World:
     def share(self, id: int) -> tuple[Tensor, Examples]:
         """What a client owns over the whole stream, and the examples it computes on."""
         if id not in self.shares:
-            owned = torch.from_numpy(self.plan.clean.owned(id).copy()).to(self.device)
+            owned = onto(torch.from_numpy(self.plan.clean.owned(id).copy()), self.device)
             self.shares[id] = (owned, self.bundle.train.local(owned))
             if len(self.shares) > SHARES:
                 self.shares.popitem(last=False)
