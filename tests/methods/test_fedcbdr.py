@@ -261,6 +261,14 @@ def test_what_is_replayed_competes_in_the_local_label_space(fresh):
     assert set(allowed.nonzero().flatten().tolist()) == set(client.seen)  # both tasks of two classes
 
 
+def test_and_does_not_pass_for_current_from_then_on(fresh):
+    """What a client has worked out about its labels is there for its next turn, too."""
+    client, inbox = second_task(run := fresh("fedcbdr", setting="homogeneous", label_space="local", budget=3))
+    sizes = [next(run.method.turn(run.client(client.id, 1, r), inbox)).source.size for r in range(3)]
+    assert sizes == [len(client.current) + 3 * 2] * 3
+    assert set(client.allowed(client.labels).nonzero().flatten().tolist()) == set(client.labels)
+
+
 def test_replay_forgets_less(tiny):
     longer = {"setting": "homogeneous", "participants": 4, "train__rounds": 4, "train__epochs": 3, "model__width": 8}
     results = {}

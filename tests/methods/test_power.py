@@ -156,6 +156,14 @@ def test_without_buffer_and_server_steps_it_is_fedavg_to_the_bit(on_graph, setti
     assert (ours.ledger.total(kind="prototype") == 0) == same
 
 
+def test_what_is_replayed_does_not_pass_for_current_in_a_clients_next_turn(on_graph):  # noqa: F811
+    run = on_graph("power", budget=3, label_space="local")
+    client, inbox = later(run)
+    sizes = [next(run.method.turn(client, inbox)).source.size for _ in range(3)]
+    assert len(set(sizes)) == 1 and sizes[0] > len(client.current)
+    assert set(client.allowed(client.labels).nonzero().flatten().tolist()) == set(client.labels)
+
+
 def test_it_forgets_less_than_fedavg(on_graph):  # noqa: F811
     longer = {"train__rounds": 6, "train__epochs": 3, "optimiser": "adam", "lr": 0.01}
     results = {}
