@@ -6,7 +6,8 @@ What it is asked for is TARGET's settings; nothing here knows of clients.
 from __future__ import annotations
 
 import copy
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,16 +44,21 @@ class Synthesis:
 
     def __init__(self, params: TargetParams, server: Server, teacher: Net) -> None:
         self.p, self.teacher, self.statistics, self.often = params, teacher, Statistics(teacher.base), server.often
-        device, first = next(teacher.parameters()).device, torch_generator(server.number("generator"))
+        device, self.first = next(teacher.parameters()).device, torch_generator(server.number("generator"))
         self.seen = torch.tensor(server.seen, device=device)
         self.rng = torch.Generator(device).manual_seed(server.number("synthesis"))
-        self.generator = make_generator(params.latent, server.like, params.channels, first).to(device)
+        self.generator = make_generator(params.latent, server.like, params.channels, self.first).to(device)
         self.meta = torch.optim.Adam(self.generator.parameters(), params.lr_meta, (0.5, 0.999))
         self.batch = params.synthesis_batch or (128 if is_small(server.like) else 256)
         self.trial = Trial(self.generator, self.batch, server.like, params)
-        self.student = Student(teacher, len(self.seen), params, first).to(device) if params.adversary else None
         self.latest, self.history = torch.zeros_like(moments := torch.stack(self.statistics.learned)), moments.clone()
         self.smoothing = torch.zeros((), device=device)  # the share of earlier rounds, once there are any
+
+    @cached_property
+    def student(self) -> Student:
+        """Drawn on the host when it is first needed: meanwhile a GPU works off the rounds that need none."""
+        made = Student(self.teacher, len(self.seen), self.p, self.first).to(self.seen.device)
+        return made.eval().requires_grad_(False)
 
     def pool(self) -> tuple[Tensor, Tensor, Tensor]:
         """As many images of each class as asked for, the last ones made, the teacher's answers and the labels. Classes
@@ -64,14 +70,14 @@ class Synthesis:
         made = torch.zeros(len(place), *self.trial.best.shape[1:], dtype=torch.uint8, device=place.device)
         answers = torch.zeros(len(place), self.teacher.classes, device=place.device)
         steps = [self.often(partial(self.step, student)) for student in (False, True)]
-        course = Course(self.student, made, answers, self.seen, self.batch) if self.student is not None else None
-        study = self.often(course.step) if course is not None else None
+        course: Course | None = None
         for number, labels in enumerate(place.split(self.batch)):
             now = slice(number * self.batch, (number + 1) * self.batch)
             made[now] = as_bytes(self.round(labels, steps[number >= p.synthesis_rounds]))
             answers[now] = outputs(self.teacher, made[now])
-            if course is not None and study is not None and number + 1 >= p.synthesis_rounds:
-                course.learn(study, now.stop, self.rng)
+            if p.adversary and number + 1 >= p.synthesis_rounds:
+                course = course or Course(self.student, made, answers, self.seen, self.batch, self.often)
+                course.learn(now.stop, self.rng)
         return made[-wanted:], answers[-wanted:], self.seen[place[-wanted:]]
 
     def round(self, labels: Tensor, step: Do) -> Tensor:
@@ -97,7 +103,7 @@ class Synthesis:
         self.latest.copy_(moments.detach())
         loss = p.classify * F.cross_entropy(logits, labels)
         loss = loss + p.statistics * distance((moments[0], moments[1]), known.learned, known.layer)
-        if self.student is None or not student:
+        if not (student and p.adversary):
             return loss
         with half(self.teacher):
             answer = self.student(x).float()
@@ -150,7 +156,7 @@ class Student(nn.Module):
     def __init__(self, teacher: Net, classes: int, params: TargetParams, rng: torch.Generator) -> None:
         super().__init__()
         self.p, self.precision = params, half(teacher)
-        self.base = drawn(lambda: forgetful(copy.deepcopy(teacher.base).cpu()), rng).requires_grad_()
+        self.base = drawn(lambda: forgetful(copy.deepcopy(teacher.base).cpu()), rng)
         self.head = drawn(lambda: nn.Linear(teacher.features, classes), rng)
         self.sgd = torch.optim.SGD(self.parameters(), params.student_lr, momentum=0.9, weight_decay=1e-4)
 
@@ -161,20 +167,23 @@ class Student(nn.Module):
 class Course:
     """What a student learns from: images, of which there are more and more, and the teacher's answers to them."""
 
-    def __init__(self, student: Student, images: Tensor, answers: Tensor, seen: Tensor, batch: int) -> None:
+    def __init__(
+        self, student: Student, images: Tensor, answers: Tensor, seen: Tensor, batch: int, often: Callable[[Do], Do]
+    ) -> None:
         self.student, self.images, self.answers, self.seen = student, images, answers, seen
+        self.again = often(self.step)
         self.own = list(student.parameters())
         self.rows = torch.zeros(student.p.student_steps, batch, dtype=torch.long, device=images.device)
         self.number = torch.zeros(1, dtype=torch.long, device=images.device)  # of the step, which is a row of those
 
-    def learn(self, step: Do, count: int, rng: torch.Generator) -> None:
+    def learn(self, count: int, rng: torch.Generator) -> None:
         """Some steps on random batches of the first `count` images."""
         self.rows.copy_(torch.randint(count, self.rows.shape, generator=rng, device=self.rows.device))
         self.number.zero_()
-        self.student.train()
+        self.student.train().requires_grad_()
         for _ in range(len(self.rows)):
-            step()
-        self.student.eval()
+            self.again()
+        self.student.eval().requires_grad_(False)
 
     def step(self) -> None:
         """One step towards the teacher's softened answers."""
