@@ -92,7 +92,7 @@ class FedCBDR(Method):
 
     def fit(self, client: Client, inbox: Inbox, source: Replay) -> Train:
         allowed = client.allowed(self.label_space(client, inbox))
-        allowed = allowed.index_fill(0, source.y[source.stored], True)  # what is replayed competes, whatever the label space
+        allowed = allowed.index_fill(0, source.y[source.stored], True)  # replayed ones compete in any label space
         if not source.replayed:
             return client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
         fit = client.train("fit", weights_of(inbox), MODEL, self.balanced_loss, source)

@@ -113,7 +113,7 @@ class Power(Method):
         weights, allowed = weights_of(inbox), client.allowed(self.label_space(client, inbox))
         if not source.replayed:
             return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
-        allowed = allowed.index_fill(0, graph.y[source.stored], True)  # what is replayed competes, whatever the label space
+        allowed = allowed.index_fill(0, graph.y[source.stored], True)  # replayed ones compete in any label space
         constants = {"allowed": allowed, "weight": self.shares(client, source), **constants_of(graph)}
         return replace(client.train("fit", weights, MODEL, self.replay_loss, source), constants=constants)
 

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
+from profcil.devices import onto
 from profcil.encoders.model import MODEL, Net, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -104,18 +105,18 @@ class Target(Method):
     def source(self, client: Client, inbox: Inbox) -> Mixed:
         """The client's own examples, and the pool's images of classes it does not have now."""
         images, logits = (client.keep(inbox["pool"].tensors[k]) for k in ("images", "logits"))
-        y = torch.tensor(inbox["pool"].labels, device=images.device)
-        old = ~client.allowed(client.labels)[y]
+        told = torch.tensor(inbox["pool"].labels)
+        old = torch.nonzero(~torch.isin(told, torch.tensor(client.labels))).flatten()
+        rows, y = (onto(t, images.device) for t in (old, told[old]))
         (x,) = client.examples.inputs(client.current)
         real = {"x": x, "y": client.y, "target": logits.new_zeros(len(x), logits.shape[1])}
-        return Mixed(real, {"x": images[old], "y": y[old], "target": logits[old]}, self.params.budget)
+        return Mixed(real, {"x": images[rows], "y": y, "target": logits[rows]}, self.params.budget, told[old])
 
     def fit(self, client: Client, inbox: Inbox, source: Mixed | None) -> Train:
         allowed = client.allowed(self.label_space(client, inbox))
         if source is None or not source.replayed:
             return client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
-        old = torch.zeros_like(allowed)
-        old[source.made["y"]] = True
+        old = client.allowed(tuple(sorted(set(inbox["pool"].labels) - set(client.labels))))
         return client.train("fit", weights_of(inbox), MODEL, self.replay_loss, source, allowed=allowed, old=old)
 
     def replay_loss(self, net: Net, batch: Batch) -> Tensor:
