@@ -55,6 +55,21 @@ class Counting(Images):
         return state.put(all=Block("memory", {"mean": torch.zeros(10, 2)}, tuple(range(10))))
 
 
+class Scribbling(Images):
+    def turn(self, client: Any, inbox: Any) -> Any:
+        if self.params.label_space == "local":
+            client.allowed(client.labels)[0] = True
+        return super().turn(client, inbox)
+
+
+class Overwriting(Images):
+    def turn(self, client: Any, inbox: Any) -> Any:
+        answer = yield from super().turn(client, inbox)
+        for tensor in inbox["head"].tensors.values():
+            tensor[0] += 0
+        return answer
+
+
 class Odd(Images):
     kinds = frozenset({"model", "secrets"})
 
@@ -95,6 +110,8 @@ def test_a_method_that_keeps_all(brought, capsys):
         (Keeping, "a saved state goes on", "ends elsewhere"),
         (Keeping, "an idle position changes nothing", "changes the server"),
         (Counting, "labels are sets of class ids", "classes [8, 9] that nobody has seen"),
+        (Scribbling, "changes nothing that it was given", "with label_space=local"),
+        (Overwriting, "changes nothing that it was given", "block head"),
         (Odd, "declares kinds that there are", "secrets"),
         (Unexplained, "a default and a help text", "mu: no help text"),
     ],

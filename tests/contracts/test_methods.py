@@ -15,6 +15,7 @@ import torch
 
 from profcil import rooms
 from profcil.config import build
+from profcil.contract.promises import Case, untouched
 from profcil.encoders.model import MODEL
 from profcil.engine.executors.local import Executor
 from profcil.engine.payload import KINDS
@@ -185,6 +186,14 @@ def test_serial_and_stacked_execution_agree(make, apart, name, optimiser):
             run.play(0, r)
         servers.append(run.server)
     assert apart(*servers) < 1e-4
+
+
+@claimed
+def test_a_client_changes_nothing_that_it_was_given(name, modality):
+    """In any label space; a later turn, or somebody else, is given the same tensors."""
+    if modality == "graph":
+        pytest.importorskip("torch_geometric")
+    assert untouched(Case(name, modality)) == ""
 
 
 @every

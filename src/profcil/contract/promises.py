@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from profcil import rooms
-from profcil.contract.stream import BUNDLES, DATASET, Crossed, plan_of, quick, spy
+from profcil.contract.stream import BUNDLES, DATASET, Crossed, guard, plan_of, quick, spy
 from profcil.cost.ledger import Ledger
 from profcil.encoders.model import MODEL
 from profcil.engine.door import Door, When
@@ -219,6 +219,19 @@ def together(case: Case) -> str:
     return "" if far < CLOSE else f"computed one by one and together, clients come {far:.2g} apart"
 
 
+def untouched(case: Case) -> str:
+    """Whatever its losses compete over: what is replayed may be among it, or not."""
+    fields = {f.name: f.metadata.get("choices", ()) for f in dataclasses.fields(case.played.world.config.params)}
+    for space in fields.get("label_space") or (None,):
+        run, changed = case.begin(**({"params.label_space": space} if space else {})), set[str]()
+        guard(run.method, changed)
+        run.to_the_end()
+        if changed:
+            where = f" with label_space={space}" if space else ""
+            return f"a client writes into {', '.join(sorted(changed))}{where}; others read it, too: take a copy"
+    return ""
+
+
 def nothing_hidden(case: Case) -> str:
     more = vars(case.played.method).keys() - {"params"}
     if more:
@@ -249,6 +262,7 @@ PROMISES: Mapping[str, Callable[[Case], str]] = {
     "leaves the global random states alone": undisturbed,
     "neither the order of clients nor global random states change a bit": order,
     "clients computed together come to what each comes to alone": together,
+    "a client changes nothing that it was given": untouched,
     "holds nothing but its settings": nothing_hidden,
 }
 

@@ -139,6 +139,52 @@ def spy(method: Any, crossed: Crossed) -> None:
     method.__class__ = Spied  # the same object: whatever it holds already stays to be seen
 
 
+def guard(method: Any, changed: set[str]) -> None:
+    """Takes a note of everything that a client was given and that is no longer what it was when its turn is over."""
+
+    own: Any = type(method)
+
+    class Guarded(own):
+        def turn(self, client: Any, inbox: Any) -> Any:
+            given = Given(client, inbox)
+            answer = yield from super().turn(client, inbox)
+            changed.update(given.changed())
+            return answer
+
+        def survey(self, client: Any, inbox: Any) -> Any:
+            given = Given(client, inbox)
+            answer = super().survey(client, inbox)
+            changed.update(given.changed())
+            return answer
+
+    method.__class__ = Guarded
+
+
+class Given:
+    """The tensors in a client's hands, each with the number of times that it has been written to."""
+
+    def __init__(self, client: Any, inbox: Mapping[str, Block]) -> None:
+        self.noted: list[tuple[str, torch.Tensor, int]] = []
+        for name, block in inbox.items():
+            self.note(f"block {name}", *block.tensors.values())
+        self.note("its private memory", *(client.private or {}).values())
+        self.note("its examples", *(t for t in vars(client.examples).values() if isinstance(t, torch.Tensor)))
+        self.note("cached features", *client.cache.values())
+        self.once, client.once = client.once, self.asked
+
+    def asked(self, name: Any, make: Any) -> Any:
+        """As `Client.once`, whose answers others will be given as well."""
+        fact = self.once(name, make)
+        self.note(f"what it worked out once as {name}", fact)
+        return fact
+
+    def note(self, name: str, *things: Any) -> None:
+        self.noted += [(name, t, t._version) for t in things if isinstance(t, torch.Tensor)]
+
+    def changed(self) -> set[str]:
+        return {name for name, tensor, version in self.noted if tensor._version != version}
+
+
 def quick(name: str) -> dict[str, int]:
     """A server that trains does it for two steps only."""
     method = rooms.find("methods", name).METHOD
