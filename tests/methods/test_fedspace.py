@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from profcil.encoders.model import Tail
+from profcil.memory.bank import measure
 from profcil.methods.base import average
 from profcil.methods.fedspace import contrastive, imagined, radius_of
 
@@ -78,7 +79,7 @@ def test_the_radius_is_the_root_of_the_mean_variance():
     z = torch.randn(300, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 2.0, 3.0, 0.1, 0.0]) + 9
     y = torch.arange(300) % 3 + 4
     variance = torch.stack([z[y == c].var(0, correction=0).mean() for c in (4, 5, 6)])
-    radius, count = radius_of(z, y)
+    radius, count = radius_of(measure(z, y, radius=True))
     torch.testing.assert_close(radius, variance.mean().sqrt(), rtol=1e-4, atol=0)
     assert int(count) == 300
 
@@ -87,8 +88,10 @@ def test_a_class_with_one_example_has_no_say_in_the_radius():
     z = 3 * torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(40, dtype=torch.long)
     alone = torch.cat([y, torch.tensor([5, 7])])
-    torch.testing.assert_close(radius_of(torch.cat([z, z[:2]]), alone), radius_of(z, y))
-    assert [float(t) for t in radius_of(z[:2], torch.tensor([5, 7]))] == [0.0, 0.0]
+    torch.testing.assert_close(
+        radius_of(measure(torch.cat([z, z[:2]]), alone, radius=True)), radius_of(measure(z, y, radius=True))
+    )
+    assert [float(t) for t in radius_of(measure(z[:2], torch.tensor([5, 7]), radius=True))] == [0.0, 0.0]
 
 
 def test_the_radius_is_the_mean_over_all_who_have_ever_reported_each_once(fresh):

@@ -38,12 +38,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import Checked, setting
+from profcil.devices import onto
 from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
-from profcil.memory.bank import measure, remember
+from profcil.memory.bank import Moments, moments_of_rows, remember
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
 
@@ -89,28 +90,29 @@ class FedSpace(Method):
         fit = replace(fit, constants=self.context(client, inbox, own["met"]))
         done = yield fit
         z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
-        sent = {"prototypes": report(z, client.y, self.params.prototypes)}
+        sent = {"prototypes": report(z, client.told, self.params.prototypes)}
         if int(own["first"]) == client.when.position:
-            radius, count = radius_of(z, client.y)
+            radius, count = radius_of(moments_of_rows(z, client.rank, client.labels, radius=True))
             sent["radius"] = Block("prototype", {"radius": radius, "count": count})
         answer = reply(client, done.weights, MODEL, loss=done.loss, **sent)
-        told = fit.constants
-        drawn = steps_of(client) * len(told["place"]) * int(told["old"].sum()) / max(1, len(told["labels"]))
+        known = set(inbox["prototypes"].labels)
+        drawn = steps_of(client) * len(fit.constants["place"]) * len(known - set(client.labels)) / max(1, len(known))
         return replace(with_replay(client, answer, fit.epochs, self.params.quota, drawn), private=own)
 
     def context(self, client: Client, inbox: Inbox, met: Tensor) -> Tensors:
         """What the loss needs to know besides its batch. `place` deals one step's pseudo-features out to classes."""
         rows, known = tables(inbox["prototypes"], client.net.classes, self.params.prototypes)
-        classes = len(set(inbox["prototypes"].labels))
-        count = -(-self.params.quota * classes // steps_of(client))
+        labels = sorted(set(inbox["prototypes"].labels))
+        count = -(-self.params.quota * len(labels) // steps_of(client))
+        ids = onto(torch.tensor(labels, dtype=torch.long), known.device)
         return {
             "allowed": met if self.params.label_space == "met" else client.allowed(client.seen),
             "rehearsed": met | known,
             "old": known & ~client.allowed(client.labels),
-            "labels": known.nonzero().flatten(),
-            "mean": rows[known],
+            "labels": ids,
+            "mean": rows[ids],
             "radius": inbox["radius"].tensors["radius"],
-            "place": torch.arange(count, device=known.device) % max(1, classes),
+            "place": torch.arange(count, device=known.device) % max(1, len(labels)),
         }
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
@@ -170,10 +172,10 @@ def steps_of(client: Client) -> int:
     return -(-len(client.current) // batch)
 
 
-def radius_of(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def radius_of(moments: Moments) -> tuple[Tensor, Tensor]:
     """ρ = √(mean_y tr(Σ_y)/d) over classes with at least two examples, and how many examples these are. One example
     has no spread; where no class has more, both are 0."""
-    found = remember(measure(z, y, radius=True))
+    found = remember(moments)
     several = found.count > 1
     variance = found.spread[several].square().sum() / several.sum().clamp(min=1)
     return variance.sqrt(), found.count[several].sum(dtype=torch.int32)

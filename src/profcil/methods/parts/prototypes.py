@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from profcil.devices import onto
 from profcil.engine.payload import Block
 
 LLOYD = 10  # steps of k-means
@@ -25,9 +26,11 @@ def no_prototypes(like: Tensor) -> Block:
 
 
 def report(z: Tensor, y: Tensor, count: int = 1) -> Block:
-    """What a client sends of each class it holds: up to `count` centres of its features, and how many are at each."""
+    """What a client sends of each class it holds: up to `count` centres of its features, and how many are at each. The
+    labels are best on the host, which looks at them."""
     labels = torch.unique(y).tolist()
-    found = [centres(z[y == label], torch.ones_like(y[y == label]), count) for label in labels]
+    own = [z[onto(torch.nonzero(y == label).flatten(), z.device)] for label in labels]
+    found = [centres(points, points.new_ones(len(points)), count) for points in own]
     tensors = {"mean": torch.cat([c for c, _ in found]).float(), "count": torch.cat([n for _, n in found]).int()}
     return Block("prototype", tensors, repeated(labels, [len(c) for c, _ in found]))
 
@@ -44,8 +47,10 @@ def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]
     for _ in range(LLOYD if count > 1 else 1):
         nearest = torch.cdist(points, found).argmin(1)
         share = one_hot(nearest, len(found)).double().T * weight
-        mass, kept = share.sum(1), share.sum(1) > 0
-        found, mass = (share @ points)[kept] / mass[kept, None], mass[kept]
+        found, mass = share @ points, share.sum(1)
+        if count > 1:  # a single one attracts all; to find those that attract nothing is to wait for a GPU
+            found, mass = found[mass > 0], mass[mass > 0]
+        found = found / mass[:, None]
     return found, mass
 
 
@@ -56,7 +61,7 @@ def merge(bank: Block, reports: Sequence[Block], share: float = 1.0, count: int 
     of = [y for r in reports for y in r.labels]
     rows = {label: rows_of(bank, label) for label in set(bank.labels)}
     for label in set(of):
-        index = [i for i, y in enumerate(of) if y == label]
+        index = onto(torch.tensor([i for i, y in enumerate(of) if y == label]), points.device)
         rows[label] = moved(rows.get(label), points[index], weight[index], share, count)
     labels = sorted(rows)
     mean = torch.cat([rows[y] for y in labels])
@@ -93,8 +98,9 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def rows_of(bank: Block, label: int) -> Tensor:
-    """The prototypes of one class."""
-    return bank.tensors["mean"][[i for i, y in enumerate(bank.labels) if y == label]]
+    """The prototypes of one class that has some."""
+    start = bank.labels.index(label)
+    return bank.tensors["mean"][start : start + bank.labels.count(label)]
 
 
 def class_means(bank: Block) -> Block:
