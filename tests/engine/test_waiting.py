@@ -128,3 +128,21 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
                 torch.testing.assert_close(tensor, other.blocks[block].tensors[name], rtol=1e-4, atol=1e-5)
     with pytest.raises(Diverged, match=rf"client {lost} diverged at position 0, round 0 \(fit"):
         strict.turns(0, 0)
+
+
+def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fresh, monkeypatch):
+    end, run = OnNets.end, replaying(fresh("fedavg"))
+    turn = type(run.method).turn
+
+    def stumbling(self, client, inbox):
+        answer = yield from turn(self, client, inbox)
+        if not all(t.isfinite().all() for t in answer.blocks["head"].tensors.values()):
+            raise ArithmeticError("no numbers")
+        return replace(answer, notes={**answer.notes, "twice": 2 * answer.notes["loss"], "three": 3})
+
+    monkeypatch.setattr(type(run.method), "turn", stumbling)
+    for r in run.turns(0, 0):
+        assert r.notes["twice"] == pytest.approx(2 * r.notes["loss"]) and r.notes["three"] == 3.0
+    monkeypatch.setattr(OnNets, "end", lambda step, *a: (step.matrix.fill_(torch.nan), end(step, *a))[1])
+    with pytest.raises(Diverged, match="diverged at position 0, round 0"):
+        run.turns(0, 0)

@@ -79,7 +79,11 @@ class Executor:
             ended = [(p, results[p.client]) for p in waiting.values()]
             left += (late := [(p, r) for p, r in ended if isinstance(r.loss, Tensor)])
             usable = [(p, r) for p, r in ended if not isinstance(r.loss, Tensor) and guard(p, r)]
-            waiting = advance(turns, {p.client: r for p, r in late + usable}, replies)
+            try:
+                waiting = advance(turns, {p.client: r for p, r in late + usable}, replies)
+            except Exception:
+                settled({}, left, guard)  # numbers that are none may be behind it: then that is what is said
+                raise
         return settled(replies, left, guard)
 
     def run(self, phases: Sequence[Train]) -> dict[int, Trained]:
@@ -190,15 +194,17 @@ def set_precision(net: Net, precision: str) -> None:
 
 def settled(replies: Mapping[int, Reply], left: Sequence[tuple[Train, Trained]], guard: Guard) -> dict[int, Reply]:
     """The replies of those whose phases have all come to usable numbers. What was left on a device is read back at
-    once, notes included."""
-    noted = [(c, k) for c, r in replies.items() for k, v in r.notes.items() if isinstance(v, Tensor)]
-    asked: list[Any] = [x for _, r in left for x in (r.loss, r.size)] + [replies[c].notes[k] for c, k in noted]
-    told = iter(torch.stack(asked).tolist() if asked else ())
-    fallen = {p.client for p, r in left if not guard(p, replace(r, loss=next(told), size=next(told)))}
-    notes: dict[int, dict[str, float]] = {c: {} for c in replies}
-    for c, k in noted:
-        notes[c][k] = next(told)
-    return {c: replace(r, notes={**r.notes, **notes[c]}) for c, r in replies.items() if c not in fallen}
+    once; a loss in a reply's notes is among it."""
+    asked: list[Any] = [x for _, r in left for x in (r.loss, r.size)]
+    told = dict(zip(map(id, asked), torch.stack(asked).tolist() if asked else (), strict=True))
+    fallen = {p.client for p, r in left if not guard(p, replace(r, loss=told[id(r.loss)], size=told[id(r.size)]))}
+
+    def number(noted: Any) -> float:
+        return told[id(noted)] if id(noted) in told else float(noted)
+
+    return {
+        c: replace(r, notes={k: number(v) for k, v in r.notes.items()}) for c, r in replies.items() if c not in fallen
+    }
 
 
 def advance(turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict) -> dict[int, Train]:
