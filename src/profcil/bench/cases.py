@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 CLIENTS, CLASSES, METHODS = (100, 10_000, 100_000), (10, 100, 1_000), ("fedavg", "promax")
-STEPS = ("supervised step", "plastic step", "rehearsal", "warm-up step")
+STEPS = ("supervised step", "plastic step", "rehearsal step", "warm-up step")
 TEXTS_AND_GRAPHS = ("cora", "clinc150", "thucnews10")
 GRAPH = "round of five clients on a graph of ogbn-arxiv's size"
 

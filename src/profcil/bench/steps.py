@@ -34,7 +34,7 @@ STEPS = 80  # of each client, at least
 KINDS = {
     "supervised step": ("fedavg", When("round", 0, 0, 20)),
     "plastic step": ("promax", When("round", 0, 0, 20)),
-    "rehearsal": ("promax", When("round", 0, 2, 20)),
+    "rehearsal step": ("promax", When("round", 0, 2, 20)),
     "warm-up step": ("fedavg", When("warmup", 0, 0, 20)),
 }
 VIEWS = {"supervised step": 1, "plastic step": 3, "warm-up step": 2}
