@@ -51,3 +51,11 @@ def later(run: Any, rounds: int = 3) -> tuple[Any, dict]:
     c = next(c for c in run.clients(1, 0) if c in run.state.private)
     client = run.world.client(c, run.when(1, 0), run.state.private[c])
     return client, {n: run.server.blocks[n] for n in run.method.broadcast_to(c, run.server, client.when)}
+
+
+def check_every_turn_replays(run: Any) -> None:
+    """As much as a position's first one; the labels of the client's own stay what they are."""
+    client, inbox = later(run)
+    sizes = [next(run.method.turn(client, inbox)).source.size for _ in range(3)]
+    assert len(set(sizes)) == 1 and sizes[0] > len(client.current)
+    assert set(client.allowed(client.labels).nonzero().flatten().tolist()) == set(client.labels)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graph import later, on_graph  # noqa: F401
+from small_graph import check_every_turn_replays, later, on_graph  # noqa: F401
 
 from profcil.data.bundle import Nodes
 from profcil.encoders.model import MODEL
@@ -157,11 +157,7 @@ def test_without_buffer_and_server_steps_it_is_fedavg_to_the_bit(on_graph, setti
 
 
 def test_what_is_replayed_does_not_pass_for_current_in_a_clients_next_turn(on_graph):  # noqa: F811
-    run = on_graph("power", budget=3, label_space="local")
-    client, inbox = later(run)
-    sizes = [next(run.method.turn(client, inbox)).source.size for _ in range(3)]
-    assert len(set(sizes)) == 1 and sizes[0] > len(client.current)
-    assert set(client.allowed(client.labels).nonzero().flatten().tolist()) == set(client.labels)
+    check_every_turn_replays(on_graph("power", budget=3, label_space="local"))
 
 
 def test_it_forgets_less_than_fedavg(on_graph):  # noqa: F811
