@@ -30,10 +30,10 @@ def apply(x, weight, bias, added, mean, var, eps, rectify):
     return _normalised(x, weight, bias, added, mean, (var + eps).rsqrt(), 1, rectify)
 
 
-def moments(x):
+def moments(x, sums=None):
     """Every channel's mean and variance: running statistics that forget at once."""
     mean, var = x.new_zeros(2, x.shape[1], dtype=torch.float32)
-    _statistics(x, mean, var, 1.0, 0.0, 1)
+    _statistics(x, mean, var, 1.0, 0.0, 1, sums)
     count = x.numel() // x.shape[1]
     return mean, var * ((count - 1) / count)
 
@@ -94,6 +94,19 @@ def backward(grads, x, y, weight, bias, mean, scale, groups, rectify, adds):
         slope, x, dx, mean, scale, weight, bias, sums, rows, channels, rectify and not writes, PIXELS, CHANNELS
     )
     return dx, dw, db, slope if adds else None
+
+
+def through(grads, x, y, weight, bias, mean, scale, rectify, adds, line=None):
+    """Gradients of x and of what was added, where x was normalised by a mean and a scale that are known. To the former
+    is added (x − centre) stretch + shift, each a number a channel, where such a line is given."""
+    rows, channels, _, tiles = _layout(x, 1, PIXELS)
+    dx, slope = torch.empty_like(x), torch.empty_like(x) if adds else x
+    centre, stretch, shift = line or (mean, mean, mean)
+    _through[(tiles, triton.cdiv(channels, CHANNELS))](
+        grads[0], grads[-1], x, x if y is None else y, slope, dx, mean, scale, weight, bias, centre, stretch, shift,
+        rows, channels, adds, len(grads) == 2, rectify, line is not None, PIXELS, CHANNELS,
+    )  # fmt: skip
+    return dx, slope if adds else None
 
 
 def _layout(x: Tensor, groups: int, pixels: int) -> tuple[int, int, int, int]:
@@ -260,4 +273,30 @@ def _back(
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
     d = _slope(slope, slope, x, at, there, v * (w * s)[None, :] + b[None, :], False, False, RECTIFY)
     out = (d - one[None, :] - v * s[None, :] * two[None, :]) * (w * s)[None, :]
+    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _through(
+    grad, other, x, y, slope, dx, mean, scale, weight, bias, centre, stretch, shift, rows, channels,
+    ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, LINE: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """dx = w scale d, and a line of x."""
+    c, real = _tile(tl.program_id(1), channels, BC)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    there = (m < rows)[:, None] & real[None, :]
+    at = m[:, None] * channels + c[None, :]
+    mu, b = tl.load(mean + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
+    factor = tl.load(weight + c, mask=real, other=0.0) * tl.load(scale + c, mask=real, other=0.0)
+    v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+    before = (v - mu[None, :]) * factor[None, :] + b[None, :]
+    d = _slope(grad, other, y, at, there, before, ADDS, BOTH, RECTIFY)
+    if ADDS:
+        tl.store(slope + at, d.to(slope.dtype.element_ty), mask=there)
+    out = d * factor[None, :]
+    if LINE:
+        near = tl.load(centre + c, mask=real, other=0.0)
+        steep, up = tl.load(stretch + c, mask=real, other=0.0), tl.load(shift + c, mask=real, other=0.0)
+        out += (v - near[None, :]) * steep[None, :] + up[None, :]
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)

@@ -70,6 +70,12 @@ def normalised(
     if isinstance(norm, BatchNorm) and settled(norm, y):
         y = kernels().apply(y, norm.weight, norm.bias, added, norm.running_mean, norm.running_var, norm.eps, rectify)
         return y, y
+    if isinstance(norm, BatchNorm) and passes(norm, y):
+        learned = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
+        one, two, *seen = Settled.apply(y, added, sums, *learned, rectify, norm.watch is not None)  # type: ignore[no-untyped-call]
+        if norm.watch is not None:
+            norm.watch(norm, y, tuple(seen))
+        return one, two
     y = norm(y) if added is None else norm(y) + added
     y = y.relu() if rectify else y
     return y, y
@@ -83,6 +89,12 @@ def settled(norm: BatchNorm, y: Tensor) -> bool:
     """Whether a kernel can normalise this by what the layer has learned: nothing is trained, and nothing through it."""
     last = y.is_contiguous(memory_format=torch.channels_last)
     return y.is_cuda and last and not (norm.training or torch.is_grad_enabled()) and kernels() is not None
+
+
+def passes(norm: BatchNorm, y: Tensor) -> bool:
+    """Whether kernels can do that where something before the layer is trained, but nothing in it."""
+    learns = norm.training or norm.weight.requires_grad or norm.bias.requires_grad
+    return torch.is_grad_enabled() and not learns and fits(y)
 
 
 def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
@@ -282,6 +294,36 @@ class Normalise(torch.autograd.Function):
         found = [g.contiguous(memory_format=torch.channels_last) for g in grads if g is not None]
         dx, dw, db, dadded = back(found, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
         return dx, dw, db, dadded, None, None, None, None, None, None, None
+
+
+class Settled(torch.autograd.Function):
+    """A normalisation by what a layer has learned, with what follows it, through which a gradient comes back; the
+    output comes twice. Where the layer is watched, the moments of what reaches it come, too, and their gradient goes
+    the same way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, added: Tensor | None, sums: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor,
+        var: Tensor, eps: float, rectify: bool, watched: bool,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        y = kernels().apply(x, weight, bias, added, mean, var, eps, rectify)
+        seen = kernels().moments(x, sums) if watched else (None, None)
+        adds = added is not None
+        ctx.save_for_backward(x, y if adds else None, weight, bias, mean, (var + eps).rsqrt(), seen[0])
+        ctx.rectify, ctx.adds = rectify, adds
+        ctx.set_materialize_grads(False)
+        return y, y.detach(), *seen
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, y, weight, bias, mean, scale, centre = ctx.saved_tensors
+        found = [g.contiguous(memory_format=torch.channels_last) for g in grads[:2] if g is not None]
+        found = found or [torch.zeros_like(x)]
+        of_mean, of_var = (torch.zeros_like(mean) if g is None else g for g in grads[2:])
+        count = x.numel() // x.shape[1]
+        line = None if centre is None else (centre, of_var * (2 / count), of_mean / count)
+        dx, dadded = kernels().through(found, x, y, weight, bias, mean, scale, ctx.rectify, ctx.adds, line)
+        return dx, dadded, None, None, None, None, None, None, None, None
 
 
 def forward(

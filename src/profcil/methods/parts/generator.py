@@ -14,6 +14,7 @@ from math import log
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from profcil.data.bundle import Inputs
 from profcil.encoders.fused import moments
@@ -151,21 +152,30 @@ class Statistics:
 
     def __init__(self, base: nn.Module) -> None:
         self.layers = [m for m in base.modules() if isinstance(m, nn.BatchNorm2d)]
-        self.noted: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self.noted: dict[nn.Module, Moments] = {}
+        self.hooks: list[RemovableHandle] = []
         known = [(m.running_mean.clone(), m.running_var.clone()) for m in self.layers]  # type: ignore[union-attr]
         self.learned: Moments = in_line(known)
         self.layer = torch.block_diag(*(torch.ones_like(mean) for mean, _ in known))
 
     def __enter__(self) -> Statistics:
-        self.hooks = [layer.register_forward_pre_hook(self.note) for layer in self.layers]
+        for layer in self.layers:
+            if isinstance(layer, BatchNorm):
+                layer.watch = self.note
+            else:
+                self.hooks.append(layer.register_forward_pre_hook(lambda own, x: self.note(own, x[0])))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+        for layer in self.layers:
+            if isinstance(layer, BatchNorm):
+                layer.watch = None
+        while self.hooks:
+            self.hooks.pop().remove()
 
-    def note(self, layer: nn.Module, inputs: Inputs) -> None:
-        self.noted[layer] = moments(inputs[0])
+    def note(self, layer: nn.Module, x: Tensor, known: Moments | None = None) -> None:
+        """Of what reaches a layer; its moments may be known already, by the kernel that has read it."""
+        self.noted[layer] = known or moments(x)
 
     @property
     def batch(self) -> Moments:
