@@ -29,6 +29,7 @@ from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import Repeat
 from profcil.engine.rules import MaskedRule, Update
 from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static
+from profcil.engine.warmup import compute
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {
@@ -135,9 +136,10 @@ def addresses(step: Static) -> list[int]:
         more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
         return [t.data_ptr() for t in [*tensors, *more]]
     assert isinstance(step, OnNets)
-    rules = [t for r in step.rules for t in (r.row, *r.optimiser.first, *r.optimiser.second, *r.optimiser.steps)]
-    modules = [t for net in step.nets for t in net.state_dict().values()]
-    return [t.data_ptr() for t in [*tensors, step.matrix, step.grad, step.buffers, step.lengths, *rules, *modules]]
+    own = step.bodies
+    rules = [t for r in own.rules for t in (r.row, *r.optimiser.first, *r.optimiser.second, *r.optimiser.steps)]
+    modules = [t for net in own.nets for t in net.state_dict().values()]
+    return [t.data_ptr() for t in [*tensors, own.matrix, own.grad, own.buffers, step.lengths, *rules, *modules]]
 
 
 # -- equal to the eager path ------------------------------------------------------------------------------------------
@@ -372,6 +374,47 @@ def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
         assert not step.like.weights and not step.like.constants and not step.like.source.size
 
 
+def otherwise(net: Any, batch: dict[str, Any]) -> Tensor:
+    logits = net(*net.weak(batch["inputs"], batch["rng"]))
+    return 0.5 * cross_entropy(logits, batch["y"], batch["allowed"])
+
+
+def test_steps_that_move_the_same_tensors_share_their_memory(ready):
+    run = ready("fedavg")
+    net, phases = run.world.net, asked(run, 0)
+    others, pulled = ([replace(p, **more) for p in phases] for more in ({"loss": otherwise}, {"proximal": 0.1}))
+    graphs = Graphs(net, Repeat())
+    for _ in range(2):  # in turn, so that each finds what the other left
+        for kind in (phases, others, pulled):
+            assert apart(graphs.run(kind), steps.run(net, kind)) < TOLERANCE
+    one, two, three = (step.bodies for step in graphs.known.values())
+    assert one is two and one is not three and len(graphs.bodies) == 2
+    del one, two, three
+    graphs.forget()
+    assert not graphs.known and not graphs.bodies
+    assert apart(graphs.run(phases), steps.run(net, phases)) < TOLERANCE
+
+
+def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
+    monkeypatch.setattr(recorded, "WIDTH", 2)
+    monkeypatch.setattr(recorded, "NARROW", 1)
+    for method, most in (("fedavg", 2), ("pro", 1)):
+        run = ready(method)
+        phases, graphs = asked(run, 0), Graphs(run.world.net, Repeat())
+        assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
+        assert apart(graphs.run(phases), steps.run(run.world.net, phases)) < TOLERANCE
+        (step,) = graphs.known.values()
+        assert max(rows for rows, _ in step.replays) == len(step.bodies.nets) == most
+
+
+def test_a_warm_up_leaves_no_recordings_behind(fresh):
+    world = fresh("fedavg", warmup__rounds=1).world
+    graphs = world.executor.graphs = Graphs(world.net, Repeat())
+    world.executor.workers, world.executor.mode = 1, "stacked"
+    compute(world, lambda *_: None)
+    assert graphs.made and not graphs.known and not graphs.bodies
+
+
 def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     monkeypatch.setattr(static, "UNROLL", (1,))  # one recording a step
     monkeypatch.setattr(recorded, "LIVE", 2)
@@ -380,10 +423,10 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     graphs, phase = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=1)[0]
     for pull in (0.1, 0.2, 0.3):
         graphs.run([replace(phase, proximal=pull)])
-    assert [key[0][3] for key in graphs.known] == [0.2, 0.3]
+    assert [key[3] for key in graphs.known] == [0.2, 0.3]
     graphs.run([replace(phase, proximal=0.2)])
     graphs.run([replace(phase, proximal=0.4)])
-    assert [key[0][3] for key in graphs.known] == [0.2, 0.4]
+    assert [key[3] for key in graphs.known] == [0.2, 0.4]
     last = replace(phase, proximal=0.5)
     with pytest.warns(UserWarning, match="eagerly"):
         assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0

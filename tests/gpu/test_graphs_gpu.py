@@ -192,3 +192,19 @@ def test_a_run_on_graphs_needs_no_more_memory_with_every_round(fresh, method):
         seen.append((executor.graphs.made, torch.cuda.memory_allocated()))
     assert seen[0][0] == seen[1][0]  # nothing new is recorded
     assert seen[1][1] < 1.2 * seen[0][1]
+
+
+def test_an_earlier_recording_that_is_garbage_does_not_spoil_a_new_one():
+    recorder, x = Capture(torch.device("cuda")), torch.zeros(1000, device="cuda")
+    ring: dict[str, Any] = {"replay": recorder.record(lambda: x.add_(torch.ones(1000, device="cuda")), 0)}
+    ring["own"] = ring
+    del ring
+
+    def step() -> None:
+        x.add_(torch.full((1000,), 2.0, device="cuda"))
+        assert [[] for _ in range(20_000)]  # enough for a collection
+        x.add_(torch.full((1000,), 3.0, device="cuda"))
+
+    x.zero_()
+    recorder.record(step, 0)()
+    assert x.tolist() == [5.0] * 1000

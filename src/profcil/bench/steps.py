@@ -23,6 +23,7 @@ from profcil.engine.door import Door, When
 from profcil.engine.graphs import Graphs
 from profcil.engine.phases import Train
 from profcil.engine.recorders import WIDTH
+from profcil.engine.run import peak_memory_mb
 from profcil.engine.static import PAYS, OnNets
 from profcil.engine.warmup import BLOCKS, Warmup, WarmupParams
 from profcil.engine.world import World, furnish
@@ -94,7 +95,7 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     number = sum(r.steps for r in graphs.run(short))
     ripen(graphs)
     seconds = timed(lambda: graphs.run(short), world.device)
-    memory = torch.cuda.max_memory_allocated(world.device) / 1e6
+    memory = peak_memory_mb(world)
     one = [replace(short[0], epochs=1)]
     eager = timed(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one)[0].steps
     row: dict[str, Any] = {"ours": 1e3 * seconds / number, "unit": "ms a client's step", "clients": len(short)}

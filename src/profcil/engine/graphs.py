@@ -4,22 +4,26 @@ one by one from Python takes longer than computing them. See `static` for what i
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from weakref import WeakValueDictionary
 
 import torch
 
-from profcil.encoders.model import Net
+from profcil.encoders.model import MODEL, Net
 from profcil.engine import steps
+from profcil.engine.bodies import Bodies, kind
 from profcil.engine.phases import Train, Trained
 from profcil.engine.recorders import WIDTH, Recorder, refused
 from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
 
 ROWS = 4  # stacks on features are filled up to a multiple of this many clients, so that few widths occur
+NARROW = 5  # clients in a group whose step trains more than the model
 LIVE = 16  # steps kept at a time
 MOST = 256  # recordings made in a run; a method that needs more has shapes that never come back
 
@@ -30,6 +34,7 @@ class Graphs:
     def __init__(self, net: Net, recorder: Recorder) -> None:
         self.net, self.recorder = net, recorder
         self.known: OrderedDict[tuple, Static] = OrderedDict()  # the one used last comes last
+        self.bodies: WeakValueDictionary[tuple, Bodies] = WeakValueDictionary()  # those of the steps that are known
         self.made = 0
 
     def takes(self, phase: Train) -> bool:
@@ -42,7 +47,7 @@ class Graphs:
         """As `steps.run`, by replaying; losses and sizes are left on the device, which may be far behind."""
         order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
         done: dict[int, Trained] = {}
-        for group in [order] if phases[0].on_features else shares(order, WIDTH):
+        for group in [order] if phases[0].on_features else shares(order, width(phases[0])):
             stack = [phases[i] for i in group]
             done |= zip(group, self.play(stack, self.generators(stack)), strict=True)
         return [done[i] for i in range(len(phases))]
@@ -69,15 +74,14 @@ class Graphs:
     def begin(self, phases: Sequence[Train], table: Table) -> Static | None:
         """The step of these phases with the phases copied in; None where it cannot be recorded."""
         p = phases[0]
-        width = -(-len(phases) // ROWS) * ROWS if p.on_features else len(phases)
+        rows = -(-len(phases) // ROWS) * ROWS if p.on_features else width(p)
         sizes = shapes(table, 2), shapes(p.constants, 0)
-        kind = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes)
-        key = (kind, width if p.on_features else 0)
+        key = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes, rows if p.on_features else 0)
         step = self.known.get(key)
         if step is None:
             if self.full() or not regular(p, table):
                 return None
-            step = self.made_for(p, table, width)
+            step = self.made_for(p, table, rows)
         missing = step.plan([p.length for p in phases]) - step.replays.keys()
         for recording in sorted(missing, reverse=True):  # with most clients first: it warms up for the others
             if self.full():
@@ -90,11 +94,13 @@ class Graphs:
         step.begin(phases)
         return step
 
-    def made_for(self, phase: Train, table: Table, width: int) -> Static:
+    def made_for(self, phase: Train, table: Table, rows: int) -> Static:
         if phase.on_features:
             by_kernels = OnFeaturesByKernels.fits(self.net, phase)
-            return (OnFeaturesByKernels if by_kernels else OnFeatures)(self.net, phase, table, width)
-        return OnNets(self.net, phase, table, self.recorder)
+            return (OnFeaturesByKernels if by_kernels else OnFeatures)(self.net, phase, table, rows)
+        bodies = self.bodies.get(kind(phase, rows)) or Bodies(self.net, phase, rows)
+        self.bodies[kind(phase, rows)] = bodies
+        return OnNets(bodies, phase, table, self.recorder)
 
     def record(self, step: Static, phases: Sequence[Train], recording: tuple[int, int]) -> None:
         """Recording takes real steps; the caller copies its phases in again, and here the draws are taken back."""
@@ -109,15 +115,27 @@ class Graphs:
         for rng, state in zip(rngs, states, strict=True):
             rng.set_state(state)
 
+    def forget(self) -> None:
+        """Where nothing that was recorded will come back: the memory that it works on is returned."""
+        self.known.clear()
+        gc.collect()
+        self.recorder.clear()
+
     def full(self) -> bool:
         if self.made == MOST:
             warnings.warn(f"{MOST} steps were recorded and still new shapes appear; they run eagerly", stacklevel=2)
         return self.made >= MOST
 
 
-def shares(order: Sequence[int], width: int) -> list[Sequence[int]]:
-    """As few groups of at most `width` as possible, of nearly equal size, neighbours together."""
-    number = -(-len(order) // width)
+def width(phase: Train) -> int:
+    """Clients whose bases move in one recorded step, at most. One that trains more than the model has several views of
+    each image: five clients fill a GPU with those, and more of them would only take memory."""
+    return WIDTH if set(phase.blocks) <= set(MODEL) else NARROW
+
+
+def shares(order: Sequence[int], most: int) -> list[Sequence[int]]:
+    """As few groups of at most so many as possible, of nearly equal size, neighbours together."""
+    number = -(-len(order) // most)
     cuts = [len(order) * i // number for i in range(number + 1)]
     return [order[a:b] for a, b in pairwise(cuts)]
 

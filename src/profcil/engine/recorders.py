@@ -7,15 +7,18 @@ kernels would have done one by one. So a phase draws the same numbers eagerly an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
+from profcil.encoders.fused import recorded
 from profcil.errors import Failure
 
 WARM = 1  # steps before a recording, in which libraries choose kernels and allocate what they keep
-WIDTH = 5  # clients whose bases move in one recorded step
+WIDTH = 10  # parts of a step that may be recorded side by side
 
 Do = Callable[[], None]
 
@@ -37,6 +40,10 @@ class Recorder(Protocol):
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
         """Within a step: parts that do not depend on each other."""
+        ...
+
+    def clear(self) -> None:
+        """What was recorded is gone."""
         ...
 
 
@@ -61,7 +68,7 @@ class Capture:
             for row in range(rows):
                 graph.register_generator_state(self.generators[row])
             torch.cuda.synchronize()  # torch.cuda.graph would also collect garbage and return memory: seconds a run
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(self.stream), uncollected():
                 graph.capture_begin(pool=self.pool)
                 try:
                     step()
@@ -74,14 +81,35 @@ class Capture:
         with torch.cuda.stream(self.stream):
             step()
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        torch.cuda.empty_cache()  # what that stream keeps is of no use to others
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
+        if not torch.cuda.is_current_stream_capturing():  # each stream would keep memory of its own for this one time
+            for part in parts:
+                part()
+            return
         for side, part in zip(self.sides, parts, strict=False):
             side.wait_stream(self.stream)
             with torch.cuda.stream(side):
                 part()
         for side, _ in zip(self.sides, parts, strict=False):
             self.stream.wait_stream(side)
+
+    def clear(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Leaves garbage lying: an earlier recording among it, taken away now, would spoil the one that is being made."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Repeat:
@@ -105,13 +133,16 @@ class Repeat:
         for part in parts:
             part()
 
+    def clear(self) -> None:
+        """There is nothing but calls."""
+
 
 class Often:
     """A step that is taken many times and touches only tensors that stay where they are: the first time as it is
     written, while libraries choose kernels and allocate what they keep; then it is recorded, and replayed."""
 
     def __init__(self, step: Do, recorder: Recorder) -> None:
-        self.step, self.recorder = step, recorder
+        self.step, self.recorder = recorded()(step), recorder
         self.taken = False
         self.replay: Do | None = None
 

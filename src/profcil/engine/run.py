@@ -223,9 +223,10 @@ class Keeper:
 
 
 def peak_memory_mb(world: World) -> float:
-    """The process's peak resident memory, or the GPU's where one is used."""
+    """The process's peak resident memory, or the GPU's where one is used: all that was held there, because what a
+    recorded step works on is no longer counted as allocated."""
     if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(world.device) / 1e6
+        return torch.cuda.max_memory_reserved(world.device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e6  # macOS tells bytes, Linux KiB
 

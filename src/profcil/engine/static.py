@@ -8,7 +8,6 @@ phase ends.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,15 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from profcil.encoders.byhand import Classification
 from profcil.encoders.fused import recorded
-from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights
-from profcil.engine.layout import At, Layout, buffers_of, filters_together, parameters_of
+from profcil.encoders.model import TAIL, Net, Tail, Weights
+from profcil.engine.bodies import Bodies
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
-from profcil.engine.recorders import WIDTH, Do, Recorder
-from profcil.engine.rules import Descent, MaskedDescent, MaskedRule, Update
+from profcil.engine.recorders import Do, Recorder
+from profcil.engine.rules import Descent, MaskedDescent, MaskedRule
 from profcil.engine.steps import loss_of
 from profcil.kernels import found
 
@@ -118,67 +116,22 @@ class Static:
 
 
 class OnNets(Static):
-    """The step of phases that move the base, of several clients side by side, each on a module of its own.
+    """The step of phases that move the base, of several clients side by side, each on a module of its own. Longest
+    epochs come first, so that the clients still at work are a prefix, for each length of which there is a recording."""
 
-    A client's parameters are views of one row of a matrix; so are its gradients, moments and running statistics. That
-    makes copying in, pull, clip and update a few kernels each. Convolutions in bfloat16 work on a copy of the matrix
-    that is rounded once a step, and their filters' gradients stay in that type until the update. Longest epochs come
-    first, so that the clients still at work are a prefix, for each length of which there is a recording.
-    """
-
-    def __init__(self, net: Net, phase: Train, table: Table, recorder: Recorder) -> None:
-        super().__init__(phase, table, WIDTH)
-        self.recorder = recorder
-        pulled = [b for b in phase.blocks if b in MODEL]
-        fixed = [b for b in phase.weights if b not in phase.blocks]
-        self.moving = Layout(filters_together(parameters_of(net, phase.blocks)))
-        self.fixed, self.noted = Layout(parameters_of(net, fixed)), Layout(buffers_of(net, phase.weights))
-        self.pulled = Layout(parameters_of(net, pulled)).size
-        like = self.total
-        self.matrix, self.still, self.buffers = (m.matrix(like) for m in (self.moving, self.fixed, self.noted))
-        self.low, self.still_low = (m.matrix(like.bfloat16()) if net.bf16 else None for m in (self.moving, self.fixed))
+    def __init__(self, bodies: Bodies, phase: Train, table: Table, recorder: Recorder) -> None:
+        super().__init__(phase, table, len(bodies.nets))
+        self.bodies, self.recorder = bodies, recorder
         self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
         self.taken: Counter[int] = Counter()  # steps, by the number of clients at work in them
         self.ripe: set[int] = set()  # numbers of clients for which several steps are taken at once
-        self.grad = torch.zeros_like(self.matrix)
-        self.low_grad = None if self.low is None else torch.zeros_like(self.low)  # used for the filters, where it is
-        self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
-        self.rules = [self.rule(row, phase) for row in range(WIDTH)]
-        slopes = [self.moving.views(self.grad[row], _row(self.low_grad, row)) for row in range(WIDTH)]
-        self.slopes = [self.moving.flat(views.values()) for views in slopes]
-        self.nets = [self.module(net, row) for row in range(WIDTH)]
-        self.parameters = [[own.get_parameter(f"{b}.{k}") for b, k in self.moving.places] for own in self.nets]
-
-    def module(self, net: Net, row: int) -> Net:
-        """A copy of the module with its tensors in this row."""
-        own = copy.deepcopy(net).train()
-        for layout, high, low in ((self.moving, self.matrix, self.low), (self.fixed, self.still, self.still_low)):
-            for at, value in layout.views(high[row], _row(low, row)).items():
-                replace_in(own, at, Parameter(value, requires_grad=layout is self.moving))
-        for at, value in self.noted.views(self.buffers[row]).items():
-            replace_in(own, at, value)
-        return own
 
     def begin(self, phases: Sequence[Train]) -> None:
         super().begin(phases)
-        for row, phase in enumerate(phases):
-            self.moving.load(self.matrix[row], phase.weights)
-            self.fixed.load(self.still[row], phase.weights)
-            self.noted.load(self.buffers[row], phase.weights)
-            self.rules[row].reset()
-        if self.anchor is not None:
-            self.anchor.copy_(self.matrix[:, : self.pulled])
-        if self.low is not None and self.still_low is not None:
-            self.low.copy_(self.matrix)
-            self.still_low.copy_(self.still)
-
-    def rule(self, row: int, phase: Train) -> Update:
-        made = Descent if self.low is not None and Descent.fits(self.matrix, phase.settings) else Update
-        low, anchor = _row(self.low, row), _row(self.anchor, row)
-        return made(phase, self.matrix[row], low, anchor, self.moving.filters())
+        self.bodies.load(phases)
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
-        self.ripe = {rows for rows in range(1, WIDTH + 1) if self.taken[rows] >= PAYS}
+        self.ripe = {rows for rows in range(1, len(self.bodies.nets) + 1) if self.taken[rows] >= PAYS}
         return super().plan(lengths)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
@@ -202,10 +155,8 @@ class OnNets(Static):
     def one(self, row: int) -> None:
         """One client's step: `steps.step` on its row."""
         with recorded():
-            loss = loss_of(self.nets[row], self.like, self.batch(row))
-        grads = torch.autograd.grad(loss.sum(), self.parameters[row], materialize_grads=True)
-        copy_by_type(self.slopes[row], self.moving.flat(grads))
-        self.rules[row].step(self.grad[row], _row(self.low_grad, row))
+            loss = loss_of(self.bodies.nets[row], self.like, self.batch(row))
+        self.bodies.descend(row, loss.sum())
         self.total[row].add_(loss.detach())
         self.numbers[row].add_(1)
 
@@ -219,16 +170,10 @@ class OnNets(Static):
         return batch
 
     def outcome(self) -> list[Tensor]:
-        return [self.matrix, self.buffers]
+        return [self.bodies.matrix, self.bodies.buffers]
 
     def own(self, row: int) -> Weights:
-        """A copy of the blocks that moved for one client."""
-        blocks: Weights = {b: {} for b in self.like.blocks}
-        for layout, matrix in ((self.moving, self.matrix), (self.noted, self.buffers)):
-            for (b, k), value in layout.views(matrix[row].clone()).items():
-                if b in blocks:
-                    blocks[b][k] = value
-        return blocks
+        return self.bodies.copied(row, self.like.blocks)
 
 
 class OnFeatures(Static):
@@ -319,19 +264,3 @@ def _tails() -> Any:
 def unroll(length: int) -> int:
     """The number of steps to record as one for epochs of this length: one that leaves few over."""
     return min(UNROLL, key=lambda n: length % n)
-
-
-def _row(matrix: Tensor | None, row: int) -> Tensor | None:
-    return None if matrix is None else matrix[row]
-
-
-def replace_in(net: Net, at: At, value: Tensor) -> None:
-    path, _, name = f"{at[0]}.{at[1]}".rpartition(".")
-    setattr(net.get_submodule(path), name, value)
-
-
-def copy_by_type(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copies lists of tensors of mixed types, with few kernels."""
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        chosen = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        torch._foreach_copy_([into[i] for i in chosen], [tensors[i] for i in chosen])

@@ -154,5 +154,6 @@ def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
         clients = warmup_participants(world.plan, r)
         state.server, facts = play(inner, method, state, door, clients, when)
         watch("warmup", when, facts)
+    world.executor.forget()
     weights = {b: start[b] for b in own} | {"base": state.server.weights()["base"]}
     return Warmed(weights, time.perf_counter() - began, False, state.ledger)

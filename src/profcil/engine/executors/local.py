@@ -62,6 +62,11 @@ class Executor:
         """A step that will be taken many times, on tensors that stay where they are."""
         return Often(step, self.graphs.recorder) if self.graphs is not None else step
 
+    def forget(self) -> None:
+        """Drops what was recorded; whatever comes next has steps of its own."""
+        if self.graphs is not None:
+            self.graphs.forget()
+
     def __call__(self, turns: Mapping[int, Turn], guard: Guard) -> dict[int, Reply]:
         """The replies of all turns; one whose phase the guard refuses is left without a reply, or ends the run."""
         if self.mode == "serial":
