@@ -16,7 +16,7 @@ from profcil.engine.recorders import Repeat
 from profcil.engine.static import OnNets
 from profcil.errors import Diverged
 
-LOOKS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique")
+LOOKS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique", "__setitem__")
 MAKES = ("tensor", "as_tensor", "from_numpy", "unique", "nonzero")
 
 
@@ -33,7 +33,8 @@ def waits() -> Iterator[list[str]]:
 
 def noted(function, name, found):
     def call(*args, **more):
-        if not more.get("non_blocking"):
+        on_the_device = name == "__setitem__" and isinstance(args[-1], torch.Tensor)  # a number would be sent there
+        if not (more.get("non_blocking") or on_the_device):
             found.append(name)
         return function(*args, **more)
 
@@ -69,6 +70,17 @@ def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh,
     with waits() as found:
         turn(run, 2)
     assert found
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedspace"])
+def test_a_table_of_prototypes_is_made_without_sending_numbers_one_by_one(fresh, method):
+    run = fresh(method)
+    for round in range(run.world.config.train.rounds):
+        run.play(0, round)
+    assert turn(run, 1).blocks
+    with waits() as found:
+        assert turn(run, 2).blocks
+    assert "__setitem__" not in found
 
 
 @pytest.mark.parametrize("method", ["pro", "promax"])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from profcil.memory.bank import Bank, measure, remember
-from profcil.memory.rehearsal import Rehearsal, Roll, balanced_rows, pseudo
+from profcil.memory.rehearsal import Balanced, Rehearsal, Roll, pseudo
 
 few = settings(max_examples=40, deadline=None)
 labels = st.lists(st.sampled_from([3, 8, 11]), min_size=1, max_size=30)
@@ -32,7 +32,7 @@ def rehearsal(features: Tensor, y: Tensor, bank: Bank | None, *, quota: int, noi
 @given(y=labels, quota=st.integers(1, 12), seed=st.integers(0, 10**6))
 def test_every_class_gets_exactly_its_quota_of_its_own_rows(y, quota, seed):
     y = torch.tensor(y)
-    rows = balanced_rows(y, quota, rng(seed))
+    rows = Balanced(y, quota).draw(rng(seed))
     assert torch.equal(y[rows], y.unique().repeat_interleave(quota))
 
 
@@ -40,7 +40,7 @@ def test_every_class_gets_exactly_its_quota_of_its_own_rows(y, quota, seed):
 @given(y=labels, quota=st.integers(1, 12), seed=st.integers(0, 10**6))
 def test_no_row_comes_back_before_all_of_its_class_have_come(y, quota, seed):
     y = torch.tensor(y)
-    rows = balanced_rows(y, quota, rng(seed))
+    rows = Balanced(y, quota).draw(rng(seed))
     for label in y.unique():
         drawn = rows[y[rows] == label].bincount(minlength=len(y))[y == label]
         assert int(drawn.max() - drawn.min()) <= 1
@@ -50,7 +50,7 @@ def test_no_row_comes_back_before_all_of_its_class_have_come(y, quota, seed):
 def test_different_epochs_draw_different_rows():
     y = torch.zeros(50, dtype=torch.long)
     source = rng()
-    assert not torch.equal(balanced_rows(y, 5, source), balanced_rows(y, 5, source))
+    assert not torch.equal(Balanced(y, 5).draw(source), Balanced(y, 5).draw(source))
 
 
 def test_pseudo_features_have_the_remembered_mean_and_spread():
@@ -63,7 +63,7 @@ def test_pseudo_features_have_the_remembered_mean_and_spread():
 def test_an_epoch_draws_its_rows_first_and_then_one_normal_number_for_every_coordinate():
     features, y, bank = torch.rand(9, 4, generator=rng(1)), torch.arange(9) % 3, bank_of((5, 7), 4)
     epoch, again = rehearsal(features, y, bank, quota=6, noise=0.3).epoch(rng()), rng()
-    real = features[balanced_rows(y, 6, again)]
+    real = features[Balanced(y, 6).draw(again)]
     old = bank.mean[:, None] + 0.3 * bank.spread[:, None] * torch.randn(2, 6, 4, generator=again)
     torch.testing.assert_close(epoch["u"], torch.cat([real, old.flatten(0, 1)]))
 

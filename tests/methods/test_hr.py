@@ -206,13 +206,13 @@ def test_real_and_decoded_images_go_through_the_same_view(fresh, monkeypatch):
 
 def test_an_epoch_holds_every_real_image_once_and_the_quota_of_every_old_class():
     y = torch.tensor([4, 4, 9, 0, 0, 0, 7])
-    source = Mixture({"x": torch.arange(7.0), "y": y}, 3, 2)
+    source = Mixture({"x": torch.arange(7.0), "y": y}, 3, 2, y[3:])
     rows = source.epoch(rng())
     assert source.size == len(rows["y"]) == 3 + 2 * 2
     assert rows["x"][:3].tolist() == [0.0, 1.0, 2.0]
     assert rows["y"][3:].tolist() == [0, 0, 7, 7]
     assert len(set(rows["x"][3:5].tolist())) == 2
-    alone = Mixture({"x": torch.arange(2.0), "y": y[:2]}, 2, 5)
+    alone = Mixture({"x": torch.arange(2.0), "y": y[:2]}, 2, 5, y[:0])
     assert alone.size == len(alone.epoch(rng())["y"]) == 2
 
 

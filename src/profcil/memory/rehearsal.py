@@ -49,11 +49,6 @@ class Balanced:
         return shuffled.index_select(0, by_class.index_select(0, self.places))
 
 
-def balanced_rows(y: Tensor, quota: int, rng: torch.Generator) -> Tensor:
-    """One such draw: `quota` row numbers of each class in `y`."""
-    return Balanced(y, quota).draw(rng)
-
-
 class Roll:
     """Whose features an epoch holds: so many of every class in `y`, then of every other class that is remembered."""
 

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs
+from profcil.devices import onto
 from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, cross_entropy
 from profcil.engine.client import Client
 from profcil.engine.door import When
@@ -80,15 +81,19 @@ class FedCBDR(Method):
         return (*self.broadcast(state, when), keep_for(client))
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        rows, y = kept_rows(client, inbox), client.examples.y
+        rows, source = client.once("replay", lambda: self.source(client, inbox))
         client.keep(client.examples.inputs(rows)[0][: len(rows)])  # raw examples; of a graph, as many nodes' features
-        old = rows[~client.allowed(client.labels)[y[rows]]]
-        source = Replay(client.current, old, y, self.params.budget)
         fit = self.fit(client, inbox, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
         answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
         return replace(answer, private={"rows": rows})
+
+    def source(self, client: Client, inbox: Inbox) -> tuple[Tensor, Replay]:
+        """The client's exemplars, which stay the same while a position lasts, and epochs with those of old classes."""
+        rows, y = kept_rows(client, inbox), client.examples.y
+        old = rows[~client.allowed(client.labels)[y[rows]]]
+        return rows, Replay(client.current, old, y, self.params.budget)
 
     def fit(self, client: Client, inbox: Inbox, source: Replay) -> Train:
         allowed = client.allowed(self.label_space(client, inbox))
@@ -127,9 +132,9 @@ class FedCBDR(Method):
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Rotated features, each with the number and the label of its example. The server does not know Q."""
         z = Tail(inbox["adapter"].tensors, {}).adapt(client.features(inbox["base"]))
-        q = rotation(z.shape[1], torch_generator(client.seed, "rotation", client.when.position)).to(z.device)
-        tensors = {"features": z @ q, "rows": client.current}
-        candidates = Block("replay", tensors, tuple(client.y.tolist()))
+        q = rotation(z.shape[1], torch_generator(client.seed, "rotation", client.when.position))
+        tensors = {"features": z @ onto(q, z.device), "rows": client.current}
+        candidates = Block("replay", tensors, tuple(client.told.tolist()))
         return Reply(client.id, len(client.current), {"candidates": candidates})
 
     def begin(self, weights: Weights) -> ServerState:

@@ -177,8 +177,9 @@ def radius_of(moments: Moments) -> tuple[Tensor, Tensor]:
     has no spread; where no class has more, both are 0."""
     found = remember(moments)
     several = found.count > 1
-    variance = found.spread[several].square().sum() / several.sum().clamp(min=1)
-    return variance.sqrt(), found.count[several].sum(dtype=torch.int32)
+    each = found.spread.square().sum(1)
+    variance = torch.where(several, each, 0.0).sum() / several.sum().clamp(min=1)
+    return variance.sqrt(), torch.where(several, found.count, 0).sum(dtype=torch.int32)
 
 
 def mean_radius(state: ServerState) -> Block:

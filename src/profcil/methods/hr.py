@@ -41,6 +41,7 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
+from profcil.devices import onto
 from profcil.encoders.model import Net, Tensors, Weights
 from profcil.encoders.norms import unit
 from profcil.engine.client import Client
@@ -102,10 +103,9 @@ class HR(Method):
         if not source.real:  # none of its classes has a centroid yet
             return Reply(client.id, 0)
         centroids = table(inbox["centroids"], client.net.classes)
-        distill = centroids.new_tensor(0.0)
         if inbox["learned"].labels:
-            distill = centroids.new_tensor(self.params.distill)
             hold(client, start)
+        distill = centroids.new_full((), self.params.distill if inbox["learned"].labels else 0.0)
         weights = {b: dict(inbox[b].tensors) for b in BLOCKS}
         fit = client.train("fit", weights, BLOCKS, self.fit_loss, source, centroids=centroids, distill=distill)
         done = yield fit
@@ -117,23 +117,24 @@ class HR(Method):
     def mixture(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> Mixture:
         """Real images of current classes beside decoded ones of old classes, each with what the starting model makes
         of it: its code and its image. One pass over plain images, since a loss must not run a second network."""
-        net, rows = client.net, torch.nonzero(client.allowed(inbox["centroids"].labels)[client.y]).flatten()
-        real = unit(client.examples.inputs(client.current[rows])[0])
+        net, rows = client.net, among(client.told, inbox["centroids"].labels)
+        real = unit(client.examples.inputs(client.current[onto(rows, codes.device)])[0])
         z, old = self.replayed(client, inbox, codes, y)
         x = torch.cat([real, decode(net, start, z)])
-        code = encode(net, start, x)
-        made = {"x": x, "y": torch.cat([client.y[rows], old]), "code": code, "image": decode(net, start, code)}
-        return Mixture(made, len(rows), self.params.budget)
+        code, labels = encode(net, start, x), onto(torch.cat([client.told[rows], old]), x.device)
+        made = {"x": x, "y": labels, "code": code, "image": decode(net, start, code)}
+        return Mixture(made, len(rows), self.params.budget, old)
 
     def replayed(self, client: Client, inbox: Inbox, codes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Codes to decode: the client's own, and for classes it has none of, draws around the centroid with the
         spread that loss and prior balance at, s² = 1/(1 + 2λ)."""
         absent = sorted(set(inbox["learned"].labels) - set(client.labels) - set(y.tolist()))
-        labels = torch.tensor(absent, dtype=torch.long, device=y.device).repeat_interleave(self.params.budget)
+        labels = torch.tensor(absent, dtype=torch.long).repeat_interleave(self.params.budget)
         rng = torch.Generator().manual_seed(client.number("absent"))
-        drawn = around(table(inbox["centroids"], client.net.classes)[labels], self.params.pull, rng)
-        old = ~client.allowed(client.labels)[y]
-        return torch.cat([codes[old], drawn]), torch.cat([y[old], labels])
+        centres = table(inbox["centroids"], client.net.classes)[onto(labels, codes.device)]
+        old = among(y, client.labels, False)
+        drawn = around(centres, self.params.pull, rng)
+        return torch.cat([codes[onto(old, codes.device)], drawn]), torch.cat([y[old], labels])
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         """‖x − x̂‖² + KL + λ‖z − p_y‖² and the pull towards the starting model, a mean over an image's numbers. Real
@@ -154,11 +155,11 @@ class HR(Method):
         """The client's private state: its codes for the rest of this position, and those for later ones, up to B of a
         class, old ones re-encoded as f_new(g_old(m)), under the model it has just trained."""
         rng = torch.Generator().manual_seed(client.number("keep"))
-        order = torch.randperm(len(client.current), generator=rng).to(y.device)
-        labels = torch.cat([client.y[order], y])
-        kept = first_of_each(labels, self.params.budget)
-        fresh = unit(client.examples.inputs(client.current[order])[0])
-        images = torch.cat([fresh, decode(client.net, start, codes)])[kept]
+        order = torch.randperm(len(client.current), generator=rng)
+        labels = torch.cat([client.told[order], y])
+        kept = torch.nonzero(first_of_each(labels, self.params.budget)).flatten()
+        fresh = unit(client.examples.inputs(client.current[onto(order, codes.device)])[0])
+        images = torch.cat([fresh, decode(client.net, start, codes)])[onto(kept, codes.device)]
         later = encode(client.net, weights, images)
         position = torch.tensor(client.when.position)
         own = {"codes": codes, "y": y, "later": later, "later_y": labels[kept], "position": position}
@@ -174,11 +175,12 @@ class HR(Method):
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Mean codes of the classes that have no centroid yet."""
-        rows, latent = ~client.allowed(inbox["centroids"].labels)[client.y], inbox["latent"].tensors
-        if not bool(rows.any()):
+        rows, latent = among(client.told, inbox["centroids"].labels, False), inbox["latent"].tensors
+        if not len(rows):
             return Reply(client.id, len(client.current))
-        mu = F.linear(client.features(inbox["base"])[rows], latent["mu.weight"], latent["mu.bias"])
-        return Reply(client.id, len(client.current), {"means": mean_codes(mu, client.y[rows])})
+        features = client.features(inbox["base"])[onto(rows, client.current.device)]
+        mu = F.linear(features, latent["mu.weight"], latent["mu.bias"])
+        return Reply(client.id, len(client.current), {"means": mean_codes(mu, client.told[rows])})
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         means = [r.blocks["means"] for r in replies if "means" in r.blocks]
@@ -242,12 +244,18 @@ def hold(client: Client, start: Weights) -> None:
 
 
 def recalled(client: Client, inbox: Inbox) -> tuple[Tensor, Tensor]:
-    """The client's codes and their labels, as the starting model decodes them."""
+    """The client's codes as the starting model decodes them, and their labels, which stay on the host."""
     own = client.private
     if not own:
-        return inbox["centroids"].tensors["mean"][:0], client.y[:0]
+        return inbox["centroids"].tensors["mean"][:0], client.told[:0]
     later = int(own["position"]) < client.when.position
-    return (own["later"], own["later_y"]) if later else (own["codes"], own["y"])
+    codes, y = (own["later"], own["later_y"]) if later else (own["codes"], own["y"])
+    return codes, y.cpu()
+
+
+def among(y: Tensor, labels: Sequence[int], which: bool = True) -> Tensor:
+    """The places of those that are of these classes, or of those that are not."""
+    return torch.nonzero(torch.isin(y, torch.tensor(labels, dtype=y.dtype)) == which).flatten()
 
 
 def first_of_each(y: Tensor, quota: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from profcil.encoders.model import Net, Tensors, Weights
 from profcil.encoders.norms import NORMS, BatchNorm, drawn
-from profcil.memory.rehearsal import balanced_rows
+from profcil.memory.rehearsal import Balanced
 
 CHANNELS, SMALL = 64, 8  # of the first and last maps, twice as many between; the side of the first maps
 FEWEST = 16  # latent numbers: a tenth of an 8 x 8 image would not hold it, nor ten classes apart from each other
@@ -103,15 +103,15 @@ def decode(net: Net, weights: Weights, z: Tensor) -> Tensor:
 
 
 class Mixture:
-    """Real images once an epoch, and `quota` decoded ones of each old class; a class with fewer is repeated."""
+    """Real images once an epoch, and `quota` decoded ones of each old class; a class with fewer is repeated. The
+    decoded ones' labels are told on the host."""
 
-    def __init__(self, rows: Tensors, real: int, quota: int) -> None:
-        self.rows, self.real, self.quota = rows, real, quota
-        self.replayed = quota * len(torch.unique(rows["y"][real:]))
+    def __init__(self, rows: Tensors, real: int, quota: int, told: Tensor) -> None:
+        self.rows, self.real, self.old = rows, real, Balanced(told, quota, rows["y"].device)
+        self.replayed = len(self.old.labels)
         self.size = real + self.replayed
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        y = self.rows["y"]
-        old = balanced_rows(y[self.real :], self.quota, rng)
-        index = torch.cat([torch.arange(self.real, device=y.device), self.real + old])
+        every = torch.arange(self.real, device=self.rows["y"].device)
+        index = torch.cat([every, self.real + self.old.draw(rng)])
         return {k: v[index] for k, v in self.rows.items()}

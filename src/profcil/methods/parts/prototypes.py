@@ -90,11 +90,11 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
     """The same with `count` rows a class, [class ids, count, d]; a class with fewer prototypes has them repeated."""
     mean = bank.tensors["mean"]
     rows = mean.new_zeros(classes, count, mean.shape[1])
-    known = mean.new_zeros(classes, dtype=torch.bool)
     for label in set(bank.labels):
         own = rows_of(bank, label)
-        rows[label], known[label] = own.repeat(-(-count // len(own)), 1)[:count], True
-    return rows, known
+        rows[label] = own.repeat(-(-count // len(own)), 1)[:count]
+    known = torch.isin(torch.arange(classes), torch.tensor(bank.labels, dtype=torch.long))
+    return rows, onto(known, mean.device)
 
 
 def rows_of(bank: Block, label: int) -> Tensor:
