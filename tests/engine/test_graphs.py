@@ -30,6 +30,7 @@ from profcil.engine.recorders import Repeat
 from profcil.engine.rules import MaskedRule, Update
 from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static
 from profcil.engine.warmup import compute
+from profcil.errors import Failure
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {
@@ -405,6 +406,47 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
         assert apart(graphs.run(phases), steps.run(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
         assert max(rows for rows, _ in step.replays) == len(step.bodies.nets) == most
+
+
+class Cramped(Repeat):
+    """A recorder without room for steps of many clients."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.asked = room, []
+
+    def record(self, step: Any, rows: int, warm: Any = None) -> Any:
+        self.asked.append(rows)
+        if rows > self.room:
+            step()  # it comes out on the way
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return super().record(step, rows, warm)
+
+
+def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready, monkeypatch):
+    monkeypatch.setattr(recorded, "WIDTH", 4)
+    run = ready("fedavg")
+    phases, recorder = asked(run, 0), Cramped(1)
+    graphs = Graphs(run.world.net, recorder)
+    with pytest.warns(UserWarning, match="no room for . clients at a time: now .") as told:
+        done = graphs.run(phases)
+    assert len(told) == 2
+    assert apart(done, Graphs(run.world.net, Repeat()).run(phases)) == 0.0
+    assert graphs.most == 1 and sorted(set(recorder.asked)) == [1, 2, len(phases)] == [1, 2, 3]
+    assert all(len(step.bodies.nets) == 1 for step in graphs.known.values())
+    recorder.asked.clear()
+    graphs.run(phases)
+    assert not recorder.asked  # from then on it is known
+
+
+def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
+    run = ready("fedavg")
+    phases, graphs = asked(run, 0), Graphs(run.world.net, Cramped(0))
+    with (
+        pytest.warns(UserWarning, match="no room"),
+        pytest.raises(Failure, match=r"no room for one client \(CUDA out of memory.\); free"),
+    ):
+        graphs.run(phases)
 
 
 def test_a_warm_up_leaves_no_recordings_behind(fresh):

@@ -18,9 +18,11 @@ import torch
 from profcil.encoders.model import MODEL, Net
 from profcil.engine import steps
 from profcil.engine.bodies import Bodies, kind
+from profcil.engine.lookup import Lookup
 from profcil.engine.phases import Train, Trained
-from profcil.engine.recorders import WIDTH, Recorder, refused
+from profcil.engine.recorders import WIDTH, Recorder, refused, short
 from profcil.engine.static import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
+from profcil.errors import Failure
 
 ROWS = 4  # stacks on features are filled up to a multiple of this many clients, so that few widths occur
 NARROW = 5  # clients in a group whose step trains more than the model
@@ -32,10 +34,16 @@ class Graphs:
     """The recorded steps of one model, and how phases run on them."""
 
     def __init__(self, net: Net, recorder: Recorder) -> None:
-        self.net, self.recorder = net, recorder
+        self.net, self.recorder, self.lookup = net, recorder, Lookup(recorder)
         self.known: OrderedDict[tuple, Static] = OrderedDict()  # the one used last comes last
         self.bodies: WeakValueDictionary[tuple, Bodies] = WeakValueDictionary()  # those of the steps that are known
         self.made = 0
+        self.most = WIDTH  # clients whose bases move in one recorded step
+
+    def width(self, phase: Train) -> int:
+        """How many of these. A step that trains more than the model has several views of each image: a few clients
+        fill a GPU with those, and more of them would only take memory."""
+        return min(self.most, WIDTH if set(phase.blocks) <= set(MODEL) else NARROW)
 
     def takes(self, phase: Train) -> bool:
         """Whether a phase's step can come back: not where a batch is all of a client's examples, nor with a loss that
@@ -44,10 +52,28 @@ class Graphs:
         return phase.settings.batch > 0 and lasting
 
     def run(self, phases: Sequence[Train]) -> list[Trained]:
-        """As `steps.run`, by replaying; losses and sizes are left on the device, which may be far behind."""
+        """As `steps.run`, by replaying; losses and sizes are left on the device, which may be far behind. Where it has
+        no room for so many clients at a time, they begin again in smaller groups."""
+        while True:
+            now = self.width(phases[0])
+            try:
+                return self.in_groups(phases)
+            except torch.OutOfMemoryError as error:
+                if phases[0].on_features or now == 1:
+                    advice = "free some of it, or set a smaller train.batch"
+                    raise Failure(f"the GPU's memory has no room for one client ({short(error)}); {advice}") from error
+            self.narrow(now)  # after the exception, which holds what was under way
+
+    def narrow(self, width: int) -> None:
+        """Half as many clients at a time from here on; what was recorded goes, for its memory."""
+        self.most = width // 2
+        warnings.warn(f"the GPU's memory has no room for {width} clients at a time: now {self.most}", stacklevel=3)
+        self.forget()
+
+    def in_groups(self, phases: Sequence[Train]) -> list[Trained]:
         order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
         done: dict[int, Trained] = {}
-        for group in [order] if phases[0].on_features else shares(order, width(phases[0])):
+        for group in [order] if phases[0].on_features else shares(order, self.width(phases[0])):
             stack = [phases[i] for i in group]
             done |= zip(group, self.play(stack, self.generators(stack)), strict=True)
         return [done[i] for i in range(len(phases))]
@@ -74,7 +100,7 @@ class Graphs:
     def begin(self, phases: Sequence[Train], table: Table) -> Static | None:
         """The step of these phases with the phases copied in; None where it cannot be recorded."""
         p = phases[0]
-        rows = -(-len(phases) // ROWS) * ROWS if p.on_features else width(p)
+        rows = -(-len(phases) // ROWS) * ROWS if p.on_features else self.width(p)
         sizes = shapes(table, 2), shapes(p.constants, 0)
         key = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes, rows if p.on_features else 0)
         step = self.known.get(key)
@@ -110,6 +136,8 @@ class Graphs:
         again, once = partial(step.step, *recording), partial(step.step, recording[0], 1)
         try:
             step.replays[recording] = self.recorder.record(again, len(rngs), None if step.replays else once)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # of torch, or of a compiler of kernels
             raise refused(f"the step of phase '{phases[0].name}'", error) from error
         for rng, state in zip(rngs, states, strict=True):
@@ -118,6 +146,7 @@ class Graphs:
     def forget(self) -> None:
         """Where nothing that was recorded will come back: the memory that it works on is returned."""
         self.known.clear()
+        self.lookup.known.clear()
         gc.collect()
         self.recorder.clear()
 
@@ -125,12 +154,6 @@ class Graphs:
         if self.made == MOST:
             warnings.warn(f"{MOST} steps were recorded and still new shapes appear; they run eagerly", stacklevel=2)
         return self.made >= MOST
-
-
-def width(phase: Train) -> int:
-    """Clients whose bases move in one recorded step, at most. One that trains more than the model has several views of
-    each image: five clients fill a GPU with those, and more of them would only take memory."""
-    return WIDTH if set(phase.blocks) <= set(MODEL) else NARROW
 
 
 def shares(order: Sequence[int], most: int) -> list[Sequence[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -72,8 +72,11 @@ class Capture:
                 graph.capture_begin(pool=self.pool)
                 try:
                     step()
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    with suppress(Exception):  # what went wrong first is the reason
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         return graph.replay
 
     def aside(self, step: Do) -> None:
@@ -159,4 +162,9 @@ class Often:
 
 
 def refused(what: str, error: Exception) -> Failure:
-    return Failure(f"{what} could not be recorded as a CUDA graph ({error}); run with --set graphs=false")
+    return Failure(f"{what} could not be recorded as a CUDA graph ({short(error)}); run with --set graphs=false")
+
+
+def short(error: Exception) -> str:
+    """The first line of what torch says."""
+    return str(error).partition("\n")[0]

@@ -25,7 +25,6 @@ from profcil.encoders.many import Refused
 from profcil.encoders.model import Net
 from profcil.engine import stacks, steps
 from profcil.engine.graphs import Graphs, shares
-from profcil.engine.lookup import Lookup
 from profcil.engine.payload import Reply
 from profcil.engine.phases import Train, Trained, Turn
 from profcil.engine.recorders import Capture, Do, Often
@@ -51,7 +50,7 @@ class Executor:
             keep_freed_memory()
         captures = graphs and device.type == "cuda" and mode != "serial"
         self.graphs = Graphs(net, Capture(device)) if captures else None
-        net.lookup = Lookup(self.graphs.recorder) if self.graphs is not None else None
+        net.lookup = self.graphs.lookup if self.graphs is not None else None
         self.workers = workers if self.on_cpu and mode != "serial" else 1
         self.alone: set[Callable] = set()  # losses that turned out to be for one client at a time
         self.nets: SimpleQueue[Net] = SimpleQueue()
