@@ -9,6 +9,7 @@ from typing import Any
 
 CLIENTS, CLASSES, METHODS = (100, 10_000, 100_000), (10, 100, 1_000), ("fedavg", "promax")
 STEPS = ("supervised step", "plastic step", "rehearsal step", "warm-up step")
+GROUPS = (1, 3, 5, 8)  # clients side by side; the steps above have ten
 TEXTS_AND_GRAPHS = ("cora", "clinc150", "thucnews10")
 GRAPH = "round of five clients on a graph of ogbn-arxiv's size"
 
@@ -34,8 +35,10 @@ def cases(data: Path, device: str = "cpu") -> dict[str, Case]:
 
 def on_gpu(data: Path, device: str) -> dict[str, Case]:
     whole = {"dataset": "cifar100", "data": data, "device": device}
+    few = {f"{STEPS[0]} of {n}, {device}": {"name": STEPS[0], "device": device, "clients": n} for n in GROUPS}
     return {
         **{f"{name}, {device}": Case("steps", args={"name": name, "device": device}) for name in STEPS},
+        **{name: Case("steps", args=args) for name, args in few.items()},
         **{f"{m} on cifar100, {device}": Case("streams", "stream_case", {**whole, "method": m}) for m in METHODS[::-1]},
         f"{GRAPH}, {device}": Case("graph", args={"device": device}),
     }

@@ -106,9 +106,10 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     return row
 
 
-def case(name: str, device: str = "cuda") -> dict[str, Any]:
-    """One kind of step on one GPU."""
+def case(name: str, device: str = "cuda", clients: int = 10) -> dict[str, Any]:
+    """One kind of step on one GPU, for so many clients."""
     method, when = KINDS[name]
     world = world_for(method, device)
     made = rooms.find("methods", method).METHOD(world.config.params)
-    return measured(name, world, phases_of(world, made if when.stage == "round" else Warmup(WarmupParams()), when))
+    asked = made if when.stage == "round" else Warmup(WarmupParams())
+    return measured(name, world, phases_of(world, asked, when, clients))
