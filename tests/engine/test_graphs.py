@@ -444,7 +444,7 @@ def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
     phases, graphs = asked(run, 0), Graphs(run.world.net, Cramped(0))
     with (
         pytest.warns(UserWarning, match="no room"),
-        pytest.raises(Failure, match=r"no room for one client \(CUDA out of memory.\); free"),
+        pytest.raises(Failure, match=r"no room for the step of phase 'fit' \(CUDA out of memory.\); free"),
     ):
         graphs.run(phases)
 

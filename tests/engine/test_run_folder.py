@@ -306,3 +306,10 @@ def test_a_mistake_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         run.start(resolve(None, {"dataset": "cifar100"}), tmp_path / "run", tmp_path / "nowhere")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_s_memory_is_told_as_it_is_held(monkeypatch):
+    """What recorded steps work on is not allocated any more, and yet nobody else can have it."""
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3_000_000)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7_000_000)
+    assert run.peak_memory_mb(SimpleNamespace(device=torch.device("cuda"))) == 7.0

@@ -175,7 +175,7 @@ class Given:
     def asked(self, name: Any, make: Any) -> Any:
         """As `Client.once`, whose answers others will be given as well."""
         fact = self.once(name, make)
-        self.note(f"what it worked out once as {name}", fact)
+        self.note(f"what it worked out once as {name}", *(fact if isinstance(fact, tuple) else (fact,)))
         return fact
 
     def note(self, name: str, *things: Any) -> None:

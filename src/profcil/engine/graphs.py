@@ -60,8 +60,7 @@ class Graphs:
                 return self.in_groups(phases)
             except torch.OutOfMemoryError as error:
                 if phases[0].on_features or now == 1:
-                    advice = "free some of it, or set a smaller train.batch"
-                    raise Failure(f"the GPU's memory has no room for one client ({short(error)}); {advice}") from error
+                    raise no_room(phases[0], error) from error
             self.narrow(now)  # after the exception, which holds what was under way
 
     def narrow(self, width: int) -> None:
@@ -154,6 +153,11 @@ class Graphs:
         if self.made == MOST:
             warnings.warn(f"{MOST} steps were recorded and still new shapes appear; they run eagerly", stacklevel=2)
         return self.made >= MOST
+
+
+def no_room(phase: Train, error: Exception) -> Failure:
+    advice = "free some of it, or set a smaller train.batch"
+    return Failure(f"the GPU's memory has no room for the step of phase '{phase.name}' ({short(error)}); {advice}")
 
 
 def shares(order: Sequence[int], most: int) -> list[Sequence[int]]:

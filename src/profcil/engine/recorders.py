@@ -105,7 +105,7 @@ class Capture:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leaves garbage lying: an earlier recording among it, taken away now, would spoil the one that is being made."""
+    """Leaves garbage lying: an earlier recording among it, taken away now, could spoil the one that is being made."""
     collects = gc.isenabled()
     gc.disable()
     try:
