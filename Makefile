@@ -1,4 +1,4 @@
-# make demo | test | test-deploy | test-slow | lint | bench | results | studies-smoke | deploy-demo
+# make demo | test | test-deploy | test-slow | golden-compare | golden-record | lint | bench | results | studies-smoke | deploy-demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ $(VENV)/triton: $(VENV)/installed
 		|| echo 'no Triton for this machine: kernels for GPUs are not tested'
 	touch $@
 
-.PHONY: demo test test-deploy test-slow lint bench results studies-smoke deploy-demo
+.PHONY: demo test test-deploy test-slow golden-compare golden-record lint bench results studies-smoke deploy-demo
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
@@ -30,6 +30,13 @@ test-deploy: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 -m 'slow and not deploy'
+
+# Bits depend on torch, the compiler and the processor: on a machine without digests, two commits are compared instead.
+golden-compare: $(VENV)/installed
+	$(BIN)/python tests/golden/compare.py $(BASE)
+
+golden-record: $(VENV)/installed
+	$(BIN)/python tests/golden/compare.py --record
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check src tests
