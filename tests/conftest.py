@@ -22,14 +22,14 @@ import torch
 from hypothesis import settings as hypothesis_settings
 from torch import Tensor
 
-from profcil import rooms
-from profcil.cost.ledger import Ledger
+from profcil import registry
 from profcil.engine import world as worlds
-from profcil.engine.door import Door, When
+from profcil.engine.channel import Door, When
 from profcil.engine.loop import RunState, play, stream, task_totals, turns
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.participation import participants
 from profcil.resolve import resolve
@@ -124,7 +124,7 @@ def begin(method: str = "pro", dataset: str = "digits", setting: str = "severe",
     flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)
-    made = rooms.find("methods", method).METHOD(world.config.params)
+    made = registry.find("methods", method).METHOD(world.config.params)
     scores = Scores.empty(world.plan.positions, task_totals(world))
     return Run(world, made, RunState(made.begin(warmed.weights), scores, Ledger(list(warmed.ledger.entries))))
 
@@ -205,7 +205,7 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
         module: Any = ModuleType("guest", "Guest: a method of another package.")
         module.METHOD = method
         point = SimpleNamespace(load=lambda: module, dist=None, value="guest", module="guest")
-        monkeypatch.setattr(rooms, "guests", lambda room: {"guest": point} if room == "methods" else {})
+        monkeypatch.setattr(registry, "guests", lambda room: {"guest": point} if room == "methods" else {})
 
     return bring
 
@@ -214,8 +214,8 @@ def brought(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
 def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """Installs another package: `outsider(methods={"mine": source})` makes it bring the method `mine`, from a module of
     its own. Called again, it replaces what it is given. A value of the form `=text` is an entry point as it stands."""
-    home, brought = tmp_path / "outside", {room: {} for room in rooms.ROOMS}
-    fresh = (rooms.guests, rooms.origin)
+    home, brought = tmp_path / "outside", {room: {} for room in registry.ROOMS}
+    fresh = (registry.guests, registry.origin)
 
     def forget() -> None:
         for known in fresh:

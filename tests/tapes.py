@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profcil.engine.recorders import Repeat
+from profcil.accel.graphs.recorder import Repeat
 
 
 class Tape(TorchDispatchMode):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from profcil.api import load_data, resume, run
-    from profcil.reporting.runs import load_run
-    from profcil.trained import load_model
+    from profcil.runs.reader import load_run
+    from profcil.runs.trained_model import load_model
 
 try:
     __version__ = version("profcil")
@@ -24,7 +24,13 @@ except PackageNotFoundError:  # run from a source tree that was not installed
     __version__ = "0.1.0"
 
 __all__ = ["__version__", "load_data", "load_model", "load_run", "resume", "run"]
-HOMES = {"load_data": "api", "load_model": "trained", "load_run": "reporting.runs", "resume": "api", "run": "api"}
+HOMES = {
+    "load_data": "api",
+    "load_model": "runs.trained_model",
+    "load_run": "runs.reader",
+    "resume": "api",
+    "run": "api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profcil.reporting.runs import Run, load_run
 from profcil.resolve import RunConfig, resolve
+from profcil.runs.reader import Run, load_run
 
 if TYPE_CHECKING:
     from profcil.data.bundle import Bundle
@@ -48,7 +48,7 @@ def resume(
 
 def load_data(dataset: str, *, data: str | Path | None = None, seed: int = 0) -> Bundle:
     """A dataset: its training and test examples, class names and facts; `seed` draws the parts where they are drawn."""
-    from profcil.data.shelf import load_bundle
+    from profcil.data.loading import load_bundle
 
     return load_bundle(dataset, data_root(data), seed)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profcil import rooms
+from profcil import registry
 from profcil.config import NONE, Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain, read_text
 from profcil.config import setting as knob
 from profcil.errors import ConfigError, nearest, unknown
@@ -68,8 +68,8 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
     chosen = {k: v for k, v in (flags or {}).items() if v is not None}
     given = read_recipe(recipe, chosen)
     dataset = {"dataset": "digits", **given, **chosen}["dataset"]
-    if not isinstance(dataset, str) or dataset not in rooms.names("data"):
-        raise unknown("dataset", str(dataset), rooms.names("data"))
+    if not isinstance(dataset, str) or dataset not in registry.names("data"):
+        raise unknown("dataset", str(dataset), registry.names("data"))
     values = merge(recipe_of(dataset), given)
     values = merge(values, {**chosen, "dataset": dataset})
     check_shape(values)
@@ -91,11 +91,11 @@ def check_shape(values: Mapping[str, Any]) -> None:
 
 def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     """Checks and builds; `values` is one nested table, with method tables under `methods`."""
-    cls = rooms.find("methods", method).METHOD
+    cls = registry.find("methods", method).METHOD
     tables = values.pop("methods", {})
     for name in tables:
-        if name not in rooms.names("methods"):
-            raise unknown("method", name, rooms.names("methods"))
+        if name not in registry.names("methods"):
+            raise unknown("method", name, registry.names("methods"))
     values["params"] = merge(tables.get(method, {}), values.get("params", {}))
     values["method"] = method
     apply_sets(values, sets, cls.Params)
@@ -176,12 +176,12 @@ def recipe_of(dataset: str) -> dict[str, Any]:
     path = RECIPES / f"{dataset}.toml"
     if path.exists():
         return load_toml(path)
-    return {"dataset": dataset, **copy.deepcopy(getattr(rooms.find("data", dataset), "RECIPE", {}))}
+    return {"dataset": dataset, **copy.deepcopy(getattr(registry.find("data", dataset), "RECIPE", {}))}
 
 
 def recipe_names() -> list[str]:
-    lame = rooms.broken("data")
-    outside = {n for n in rooms.guests("data") if n not in lame and hasattr(rooms.find("data", n), "RECIPE")}
+    lame = registry.broken("data")
+    outside = {n for n in registry.guests("data") if n not in lame and hasattr(registry.find("data", n), "RECIPE")}
     return sorted(outside | {p.stem for p in RECIPES.glob("*.toml")})
 
 
@@ -206,7 +206,7 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 def to_toml(config: RunConfig) -> str:
     """The configuration as a recipe that gives it back. What is None by default, and by the regime, is left out."""
     values = plain(config)
-    regime = rooms.find("methods", config.method).METHOD.regimes.get(config.regime, {})
+    regime = registry.find("methods", config.method).METHOD.regimes.get(config.regime, {})
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
     lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]
     for name, table in tables.items():

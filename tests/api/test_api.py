@@ -69,7 +69,7 @@ def test_classes_that_the_stream_has_not_shown_are_never_predicted():
 
 
 def test_graphs(monkeypatch, tmp_path):
-    from profcil.trained import Model
+    from profcil.runs.trained_model import Model
 
     like = (torch.zeros(0, 4), torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     model = Model(torch.nn.Linear(1, 1), None, None, (0,), ("a",), like)

@@ -42,9 +42,9 @@ def test_a_generated_graph_has_the_sizes_asked_for_and_five_clients_take_part() 
 
 
 def test_a_graph_of_the_true_size_is_what_its_name_says() -> None:
-    from profcil import rooms
+    from profcil import registry
 
-    facts = rooms.find("data", "ogbn_arxiv").FACTS
+    facts = registry.find("data", "ogbn_arxiv").FACTS
     assert int(graph.PARTS[0] * graph.NODES) == pytest.approx(facts.train, rel=0.001)
     assert graph.NODES - int(graph.PARTS[1] * graph.NODES) == pytest.approx(facts.test, rel=0.001)
 

@@ -45,7 +45,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from profcil.protocol.plan import make_plan
     from profcil.protocol.settings import StreamSettings
     from profcil.reporting.page.page import render, write
-    from profcil.reporting.runs import Run, load_run
+    from profcil.runs.reader import Run, load_run
 
     root = tmp_path_factory.mktemp("browsed")
     make_runs(root)

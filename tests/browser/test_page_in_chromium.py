@@ -14,7 +14,7 @@ import pytest
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.page import render, write
-from profcil.reporting.runs import load_run
+from profcil.runs.reader import load_run
 
 WIDE, NARROW = (1280, 900), (420, 900)
 

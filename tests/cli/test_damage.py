@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profcil.cli.main import main
-from profcil.jobs import last_words
+from profcil.studies.scheduler import last_words
 
 
 @pytest.fixture

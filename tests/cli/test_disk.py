@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from profcil.cache import cache_folder
 from profcil.cli.main import main
+from profcil.io.cache_folder import cache_folder
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *line: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from profcil import rooms
+from profcil import registry
 from profcil.cli.main import main
 from profcil.cli.progress import plain_download
 from profcil.resolve import recipe_names
@@ -25,9 +25,13 @@ def printed(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> 
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("methods", rooms.names("methods")), ("datasets", rooms.names("data")), ("encoders", rooms.names("encoders")),
-     ("recipes", recipe_names())],
-)  # fmt: skip
+    [
+        ("methods", registry.names("methods")),
+        ("datasets", registry.names("data")),
+        ("encoders", registry.names("encoders")),
+        ("recipes", recipe_names()),
+    ],
+)
 def test_list(capsys: pytest.CaptureFixture[str], kind: str, names: list[str]) -> None:
     rows = json.loads(printed(capsys, "list", kind, "--json"))
     assert [row["name"] for row in rows] == names and all(row["title"] for row in rows)

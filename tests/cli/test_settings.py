@@ -15,8 +15,8 @@ from profcil.cli.main import main
 from profcil.config import setting
 from profcil.errors import ConfigError
 from profcil.methods.base import Method, Params
-from profcil.reporting.runs import load_run
 from profcil.resolve import resolve, to_toml
+from profcil.runs.reader import load_run
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from profcil import rooms
+from profcil import registry
 from profcil.cli.main import main
-from profcil.engine.folder import RunFolder
-from profcil.jobs import expected, measured
 from profcil.reporting.layouts import LAYOUTS
-from profcil.reporting.runs import held
-from profcil.reporting.study import COLUMNS, best, markdown, paper, spread
+from profcil.reporting.study_table import COLUMNS, best, markdown, paper, spread
 from profcil.resolve import resolve
-from profcil.study import Cell, cells, expand, key_of, load_study, narrowed, study_names
+from profcil.runs.folder import RunFolder
+from profcil.runs.reader import held
+from profcil.studies.definition import Cell, cells, expand, key_of, load_study, narrowed, study_names
+from profcil.studies.scheduler import expected, measured
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
 STUDY = f"""
@@ -166,7 +166,7 @@ def test_smoke_is_a_smaller_study_with_its_settings_on_top(study):
 
 
 def test_groups_of_methods_are_found_by_what_they_can_do():
-    assert set(expand("all")) == set(rooms.names("methods"))
+    assert set(expand("all")) == set(registry.names("methods"))
     assert {"pro", "promax"} <= set(expand("replay")) and "fedavg" not in expand("replay")
 
 
@@ -179,7 +179,7 @@ def test_a_study_can_be_narrowed_and_moved(study):
 
 
 def test_a_method_that_does_not_fit_is_not_run_and_not_missing(study, capsys, monkeypatch):
-    monkeypatch.setattr(rooms.find("methods", "fedavg").METHOD, "modalities", frozenset({"text"}))
+    monkeypatch.setattr(registry.find("methods", "fedavg").METHOD, "modalities", frozenset({"text"}))
     assert main(["study", study, "--out", "cells", "--dry-run", "--seeds", "0"]) == 0
     out, err = capsys.readouterr()
     assert "2 runs, 2 of them to do, in cells; 1 not applicable" in err and "| fedavg | 0 | not applicable |" in out

@@ -13,8 +13,8 @@ import torch
 
 from profcil.contract.stream import BUNDLES, DATASET, Crossed, plan_of, quick, spy
 from profcil.engine import world as worlds
-from profcil.engine.folder import RunFolder
 from profcil.errors import NotApplicable
+from profcil.runs.folder import RunFolder
 
 STREAM = {"clients": 3, "participants": 2, "task_size": 2, "train__batch": 8}
 

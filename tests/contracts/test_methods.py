@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from profcil import rooms
+from profcil import registry
 from profcil.config import build
 from profcil.contract.promises import Case, untouched
-from profcil.encoders.model import MODEL
-from profcil.engine.executors.local import Executor
+from profcil.engine.executor import Executor
 from profcil.engine.payload import KINDS
 from profcil.errors import NotApplicable, ProfcilError
+from profcil.model.net import MODEL
 from profcil.reporting.methods import sections, stored
 
-NAMES = rooms.names("methods")
+NAMES = registry.names("methods")
 MODALITIES = ("image", "text", "graph")
-METHODS = {name: rooms.find("methods", name).METHOD for name in NAMES}
+METHODS = {name: registry.find("methods", name).METHOD for name in NAMES}
 HOME = {name: next(m for m in MODALITIES if m in METHODS[name].modalities) for name in NAMES}
 CLAIMS = [(name, m) for name in NAMES for m in MODALITIES if m in METHODS[name].modalities]
 OTHERS = [(name, m) for name in NAMES for m in MODALITIES if m not in METHODS[name].modalities]
@@ -258,7 +258,7 @@ def test_what_is_replayed_can_be_shown_and_showing_it_changes_nothing(at_home, s
 
 @every
 def test_a_method_says_where_it_comes_from_and_what_became_of_it(name):
-    doc = rooms.find("methods", name).__doc__
+    doc = registry.find("methods", name).__doc__
     title, parts = sections(doc)
     assert len(title) > 30
     assert "TODO" not in doc
@@ -267,7 +267,7 @@ def test_a_method_says_where_it_comes_from_and_what_became_of_it(name):
 
 @every
 def test_a_method_says_what_it_stores_and_stores_nothing_else(at_home, name):
-    said = [not what.startswith("nothing") for what in stored(rooms.find("methods", name).__doc__)]
+    said = [not what.startswith("nothing") for what in stored(registry.find("methods", name).__doc__)]
     run = at_home.run
     known = {*MODEL, *run.world.net.attached}
     beyond = any(b.tensors for s in run.trail for n, b in s[2].blocks.items() if n not in known or b.kind != "model")

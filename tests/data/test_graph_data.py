@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.data import _graphs, coauthor_cs, cora, ogbn_arxiv, shelf
+from profcil.data import _graphs, coauthor_cs, cora, loading, ogbn_arxiv
 from profcil.errors import DataError
 
 
@@ -27,7 +27,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("place", ["cora/raw", "cora"])
 def test_cora_puts_test_rows_where_the_index_says(tmp_path: Path, place: str) -> None:
     x, labels = official.cora(tmp_path / place)
-    bundle = shelf.load_bundle("cora", tmp_path)
+    bundle = loading.load_bundle("cora", tmp_path)
     assert torch.equal(bundle.train.x, torch.from_numpy(x / x.sum(1, keepdims=True)))
     for part in (bundle.train, bundle.validation, bundle.test):
         assert part.y.tolist() == labels[part.nodes].tolist()
@@ -42,7 +42,7 @@ def test_cora_edges_are_undirected_single_and_without_loops(tmp_path: Path) -> N
 
 def test_cora_split_is_seeded_and_leaves_no_node_out(tmp_path: Path) -> None:
     official.cora(tmp_path / "cora")
-    one, same, other = (shelf.load_bundle("cora", tmp_path, seed) for seed in (0, 0, 1))
+    one, same, other = (loading.load_bundle("cora", tmp_path, seed) for seed in (0, 0, 1))
     nodes = torch.cat([one.train.nodes, one.validation.nodes, one.test.nodes])
     assert sorted(nodes.tolist()) == list(range(20))
     assert torch.bincount(one.train.y).tolist() == [6, 6]
@@ -62,7 +62,7 @@ def test_cora_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["coauthor_cs/coauthor_cs.npz", "graphs/coauthor_cs.npz"])
 def test_coauthor_reads_plain_arrays_only(tmp_path: Path, place: str) -> None:
     official.coauthor(tmp_path / place)
-    bundle = shelf.load_bundle("coauthor_cs", tmp_path)
+    bundle = loading.load_bundle("coauthor_cs", tmp_path)
     assert bundle.train.x.sum(1).tolist() == pytest.approx([1.0] * 20)
     assert bundle.train.edges.shape == (2, 40)
     assert torch.bincount(torch.cat([bundle.train.y, bundle.validation.y, bundle.test.y])).tolist() == [7, 7, 6]
@@ -79,12 +79,12 @@ def test_coauthor_damaged_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["ogbn_arxiv", "ogbn_arxiv/arxiv", "arxiv"])
 def test_arxiv_reads_the_raw_layout_once(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     official.arxiv(tmp_path / place)
-    bundle = shelf.load_bundle("ogbn_arxiv", tmp_path)
+    bundle = loading.load_bundle("ogbn_arxiv", tmp_path)
     assert bundle.train.x.tolist() == [[0.5, -0.25], [1, 2], [3, 4], [5, 6]]
     assert bundle.train.edges.T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
     assert (bundle.train.nodes.tolist(), bundle.validation.nodes.tolist(), bundle.test.y.tolist()) == ([0, 1], [2], [0])
     monkeypatch.setattr(ogbn_arxiv, "parse", lambda *_: pytest.fail("parsed again"))
-    assert shelf.load_bundle("ogbn_arxiv", tmp_path).fingerprint == bundle.fingerprint
+    assert loading.load_bundle("ogbn_arxiv", tmp_path).fingerprint == bundle.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import official
 import pytest
 import torch
 
-from profcil.data import cifar100, digits, shelf, tinyimagenet
+from profcil.data import cifar100, digits, loading, tinyimagenet
 from profcil.errors import DataError
 
 
@@ -21,7 +21,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_digits_need_no_file_and_split_every_class() -> None:
-    one, same, other = (shelf.load_bundle("digits", Path("nowhere"), seed) for seed in (0, 0, 1))
+    one, same, other = (loading.load_bundle("digits", Path("nowhere"), seed) for seed in (0, 0, 1))
     assert (one.train.x.dtype, one.train.x.shape[1:]) == (torch.uint8, (1, 8, 8))
     assert one.train.x.max() == 255
     assert (len(one.train), len(one.test)) == (digits.FACTS.train, digits.FACTS.test)
@@ -30,7 +30,7 @@ def test_digits_need_no_file_and_split_every_class() -> None:
 
 
 def test_image_statistics_are_those_of_the_pixels() -> None:
-    bundle = shelf.load_bundle("digits", Path("nowhere"))
+    bundle = loading.load_bundle("digits", Path("nowhere"))
     scaled = bundle.train.x.double() / 255
     assert bundle.mean == pytest.approx([scaled.mean().item()])
     assert bundle.std == pytest.approx([scaled.std(unbiased=False).item()])
@@ -39,7 +39,7 @@ def test_image_statistics_are_those_of_the_pixels() -> None:
 @pytest.mark.parametrize("place", ["cifar100/cifar-100-binary", "cifar100", "cifar-100-binary"])
 def test_cifar_binary_is_found_where_users_unpack_it(few: None, tmp_path: Path, place: str) -> None:
     official.cifar_binary(tmp_path / place)
-    bundle = shelf.load_bundle("cifar100", tmp_path)
+    bundle = loading.load_bundle("cifar100", tmp_path)
     assert bundle.train.y.tolist() == [0, 1, 2, 0, 1, 2]  # the fine label, not the coarse 19
     assert bundle.train.x[5, :, 0, 0].tolist() == [5, 55, 105]  # channels first
     assert bundle.names == ("class 0", "class 1", "class 2")
@@ -48,7 +48,7 @@ def test_cifar_binary_is_found_where_users_unpack_it(few: None, tmp_path: Path, 
 def test_cifar_python_equals_binary(few: None, tmp_path: Path) -> None:
     official.cifar_binary(tmp_path / "a/cifar100")
     official.cifar_python(tmp_path / "b/cifar100/cifar-100-python")
-    a, b = (shelf.load_bundle("cifar100", tmp_path / name) for name in "ab")
+    a, b = (loading.load_bundle("cifar100", tmp_path / name) for name in "ab")
     assert a.fingerprint == b.fingerprint
     assert b.names == ("fish 0", "fish 1", "fish 2")
 
@@ -69,12 +69,12 @@ def test_cifar_truncated_miscounted_and_mislabelled_are_refused(few: None, tmp_p
     ):
         train.write_bytes(content)
         with pytest.raises(DataError, match=complaint):
-            shelf.load_bundle("cifar100", tmp_path)
+            loading.load_bundle("cifar100", tmp_path)
 
 
 def test_tinyimagenet_classes_follow_wnids_and_val_is_the_test_part(few: None, tmp_path: Path) -> None:
     official.tiny_imagenet(tmp_path / "tinyimagenet/tiny-imagenet-200")
-    bundle = shelf.load_bundle("tinyimagenet", tmp_path)
+    bundle = loading.load_bundle("tinyimagenet", tmp_path)
     assert bundle.names == ("cat", "goldfish")
     assert bundle.train.y.tolist() == [0, 0, 1, 1]
     assert bundle.test.y.tolist() == [0, 1]  # the annotated image that is not there is left out
@@ -84,18 +84,18 @@ def test_tinyimagenet_classes_follow_wnids_and_val_is_the_test_part(few: None, t
 
 def test_tinyimagenet_is_decoded_once(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     official.tiny_imagenet(tmp_path / "tinyimagenet")
-    first = shelf.load_bundle("tinyimagenet", tmp_path)
+    first = loading.load_bundle("tinyimagenet", tmp_path)
     monkeypatch.setattr(tinyimagenet, "decode", lambda *_: pytest.fail("decoded again"))
-    assert shelf.load_bundle("tinyimagenet", tmp_path).fingerprint == first.fingerprint
+    assert loading.load_bundle("tinyimagenet", tmp_path).fingerprint == first.fingerprint
 
 
 def test_tinyimagenet_partial_loads_but_is_not_complete(few: None, tmp_path: Path) -> None:
     official.tiny_imagenet(tmp_path / "tinyimagenet", each=1)
-    assert len(shelf.load_bundle("tinyimagenet", tmp_path).train) == 2
-    assert shelf.verify(tmp_path, "tinyimagenet") == [
+    assert len(loading.load_bundle("tinyimagenet", tmp_path).train) == 2
+    assert loading.verify(tmp_path, "tinyimagenet") == [
         "TinyImageNet has 2 training examples where the official dataset has 4"
     ]
-    row = next(row for row in shelf.status(tmp_path) if row["dataset"] == "tinyimagenet")
+    row = next(row for row in loading.status(tmp_path) if row["dataset"] == "tinyimagenet")
     assert row["present"] and not row["complete"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.data import clinc150, shelf, thucnews10
+from profcil.data import clinc150, loading, thucnews10
 from profcil.data._tokens import encode, vocabulary
 from profcil.errors import DataError
 
@@ -22,7 +22,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_thucnews_counts_characters_of_the_training_text_only(tmp_path: Path) -> None:
     official.thucnews(tmp_path / "thucnews10")
-    bundle = shelf.load_bundle("thucnews10", tmp_path)
+    bundle = loading.load_bundle("thucnews10", tmp_path)
     assert bundle.names == ("finance", "sports")
     assert bundle.vocabulary == 2 + 5  # padding, unknown, and 股市票球赛
     assert bundle.train.x.shape == (3, 32)
@@ -44,7 +44,7 @@ def test_thucnews_label_out_of_range_is_refused(tmp_path: Path) -> None:
     official.thucnews(tmp_path / "thucnews10")
     (tmp_path / "thucnews10/dev.txt").write_text("股票\t2\n", "utf-8")
     with pytest.raises(DataError, match="validation part has labels from 2 to 2 where 0 to 1"):
-        shelf.load_bundle("thucnews10", tmp_path)
+        loading.load_bundle("thucnews10", tmp_path)
 
 
 def test_thucnews_may_have_less_but_not_more(tmp_path: Path) -> None:
@@ -52,15 +52,15 @@ def test_thucnews_may_have_less_but_not_more(tmp_path: Path) -> None:
     train = tmp_path / "thucnews10/train.txt"
     lines = train.read_text("utf-8")
     train.write_text(lines.split("\n")[0] + "\n", "utf-8")
-    assert len(shelf.load_bundle("thucnews10", tmp_path).train) == 1
+    assert len(loading.load_bundle("thucnews10", tmp_path).train) == 1
     train.write_text(lines + lines, "utf-8")
     with pytest.raises(DataError, match="6 training examples"):
-        shelf.load_bundle("thucnews10", tmp_path)
+        loading.load_bundle("thucnews10", tmp_path)
 
 
 def test_clinc_sorts_intents_and_ignores_out_of_scope(tmp_path: Path) -> None:
     official.clinc(tmp_path / "clinc150")
-    bundle = shelf.load_bundle("clinc150", tmp_path)
+    bundle = loading.load_bundle("clinc150", tmp_path)
     assert bundle.names == ("balance", "music")
     assert bundle.train.y.tolist() == [0, 1, 1]
     assert bundle.vocabulary == 2 + 6  # what's my balance play a song

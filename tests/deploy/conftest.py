@@ -17,10 +17,10 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No waiting between two looks at a mailbox that is never empty; an identity, as Flower gives every process."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    from profcil.deploy import fleet, start
+    from profcil.deploy import entry, fleet
 
     monkeypatch.setattr(fleet, "POLL", 0.01)
-    monkeypatch.setattr(start, "POLL", 0.01)
+    monkeypatch.setattr(entry, "POLL", 0.01)
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
     for name in ("_run_id", "_task_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
@@ -31,13 +31,13 @@ def deployed(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
     """Plays a run on a grid in memory."""
     from memory_grid import Grid
 
-    from profcil.deploy import start
-    from profcil.deploy.project import settings_table
+    from profcil.deploy import entry
+    from profcil.deploy.app_folder import settings_table
 
     def play(config: Any, *, fault: Any = None, out: str = "run", nodes: int = 3, **policy: Any) -> tuple[Path, Grid]:
         settings = settings_table(config, tmp_path / out, tmp_path, **{"deadline": 0.3, "join": 0.3, **policy})
         configs = {100 + i: {"client": i, "home": str(tmp_path / "sites")} for i in range(nodes)}
         grid = Grid(settings, configs, fault) if fault else Grid(settings, configs)
-        return start.start(grid, settings), grid
+        return entry.start(grid, settings), grid
 
     return play

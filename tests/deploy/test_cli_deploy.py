@@ -17,7 +17,7 @@ from test_faults import at, everyone
 
 from profcil.cli.main import main
 from profcil.deploy.policy import Policy, read_policy
-from profcil.deploy.recipe import read_recipe, write_recipe
+from profcil.deploy.run_config import read_recipe, write_recipe
 from profcil.deploy.status import status
 from profcil.errors import ConfigError
 
@@ -129,7 +129,7 @@ def test_status_tells_who_answered_and_what_went_wrong(deployed, capsys):
 
 def test_status_of_a_run_that_is_stopped_or_running(deployed, tmp_path, capsys):
     from profcil.deploy.fleet import TooFew
-    from profcil.engine.folder import RunFolder
+    from profcil.runs.folder import RunFolder
 
     with pytest.raises(TooFew):
         deployed(everyone(), fault=at(2, lambda *_: []), min_replies=3, attempts=1)
@@ -163,7 +163,7 @@ def test_help_and_status_need_neither_torch_nor_flower():
 
 
 def test_settings_of_the_app_survive_toml(tmp_path):
-    from profcil.deploy.project import write_app
+    from profcil.deploy.app_folder import write_app
 
     values = {"recipe": 'a = "ü"\nb = "\\t"\n', "deadline": 1.5, "attempts": 2}
     write_app(tmp_path, values)

@@ -14,11 +14,11 @@ from test_same_run import essence
 
 from profcil.deploy.client import answer
 from profcil.deploy.fleet import TooFew
-from profcil.deploy.recipe import write_recipe
-from profcil.deploy.records import Ask, answer_records, read_answer
-from profcil.deploy.seats import Share
+from profcil.deploy.identity import Share
+from profcil.deploy.run_config import write_recipe
+from profcil.deploy.wire import Ask, answer_records, read_answer
 from profcil.engine import run as engine
-from profcil.engine.door import When
+from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.errors import Diverged, ProfcilError
 

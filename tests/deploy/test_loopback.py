@@ -17,9 +17,9 @@ from memory_grid import tiny
 from test_same_run import essence
 
 from profcil.cli.main import main
+from profcil.deploy.app_folder import settings_table, write_app
 from profcil.deploy.certs import write_certs
-from profcil.deploy.project import settings_table, write_app
-from profcil.deploy.trial import Trial, federation, finished, wait_for
+from profcil.deploy.cluster import Trial, federation, finished, wait_for
 from profcil.engine import run as engine
 from profcil.resolve import RunConfig
 

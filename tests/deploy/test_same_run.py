@@ -8,7 +8,7 @@ import pytest
 from memory_grid import tiny
 
 from profcil.engine import run
-from profcil.engine.files import read_tensors
+from profcil.io.atomic_files import read_tensors
 
 
 def essence(folder: Path) -> dict:

@@ -12,16 +12,16 @@ import pytest
 from memory_grid import Grid
 from test_faults import events
 
-from profcil import rooms
-from profcil.deploy import federation, start
+from profcil import registry
+from profcil.deploy import entry, federation
+from profcil.deploy.app_folder import settings_table
 from profcil.deploy.federation import fill, joint_plan, read_federation, unsound
-from profcil.deploy.folders import hashed, token_ids
-from profcil.deploy.project import settings_table
-from profcil.deploy.recipe import sites_recipe
+from profcil.deploy.readers import hashed, token_ids
+from profcil.deploy.run_config import sites_recipe
 from profcil.deploy.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
-from profcil.reporting.runs import load_run
+from profcil.runs.reader import load_run
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]
 CLASSES = [name for task in TASKS for name in task]
@@ -106,12 +106,12 @@ def learn(tmp_path: Path, modality: str, method: str) -> Path:
     config = sites_recipe(read_federation(text), None, {"method": method}, QUICK)
     test = tmp_path / "test" / MAKE[modality][1]
     settings = settings_table(config, tmp_path / "run", test, federation=text, deadline=0.5, join=0.5)
-    return start.start(Grid(settings, nodes), settings)
+    return entry.start(Grid(settings, nodes), settings)
 
 
 def special(modality: str) -> list[tuple[str, str]]:
     """Methods made for one modality alone."""
-    methods = {name: rooms.find("methods", name).METHOD for name in rooms.names("methods")}
+    methods = {name: registry.find("methods", name).METHOD for name in registry.names("methods")}
     return [(modality, name) for name, m in methods.items() if m.modalities == {modality}]
 
 
@@ -192,7 +192,7 @@ def test_a_site_that_does_not_come_has_no_part_in_the_run(tmp_path):
     test = tmp_path / "test" / "data.csv"
     rules = {"federation": terms("text"), "deadline": 0.5, "join": 0.3}
     settings = settings_table(sites_config(), tmp_path / "run", test, **rules)
-    folder = start.start(Grid(settings, {7: nodes[7]}), settings)
+    folder = entry.start(Grid(settings, {7: nodes[7]}), settings)
     assert [e["sites"] for e in events(folder, "enrolled")] == [["north"]]
     assert all(e["answered"] == [0] for e in events(folder, "asked"))
 

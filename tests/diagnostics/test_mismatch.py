@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profcil.cost.ledger import Ledger
 from profcil.diagnostics.mismatch import point, same_but_weak, trends, weak_accuracy
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import assemble
 from profcil.protocol.settings import StreamSettings
-from profcil.reporting.runs import Run
+from profcil.runs.reader import Run
 
 TASKS = ((0,), (1,), (2,))
 ORDERS = np.array([[0, 1, 2], [1, 0, 2]])  # client 1 meets task 1 first

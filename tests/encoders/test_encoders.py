@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from profcil import rooms
+from profcil import registry
 from profcil.data.bundle import Bundle, Examples, Facts, Nodes, Rows
-from profcil.encoders import convnet, gat, resnet18, textcnn, views
-from profcil.encoders.norms import BatchNorm
+from profcil.encoders import convnet, gat, resnet18, textcnn
 from profcil.errors import ConfigError, DataError
+from profcil.model import augmentations
+from profcil.model.layers import BatchNorm
 from profcil.randomness import torch_generator
 
 
@@ -50,21 +51,21 @@ def fitting(name: str) -> Bundle | None:
     """The first toy dataset this encoder accepts: the tests need not know what it reads."""
     for made in (images(3, 8), texts(), graph()):
         try:
-            rooms.find("encoders", name).build(made, generator=fresh())
+            registry.find("encoders", name).build(made, generator=fresh())
             return made
         except ConfigError:
             continue
     return None
 
 
-ENCODERS = rooms.names("encoders")  # a file in that folder without `build` is furniture, and must be named as such
+ENCODERS = registry.names("encoders")  # a file in that folder without `build` is furniture, and must be named as such
 
 
 @pytest.fixture(params=ENCODERS)
 def case(request) -> tuple[nn.Module, Bundle]:
     made = fitting(request.param)
     assert made is not None, f"no toy dataset fits the encoder {request.param}"
-    return rooms.find("encoders", request.param).build(made, generator=fresh()), made
+    return registry.find("encoders", request.param).build(made, generator=fresh()), made
 
 
 def test_the_four_encoders_are_there():
@@ -82,7 +83,7 @@ def test_any_batch_gives_one_row_per_example(case, batch, training):
 
 def test_views_can_be_encoded_and_every_parameter_learns(case):
     encoder, data = case
-    for view in (views.weak, views.strong):
+    for view in (augmentations.weak, augmentations.strong):
         u = encoder.train()(*view(data.facts, data.train.inputs(torch.arange(6)), fresh("view")))
         (u * torch.randn(u.shape, generator=fresh("loss"))).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
@@ -100,7 +101,7 @@ def test_state_is_floating_and_loads_from_a_plain_dict(case):
     encoder, data = case
     state = {key: value.clone() for key, value in encoder.state_dict().items()}
     assert all(value.is_floating_point() for value in state.values())
-    build = rooms.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
+    build = registry.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
     other = build(data, generator=fresh("other"))
     other.load_state_dict(state)
     inputs = data.train.inputs(torch.arange(6))
@@ -109,7 +110,7 @@ def test_state_is_floating_and_loads_from_a_plain_dict(case):
 
 def test_weights_come_from_the_generator_alone(case):
     encoder, data = case
-    build = rooms.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
+    build = registry.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
     with torch.random.fork_rng(devices=[]):
         torch.rand(100)  # somewhere else in the global stream
         before = torch.get_rng_state()
@@ -122,7 +123,7 @@ def test_weights_come_from_the_generator_alone(case):
 
 def test_a_dataset_of_another_kind_is_refused_with_advice(case):
     encoder, data = case
-    build = rooms.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
+    build = registry.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
     for other in (images(), texts(), graph()):
         if other.facts.modality != data.facts.modality:
             with pytest.raises(ConfigError, match="choose right"):

@@ -12,8 +12,8 @@ import pytest
 from tiny_runs import outcome, tiny
 
 from profcil.engine import run, steps
-from profcil.engine.files import read_tensors
 from profcil.errors import Diverged
+from profcil.io.atomic_files import read_tensors
 
 NAN, HUGE = float("nan"), 1e9
 

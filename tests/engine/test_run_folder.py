@@ -16,10 +16,11 @@ import torch
 from tiny_runs import at_call, holding, in_child, outcome, tiny
 
 from profcil.cli.main import main
-from profcil.engine import files, run, steps
-from profcil.engine.folder import RunFolder
+from profcil.engine import run, steps
 from profcil.errors import DataError, RunFolderError
+from profcil.io import atomic_files
 from profcil.resolve import resolve
+from profcil.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_a_read_only_folder_is_told_before_training(code: int, tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", deny)
         refused("no writing here", tmp_path / "run", starts=True)
-    monkeypatch.setattr(files.os, "fsync", deny)
+    monkeypatch.setattr(atomic_files.os, "fsync", deny)
     refused("no writing here", tmp_path / "run", starts=True)
 
 
@@ -145,13 +146,13 @@ def test_positions_that_take_moments_are_not_saved_one_by_one(
 
 
 def test_a_state_is_written_as_it_was_while_the_run_goes_on(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, write = threading.Event(), files.write_bytes
+    go_on, write = threading.Event(), atomic_files.write_bytes
 
     def held(path: Path, data: bytes) -> None:
         assert go_on.wait(30), "the run waits for its state to be written"
         write(path, data)
 
-    monkeypatch.setattr(files, "write_bytes", held)
+    monkeypatch.setattr(atomic_files, "write_bytes", held)
     with RunFolder(half) as folder:
         go_on.set()
         state, events, facts = folder.load(torch.device("cpu"))
@@ -215,20 +216,22 @@ def test_a_damaged_state_is_refused(harm: Any, half: Path) -> None:
 
 def test_every_bit_of_a_tensor_file_counts(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    files.write_tensors(path, {"a": torch.arange(3), "b": torch.ones(2, 0), "c": torch.tensor(True)}, {"x": [1, "é"]})
+    atomic_files.write_tensors(
+        path, {"a": torch.arange(3), "b": torch.ones(2, 0), "c": torch.tensor(True)}, {"x": [1, "é"]}
+    )
     data = path.read_bytes()
-    assert files.read_tensors(path) is not None
+    assert atomic_files.read_tensors(path) is not None
     for where in range(0, len(data), 3):
         path.write_bytes(_flip(where)(data))
-        assert files.read_tensors(path) is None, where
+        assert atomic_files.read_tensors(path) is None, where
 
 
 def test_a_state_of_another_shape_is_refused(half: Path) -> None:
-    tensors, record = files.read_tensors(half / "state.safetensors") or ({}, {})
+    tensors, record = atomic_files.read_tensors(half / "state.safetensors") or ({}, {})
     for key in ("blocks", "ledger", "facts", "held"):
-        files.write_tensors(half / "state.safetensors", tensors, record | {key: 7})
+        atomic_files.write_tensors(half / "state.safetensors", tensors, record | {key: 7})
         refused("missing or damaged", half)
-    files.write_tensors(half / "state.safetensors", {}, record)
+    atomic_files.write_tensors(half / "state.safetensors", {}, record)
     refused("missing or damaged", half)
 
 

@@ -15,12 +15,12 @@ from profcil.errors import RunFolderError
 
 SPOTS = [
     ("profcil.engine.steps:run", 4),  # between two clients
-    ("profcil.engine.door:Door.up", 10),  # one client's private memory is new, the other's is not
+    ("profcil.engine.channel:Door.up", 10),  # one client's private memory is new, the other's is not
     ("profcil.methods.base:average", 5),
     ("profcil.engine.loop:evaluate", 2),  # the position has ended on the server, but is not counted
-    ("profcil.engine.folder:RunFolder.append", 4),
+    ("profcil.runs.folder:RunFolder.append", 4),
     ("profcil.engine.run:Keeper.hold", 4),  # told, but not held
-    ("profcil.engine.folder:RunFolder.save", 3),
+    ("profcil.runs.folder:RunFolder.save", 3),
 ]
 
 
@@ -76,7 +76,7 @@ def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
 @pytest.mark.usefixtures("remembering")
 def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
-    interrupt(tmp_path / "run", "profcil.engine.door:Door.round", 4)
+    interrupt(tmp_path / "run", "profcil.engine.channel:Door.round", 4)
     assert [(e["event"], e["position"], e["round"]) for e in events(tmp_path / "run")] == [
         ("round", 0, 0),
         ("round", 0, 1),

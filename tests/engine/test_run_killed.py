@@ -24,7 +24,7 @@ AFTER = [
     (RENAME, 12, die),
     (TRAIN, 4, die),  # in the middle of a round
     (WATCH, 4, die),  # a position is over, nobody knows yet
-    ("profcil.engine.folder:RunFolder.append", 5, die_in_mid_line),
+    ("profcil.runs.folder:RunFolder.append", 5, die_in_mid_line),
     ("profcil.engine.loop:evaluate", 3, die),
     ("profcil.engine.run:Keeper.save", 10, die),  # all is done but the last save
 ]

@@ -14,7 +14,7 @@ import torch
 from tiny_runs import outcome, tiny
 
 from profcil.engine import run, steps, world
-from profcil.engine.executors.local import Executor
+from profcil.engine.executor import Executor
 from profcil.engine.run import Progress
 from profcil.engine.warmup import alone_with, cache_key
 from profcil.engine.world import make_world

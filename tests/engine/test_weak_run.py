@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profcil.engine.door import When
+from profcil.engine.channel import When
 from profcil.engine.warmup import cache_key
 
 WEAK = {"stream__weak_task": 2, "stream__weak_strength": "severe", "stream__clients": 8, "train__epochs": 4}

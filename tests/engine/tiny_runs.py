@@ -16,13 +16,13 @@ import torch
 
 from profcil.engine import run
 from profcil.engine.client import Client
-from profcil.engine.files import read_tensors
-from profcil.engine.folder import RunFolder
 from profcil.engine.payload import Block, Inbox, ServerState
 from profcil.engine.phases import Turn
+from profcil.io.atomic_files import read_tensors
 from profcil.methods import fedavg
 from profcil.methods.base import Method
 from profcil.resolve import RunConfig, resolve
+from profcil.runs.folder import RunFolder
 
 TINY = {
     "stream.clients": 4,

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from profcil.accel.graphs import static_steps
+from profcil.accel.graphs.recorder import Capture
+from profcil.accel.graphs.runner import Graphs
+from profcil.accel.graphs.static_steps import OnFeaturesByKernels, Static
+from profcil.accel.graphs.updates import Descent, MaskedDescent, MaskedRule, Update
 from profcil.config import TrainSettings
-from profcil.engine import static, steps
-from profcil.engine.executors.local import Executor
-from profcil.engine.graphs import Graphs
+from profcil.engine import steps
+from profcil.engine.executor import Executor
 from profcil.engine.phases import Train, Trained
-from profcil.engine.recorders import Capture
-from profcil.engine.rules import Descent, MaskedDescent, MaskedRule, Update
-from profcil.engine.static import OnFeaturesByKernels, Static
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -118,7 +119,7 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
         assert apart(steps.run(net, group), graphs.run(group)) < FLOAT32
     assert graphs.made == 1
     by_kernels = all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
-    assert by_kernels == (static._tails() is not None)
+    assert by_kernels == (static_steps._tails() is not None)
 
 
 @pytest.mark.parametrize("rule", RULES[:2], ids=str)

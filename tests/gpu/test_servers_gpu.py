@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from profcil import rooms
+from profcil import registry
+from profcil.accel import resnet
 from profcil.bench.steps import world_for
-from profcil.encoders import fused
-from profcil.engine.door import When
+from profcil.engine.channel import When
 from profcil.engine.server import as_written
 from profcil.methods.parts.distillation import outputs
 from profcil.methods.parts.generator import Statistics, frozen, samples
@@ -25,8 +25,8 @@ def test_moments_and_their_slopes_are_the_library_s(shape):
     x = (torch.randn(shape, generator=rng, device="cuda") * 2 + 1).to(torch.bfloat16)
     x = x.to(memory_format=torch.channels_last).requires_grad_()
     known = torch.rand(shape[1], generator=rng, device="cuda")
-    assert fused.fits(x)
-    for mean, var in (fused.moments(x), torch.var_mean(x.float(), (0, 2, 3), correction=0)[::-1]):
+    assert resnet.fits(x)
+    for mean, var in (resnet.moments(x), torch.var_mean(x.float(), (0, 2, 3), correction=0)[::-1]):
         told.append([mean, var, *torch.autograd.grad((mean * known).sum() + (var - known).square().sum(), x)])
     for a, b in zip(*told, strict=True):
         assert float((a.float() - b.float()).abs().max() / b.float().abs().max()) < 1e-2
@@ -37,7 +37,7 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
     params = replace(world.config.params, pool=4, synthesis_rounds=1, synthesis_steps=4, student_steps=4)
     recorded, made = world.server(When("round", 0, 0, 1)), []
     assert recorded.often is not as_written
-    for server in (recorded, replace(recorded, often=fused.recorded())):  # by the same kernels
+    for server in (recorded, replace(recorded, often=resnet.recorded())):  # by the same kernels
         images, answers, _ = Synthesis(params, server, frozen(world.net, world.net.weights())).pool()
         made.append((images.float(), answers))
     (images, answers), (right, _) = made
@@ -47,7 +47,7 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
 
 def test_recorded_steps_train_the_generator_that_written_ones_train():
     world = world_for("mfcl", "cuda")
-    method = rooms.find("methods", "mfcl").METHOD(replace(world.config.params, iterations=6))
+    method = registry.find("methods", "mfcl").METHOD(replace(world.config.params, iterations=6))
     state = method.begin(world.net.weights((*world.net.weights(), "generator")))
     state = state.put(head=state.blocks["head"])  # a newer one than the generator knows
     server = world.server(When("round", 0, 0, 1))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from profcil import rooms
+from profcil import registry
 from profcil.data.bundle import Bundle, Nodes
 from profcil.engine import world as worlds
 
@@ -28,7 +28,7 @@ def bundle() -> Bundle:
     edges = torch.unique(torch.cat([ends, ends.flip(0)], 1), dim=1)
     test = torch.arange(len(y)) >= len(y) * 3 // 4
     parts = [Nodes(x, edges, y[m], torch.nonzero(m).flatten()) for m in (~test, test)]
-    facts = replace(rooms.find("data", "cora").FACTS, classes=CLASSES)
+    facts = replace(registry.find("data", "cora").FACTS, classes=CLASSES)
     return Bundle(facts, parts[0], parts[1], None, tuple(map(str, range(CLASSES))), fingerprint="communities")
 
 

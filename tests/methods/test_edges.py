@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from profcil import rooms
+from profcil import registry
 from profcil.engine import loop, warmup
 from profcil.errors import Diverged
 from profcil.protocol.participation import participants
 
 METHODS = ("fedavg", "fedprox", "pro", "promax")
-IMAGES = [name for name, m in rooms.usable("methods").items() if "image" in m.METHOD.modalities]
+IMAGES = [name for name, m in registry.usable("methods").items() if "image" in m.METHOD.modalities]
 GENERATORS = {
     "mfcl": {"model__norm": "batch", "iterations": 2},
     "target": {"model__norm": "batch", "synthesis_rounds": 1, "synthesis_steps": 2, "student_steps": 1, "pool": 2},

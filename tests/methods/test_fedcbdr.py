@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.encoders.model import MODEL, Tail
-from profcil.engine.door import When
+from profcil.engine.channel import When
 from profcil.engine.phases import Trained
 from profcil.methods.parts.exemplars import Replay, basis, draw, leverages, rotation, together
 from profcil.metrics.client_first import summary
+from profcil.model.net import MODEL, Tail
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.encoders.model import MODEL, Tail, cross_entropy
 from profcil.engine.payload import Block
 from profcil.methods.parts.prototypes import centres, class_means, merge, no_prototypes, report, table, tables
+from profcil.model.net import MODEL, Tail, cross_entropy
 
 
 def bank(server) -> dict[int, torch.Tensor]:

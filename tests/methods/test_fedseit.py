@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil import rooms
+from profcil import registry
+from profcil.accel.graphs.recorder import Repeat
+from profcil.accel.graphs.runner import Graphs
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine import world as worlds
-from profcil.engine.graphs import Graphs
 from profcil.engine.payload import Block, ServerState
-from profcil.engine.recorders import Repeat
 from profcil.errors import NotApplicable
 from profcil.methods import fedseit
 from profcil.methods.parts import banks
@@ -40,7 +40,7 @@ def texts() -> Bundle:
         x[:, 7] = 0
         return Rows(x, y)
 
-    facts = replace(rooms.find("data", "clinc150").FACTS, classes=CLASSES)
+    facts = replace(registry.find("data", "clinc150").FACTS, classes=CLASSES)
     size = COMMON + OWN * CLASSES
     return Bundle(facts, rows(1, 24), rows(3, 8), None, ("",) * CLASSES, vocabulary=size, fingerprint="topics")
 

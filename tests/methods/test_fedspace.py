@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from profcil.encoders.model import Tail
 from profcil.memory.bank import measure
 from profcil.methods.base import average
 from profcil.methods.fedspace import contrastive, imagined, radius_of
+from profcil.model.net import Tail
 
 
 def bank(server) -> dict[int, torch.Tensor]:

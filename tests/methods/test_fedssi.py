@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profcil.encoders.model import MODEL
 from profcil.methods.fedssi import parameters_of
 from profcil.methods.parts.importance import importance, penalty, walk
+from profcil.model.net import MODEL
 
 CURVES = torch.tensor([0.0, 0.5, 1.0, 3.0])
 

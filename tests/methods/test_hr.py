@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.encoders.norms import BatchNorm, unit
 from profcil.methods.hr import BLOCKS, STARTS, first_of_each, recalled, starting
 from profcil.methods.parts.centroids import REST, around, closeness, descend, nowhere, place, potential, slopes
 from profcil.methods.parts.decoder import Decoder, Mixture, decode, encode, latent_size, make_decoder
 from profcil.metrics.client_first import summary
+from profcil.model.layers import BatchNorm, unit
 
 LEARNS = {"setting": "homogeneous", "optimiser": "adam", "lr": 0.003, "rebuild": 100.0, "model__width": 8}
 # Two tasks of five classes.

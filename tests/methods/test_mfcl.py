@@ -8,14 +8,14 @@ import pytest
 import torch
 from tapes import Literal
 
-from profcil.encoders.model import MODEL, Tail
+from profcil.accel.graphs.recorder import Often
 from profcil.engine.payload import Inbox
-from profcil.engine.recorders import Often
 from profcil.errors import NotApplicable
 from profcil.methods import mfcl
 from profcil.methods.mfcl import MFCL, START, generator_of, labelled
 from profcil.methods.parts.distillation import along_head, outputs
 from profcil.methods.parts.generator import Statistics, divergence, frozen, samples
+from profcil.model.net import MODEL, Tail
 
 ONE = {"setting": "homogeneous", "clients": 1, "participants": 1, "model__norm": "batch", "model__width": 8}
 SHORT = {"train__rounds": 1, "train__epochs": 4, "params__iterations": 60, "generator_batch": 64, "latent": 64}

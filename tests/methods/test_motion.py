@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_graph import check_every_turn_replays, later, on_graph  # noqa: F401
 
-from profcil.encoders.model import MODEL
 from profcil.engine.payload import Block, Reply
 from profcil.errors import NotApplicable
 from profcil.methods.motion import HIDDEN, coarse, flat, shaped
 from profcil.methods.parts.coarsening import centrality, distinction, merged, quotient, triangles, worth
 from profcil.methods.parts.merging import merged_step, say
 from profcil.metrics.client_first import summary
+from profcil.model.net import MODEL
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from profcil.encoders.model import MODEL
-from profcil.encoders.norms import BatchNorm
 from profcil.engine.payload import Block, ServerState
 from profcil.methods.parts.generator import (
     Statistics,
@@ -24,6 +22,8 @@ from profcil.methods.parts.generator import (
     outdated,
     roughness,
 )
+from profcil.model.layers import BatchNorm
+from profcil.model.net import MODEL
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from small_graph import check_every_turn_replays, later, on_graph  # noqa: F401
 
 from profcil.data.bundle import Nodes
-from profcil.encoders.model import MODEL
 from profcil.engine.payload import Block
 from profcil.engine.server import Server
 from profcil.errors import NotApplicable
@@ -20,6 +19,7 @@ from profcil.methods.parts.covering import cover
 from profcil.methods.parts.inversion import HIDDEN, invert, label_of, leak, mirror
 from profcil.methods.power import scores
 from profcil.metrics.client_first import summary
+from profcil.model.net import MODEL
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from profcil.encoders.model import MODEL, TAIL
 from profcil.memory.rehearsal import Rehearsal
+from profcil.model.net import MODEL, TAIL
 
 LAST = 2  # of three rounds
 

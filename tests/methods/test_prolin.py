@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from profcil.engine import loop
-from profcil.engine.door import When
+from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.errors import ConfigError
 from profcil.memory import linear

@@ -8,15 +8,15 @@ import pytest
 import torch
 from tapes import Literal
 
-from profcil.encoders.model import MODEL
+from profcil.accel.graphs.recorder import Often
 from profcil.engine.payload import Inbox
-from profcil.engine.recorders import Often
 from profcil.errors import NotApplicable
 from profcil.methods.parts import synthesis
 from profcil.methods.parts.distillation import soft_cross_entropy
 from profcil.methods.parts.generator import Statistics, distance, frozen
 from profcil.methods.parts.synthesis import Synthesis, disagreement
 from profcil.methods.target import Target
+from profcil.model.net import MODEL
 
 ONE = {"setting": "homogeneous", "clients": 1, "participants": 1, "model__norm": "batch", "model__width": 8}
 SHORT = {"train__rounds": 1, "train__epochs": 4, "params__pool": 20, "synthesis_batch": 64, "synthesis_rounds": 3}

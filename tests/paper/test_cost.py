@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profcil.cost.ledger import norm_comm, stream_bytes
 from profcil.metrics.client_first import summary
+from profcil.metrics.ledger import norm_comm, stream_bytes
 
 B = 4  # bytes per scalar
 BASE_ROUNDS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profcil.engine.door import stored_bytes
+from profcil.engine.channel import stored_bytes
 from profcil.engine.run import start
 from profcil.methods.pro import Pro
 from profcil.methods.promax import ProMax

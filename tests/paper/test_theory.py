@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from profcil.encoders.model import Tail, cross_entropy
 from profcil.memory.bank import Bank, measure, remember
 from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.memory.transport import combine, local_transport
+from profcil.model.net import Tail, cross_entropy
 
 few = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)

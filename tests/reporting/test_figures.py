@@ -25,8 +25,8 @@ from matplotlib.text import Text
 
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.figures import FIGURES, embedding, inputs, make, mismatch, snapshots, style
-from profcil.reporting.gather import grouped, load_all
-from profcil.reporting.runs import load_run, row
+from profcil.runs.gather import grouped, load_all
+from profcil.runs.reader import load_run, row
 
 FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "communication")
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profcil import rooms
+from profcil import registry
 from profcil.cli.main import main
 from profcil.methods.fedcbdr import FedCBDR
 from profcil.reporting import methods
@@ -40,9 +40,9 @@ def test_the_committed_page_is_the_generated_one():
 
 def test_every_method_has_a_row_with_all_its_cells_and_a_section():
     text = COMMITTED.read_text(encoding="utf-8")
-    for name in rooms.names("methods"):
+    for name in registry.names("methods"):
         assert f"\n## {name}\n" in text
-        cells = row(name, rooms.find("methods", name))
+        cells = row(name, registry.find("methods", name))
         assert "?" not in cells and all(cells)
 
 
@@ -66,7 +66,7 @@ def test_a_row_says_what_the_class_says():
     made = SimpleNamespace(METHOD=FedCBDR, __doc__=DOC)
     wanted = ["graph, image, text", "a list", "nothing", "model, replay", "no", "`budget` 20 → 100"]
     assert row("x", made) == ["[x](#x)", *wanted]
-    assert budget(rooms.find("methods", "fedavg").METHOD) == "-"
+    assert budget(registry.find("methods", "fedavg").METHOD) == "-"
 
 
 def test_tests_are_found_by_the_name_of_their_file_or_by_their_own(tmp_path, monkeypatch):

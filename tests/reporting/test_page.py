@@ -16,7 +16,7 @@ from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.data import SINGLE, names_of, page_data, picture
 from profcil.reporting.page.page import HERE, SCRIPTS, embedded, render
-from profcil.reporting.runs import Run, load_run, row
+from profcil.runs.reader import Run, load_run, row
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
 

@@ -10,11 +10,11 @@ import pytest
 from test_run_tables import a_run
 
 from profcil.errors import RunFolderError
-from profcil.reporting.contest import paired, verdicts, winners
 from profcil.reporting.formats import FORMATS, latex, markdown, to_csv
 from profcil.reporting.grid import METRICS, Column, Entry, Item, Table, build, measured
 from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.paper import figure, is_baseline, rank, title
+from profcil.reporting.significance import paired, verdicts, winners
 
 STREAM = {"support": 0.4, "disorder": 0.6, "weak_task": -1, "weak_strength": ""}
 

@@ -10,12 +10,12 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from profcil.cost.ledger import Ledger
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
-from profcil.reporting.runs import Run, row
 from profcil.reporting.tables import compare, render, text_table
+from profcil.runs.reader import Run, row
 
 
 def a_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profcil import rooms
+from profcil import registry
 from profcil.cli.main import main
 from profcil.reporting.settings import page, rows
 from profcil.resolve import TOP, known_paths
@@ -21,9 +21,9 @@ def test_the_committed_page_is_the_generated_one():
 
 
 def test_every_setting_of_every_method_is_listed_with_a_help_text():
-    for name in rooms.names("methods"):
+    for name in registry.names("methods"):
         listed = rows(name)
-        known = {*known_paths(rooms.find("methods", name).METHOD.Params), *TOP}
+        known = {*known_paths(registry.find("methods", name).METHOD.Params), *TOP}
         assert {row["setting"] for row in listed} == known
         assert all(row["help"] and row["type"] for row in listed)
 

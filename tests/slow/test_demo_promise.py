@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 
 from profcil.engine.run import start
-from profcil.reporting.runs import load_run
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
+from profcil.runs.reader import load_run
 
 pytestmark = pytest.mark.slow
 

@@ -19,17 +19,17 @@ from typing import Any
 
 import torch
 
-from profcil import rooms
-from profcil.cost.ledger import Ledger
-from profcil.deploy.trial import QUIET
-from profcil.encoders.model import MODEL, Weights
-from profcil.engine.door import Door, When
-from profcil.engine.executors.fleet import guard_of
+from profcil import registry
+from profcil.deploy.cluster import QUIET
+from profcil.engine.channel import Door, When
+from profcil.engine.fleet import guard_of
 from profcil.engine.loop import RunState, play
 from profcil.engine.payload import Block, Reply
 from profcil.engine.world import World, make_world
 from profcil.methods.base import average
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.model.net import MODEL, Weights
 from profcil.protocol.participation import participants
 from profcil.resolve import resolve
 
@@ -40,7 +40,7 @@ Played = tuple[float, Weights]  # seconds a round, and the model at the end
 def stage(sets: tuple[str, ...], workers: int) -> tuple[World, Any]:
     """World and method, once a process."""
     config = resolve("digits", {"method": "fedavg", "workers": workers}, sets)
-    return make_world(config, Path("nowhere")), rooms.find("methods", "fedavg").METHOD(config.params)
+    return make_world(config, Path("nowhere")), registry.find("methods", "fedavg").METHOD(config.params)
 
 
 def case(setting: str = "severe", *sets: str) -> dict[str, Any]:

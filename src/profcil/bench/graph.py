@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from profcil import rooms
-from profcil.cost.ledger import Ledger
+from profcil import registry
 from profcil.data import _graphs
 from profcil.data.bundle import Bundle
-from profcil.encoders.model import MODEL
-from profcil.engine.door import Door, When
+from profcil.engine.channel import Door, When
 from profcil.engine.loop import RunState, evaluate, judged_features, play, task_totals
 from profcil.engine.run import peak_memory_mb
 from profcil.engine.world import World, furnish
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.model.net import MODEL
 from profcil.protocol.participation import participants
 from profcil.protocol.plan import make_plan
 from profcil.resolve import resolve
@@ -34,7 +34,7 @@ PARTS = (0.537, 0.713)  # of the nodes: training up to here, validation up to he
 
 def made_graph(nodes: int = NODES, edges: int = EDGES) -> Bundle:
     """The whole graph under ogbn-arxiv's name."""
-    facts, rng = rooms.find("data", "ogbn_arxiv").FACTS, np.random.default_rng(0)
+    facts, rng = registry.find("data", "ogbn_arxiv").FACTS, np.random.default_rng(0)
     cited = (nodes * rng.random(edges) ** SKEW).astype(np.int64)
     shuffled = rng.permutation(nodes)
     ends = _graphs.undirected(shuffled[np.stack([cited, rng.integers(0, nodes, edges)])], nodes)
@@ -52,7 +52,7 @@ def world_for(method: str, device: str, bundle: Bundle) -> World:
 def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges: int = EDGES) -> dict[str, Any]:
     """Seconds of the first round, in which the base moves, with the refresh and the scores after it told apart."""
     world = world_for(method, device, made_graph(nodes, edges))
-    made, when = rooms.find("methods", method).METHOD(world.config.params), When("round", 0, 0, 1)
+    made, when = registry.find("methods", method).METHOD(world.config.params), When("round", 0, 0, 1)
     state = RunState(made.begin(world.net.weights(MODEL)), Scores.empty(8, task_totals(world)), Ledger())
     clients, began = participants(world.plan, 0, 0), time.perf_counter()
     state.server, _ = play(world, made, state, Door(state.ledger, held=state.held), clients, when)

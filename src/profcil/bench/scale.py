@@ -15,25 +15,25 @@ from typing import Any
 
 import torch
 
-from profcil import rooms
+from profcil import registry
 from profcil.bench.streams import grown
-from profcil.cost.ledger import Ledger
 from profcil.data.bundle import Bundle, Rows
-from profcil.encoders.model import MODEL
-from profcil.engine.folder import RunFolder
 from profcil.engine.loop import RunState, task_totals
 from profcil.engine.run import Keeper, finish
 from profcil.engine.world import World, furnish
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.model.net import MODEL
 from profcil.protocol.plan import make_plan
 from profcil.resolve import resolve
+from profcil.runs.folder import RunFolder
 
 IMAGES, TESTED, TASKS = 1_000_000, 2_000, 10
 
 
 def made_images(n: int, classes: int) -> Bundle:
     """Random images under the digits' name, with as many classes as asked for."""
-    facts = replace(rooms.find("data", "digits").FACTS, classes=classes, train=n, test=TESTED)
+    facts = replace(registry.find("data", "digits").FACTS, classes=classes, train=n, test=TESTED)
     x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.arange(n) % classes
     return Bundle(facts, Rows(x, y), Rows(x[:TESTED], y[:TESTED]), None, ("",) * classes, mean=(0.5,), std=(0.5,))
@@ -50,7 +50,7 @@ def world_for(method: str, clients: int, classes: int, each: int, rounds: int, i
 
 def played(world: World, out: Path) -> list[dict[str, Any]]:
     """The events of a whole run in this world."""
-    method = rooms.find("methods", world.config.method).METHOD(world.config.params)
+    method = registry.find("methods", world.config.method).METHOD(world.config.params)
     with RunFolder(out) as folder:
         folder.begin(world.config, world.plan)
         keeper = Keeper(world, folder, lambda progress: None, out)

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from profcil import rooms
-from profcil.cost.ledger import Ledger
+from profcil import registry
+from profcil.accel.graphs.recorder import WIDTH
+from profcil.accel.graphs.runner import Graphs
+from profcil.accel.graphs.static_steps import PAYS, OnNets
 from profcil.data.bundle import Bundle, Rows
-from profcil.encoders.model import MODEL
 from profcil.engine import steps
-from profcil.engine.door import Door, When
-from profcil.engine.graphs import Graphs
+from profcil.engine.channel import Door, When
 from profcil.engine.phases import Train
-from profcil.engine.recorders import WIDTH
 from profcil.engine.run import peak_memory_mb
-from profcil.engine.static import PAYS, OnNets
 from profcil.engine.warmup import BLOCKS, Warmup, WarmupParams
 from profcil.engine.world import World, furnish
+from profcil.metrics.ledger import Ledger
+from profcil.model.net import MODEL
 from profcil.protocol.plan import make_plan
 from profcil.resolve import resolve
 
@@ -43,7 +43,7 @@ VIEWS = {"supervised step": 1, "plastic step": 3, "warm-up step": 2}
 
 def made_images(n: int = 50_000) -> Bundle:
     """Random images under CIFAR-100's name, facts and sizes."""
-    facts, rng = rooms.find("data", "cifar100").FACTS, torch.Generator().manual_seed(0)
+    facts, rng = registry.find("data", "cifar100").FACTS, torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=rng)
     rows = Rows(x, torch.arange(n) % facts.classes)
     channels = (0.5,) * 3
@@ -110,6 +110,6 @@ def case(name: str, device: str = "cuda", clients: int = 10) -> dict[str, Any]:
     """One kind of step on one GPU, for so many clients."""
     method, when = KINDS[name]
     world = world_for(method, device)
-    made = rooms.find("methods", method).METHOD(world.config.params)
+    made = registry.find("methods", method).METHOD(world.config.params)
     asked = made if when.stage == "round" else Warmup(WarmupParams())
     return measured(name, world, phases_of(world, asked, when, clients))

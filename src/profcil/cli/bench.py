@@ -26,7 +26,7 @@ def add(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from profcil.bench import table
-    from profcil.engine.files import write_json
+    from profcil.io.atomic_files import write_json
 
     rows = []
     for row in table.measure(args.only, data_root(args), device(args.device)):

@@ -20,8 +20,8 @@ class Board:
     """The state of every run of a study."""
 
     def __init__(self, todo: Sequence[Any], out: Path, jobs: int) -> None:
-        from profcil.jobs import misfit
-        from profcil.study import finished
+        from profcil.studies.definition import finished
+        from profcil.studies.scheduler import misfit
 
         self.todo, self.out, self.jobs = todo, out, jobs
         known = {c.name: DONE if finished(out, c) else MISFIT if misfit(out, c) else WAITING for c in todo}
@@ -38,7 +38,7 @@ class Board:
         return f"{len(self.states)} runs: {', '.join(parts)}{self.left()}"
 
     def left(self) -> str:
-        from profcil.jobs import expected
+        from profcil.studies.scheduler import expected
 
         missing = [c for c in self.todo if self.states[c.name] in (WAITING, RUNNING)]
         seconds, unknown = expected(missing, self.out, self.jobs)

@@ -19,10 +19,10 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil import rooms
+    from profcil import registry
 
-    if args.method not in rooms.names("methods"):
-        raise unknown("method", args.method, rooms.names("methods"))
+    if args.method not in registry.names("methods"):
+        raise unknown("method", args.method, registry.names("methods"))
     from profcil.contract.promises import check
 
     rows = []

@@ -20,13 +20,13 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil import rooms
-    from profcil.reporting.gather import folders
-    from profcil.reporting.runs import load_run
+    from profcil import registry
     from profcil.reporting.tables import compare, render
+    from profcil.runs.gather import folders
+    from profcil.runs.reader import load_run
 
-    if args.reference not in rooms.names("methods"):
-        raise unknown("method", args.reference, rooms.names("methods"))
+    if args.reference not in registry.names("methods"):
+        raise unknown("method", args.reference, registry.names("methods"))
     runs = [load_run(path) for path in folders(args.runs)]
     if args.json:
         print_json(compare(runs, args.reference))

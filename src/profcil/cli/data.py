@@ -17,20 +17,20 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil import rooms
+    from profcil import registry
 
     if args.action not in ACTIONS:
         raise unknown("data action", args.action, ACTIONS)
     for name in args.names:
-        if name not in rooms.names("data"):
-            raise unknown("dataset", name, rooms.names("data"))
+        if name not in registry.names("data"):
+            raise unknown("dataset", name, registry.names("data"))
     return ACTIONS[args.action](args.names, data_root(args), args.json)
 
 
 def status(names: list[str], root: Path, as_json: bool) -> int:
-    from profcil.data import shelf
+    from profcil.data import loading
 
-    rows = [row for row in shelf.status(root) if not names or row["dataset"] in names]
+    rows = [row for row in loading.status(root) if not names or row["dataset"] in names]
     if as_json:
         print_json(rows)
     else:
@@ -60,10 +60,10 @@ def few(items: list[str]) -> str:
 
 def verify(names: list[str], root: Path, as_json: bool) -> int:
     """Without names: whatever is there. A dataset that was asked for and is not there is wrong."""
-    from profcil.data import shelf
+    from profcil.data import loading
 
-    names = names or [row["dataset"] for row in shelf.status(root) if row["present"]]
-    rows = [{"dataset": name, "faults": shelf.verify(root, name)} for name in names]
+    names = names or [row["dataset"] for row in loading.status(root) if row["present"]]
+    rows = [{"dataset": name, "faults": loading.verify(root, name)} for name in names]
     if as_json:
         print_json([{**row, "ok": not row["faults"]} for row in rows])
     else:
@@ -72,14 +72,14 @@ def verify(names: list[str], root: Path, as_json: bool) -> int:
 
 
 def fetch(names: list[str], root: Path, as_json: bool) -> int:
-    from profcil import rooms
+    from profcil import registry
     from profcil.cli.progress import downloading
     from profcil.data import fetch as fetching
 
     if not names:
-        raise ConfigError(f"data fetch was given no dataset; name one or more of {', '.join(rooms.names('data'))}")
+        raise ConfigError(f"data fetch was given no dataset; name one or more of {', '.join(registry.names('data'))}")
     rows = []
-    for facts in (rooms.find("data", name).FACTS for name in names):
+    for facts in (registry.find("data", name).FACTS for name in names):
         with downloading() as progress:
             got = fetching.fetch(facts, root, progress) if facts.files else []
         rows.append({"dataset": facts.name, "files": [str(path) for path in got]})
@@ -97,9 +97,9 @@ def fetch(names: list[str], root: Path, as_json: bool) -> int:
 
 def unlisted(name: str) -> str:
     """Why nothing is fetched for a dataset without files."""
-    from profcil import rooms
+    from profcil import registry
 
-    return "its FACTS list no files to fetch" if name in rooms.guests("data") else "built in"
+    return "its FACTS list no files to fetch" if name in registry.guests("data") else "built in"
 
 
 ACTIONS = {"status": status, "verify": verify, "fetch": fetch}

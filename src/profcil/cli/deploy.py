@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def app(args: argparse.Namespace) -> int:
     """The app's folder, and what to do with it."""
-    from profcil.deploy.project import write_app
+    from profcil.deploy.app_folder import write_app
 
     out = Path(args.out or "app")
     write_app(out, settings(args))
@@ -66,10 +66,10 @@ def app(args: argparse.Namespace) -> int:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
+    from profcil.deploy.app_folder import settings_table
     from profcil.deploy.federation import read_federation
     from profcil.deploy.policy import Policy
-    from profcil.deploy.project import settings_table
-    from profcil.deploy.recipe import sites_recipe
+    from profcil.deploy.run_config import sites_recipe
 
     rules = {n: getattr(args, n) for n in Policy.__dataclass_fields__ if getattr(args, n) is not None}
     Policy(**rules)  # a mistake shows here, not on the server
@@ -100,7 +100,7 @@ def certs(args: argparse.Namespace) -> int:
 
 
 def env(args: argparse.Namespace) -> int:
-    from profcil.deploy.trial import QUIET
+    from profcil.deploy.cluster import QUIET
 
     say(args, dict(QUIET), [f"export {name}={value}" for name, value in QUIET.items()])
     return 0
@@ -111,7 +111,7 @@ def demo(args: argparse.Namespace) -> int:
     needs("demo", "flwr", *(["ray"] if args.ray else []))
     from profcil.deploy.demo import play, report
     from profcil.engine.run import Interrupted
-    from profcil.signals import ended_by_a_scheduler
+    from profcil.io.interrupts import ended_by_a_scheduler
 
     sized = DEMO | ({"clients": args.nodes} if args.nodes else {})
     args.set = [f"{k}={v}" for k, v in sized.items()] + args.set

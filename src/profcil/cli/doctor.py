@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from profcil import __version__
+from profcil.accel.loader import compiler
 from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
-from profcil.kernels import compiler
 
 
 def add(parser: Parser) -> None:
@@ -86,7 +86,7 @@ def gpus() -> list[str]:
 
 def cache() -> dict[str, Any]:
     """The folder of the shared warm-ups; one that cannot be written costs time, nothing else."""
-    from profcil.cache import cache_folder
+    from profcil.io.cache_folder import cache_folder
 
     path = cache_folder()
     nearest = next(p for p in (path, *path.parents) if os.path.exists(p))
@@ -96,9 +96,9 @@ def cache() -> dict[str, Any]:
 
 
 def datasets(root: Path) -> list[dict[str, Any]]:
-    from profcil.data import shelf
+    from profcil.data import loading
 
-    return shelf.status(root)
+    return loading.status(root)
 
 
 def told(found: dict[str, Any]) -> str:

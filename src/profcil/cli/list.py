@@ -54,19 +54,19 @@ def write_page(kind: str, path: Path) -> int:
 
 
 def methods() -> list[dict[str, Any]]:
-    from profcil import rooms
+    from profcil import registry
 
     rows = [
         {"name": name, "title": title(module), "modalities": sorted(module.METHOD.modalities)}
-        for name, module in rooms.usable("methods").items()
+        for name, module in registry.usable("methods").items()
     ]
     return with_broken("methods", rows)
 
 
 def datasets() -> list[dict[str, Any]]:
-    from profcil import rooms
+    from profcil import registry
 
-    facts = [module.FACTS for module in rooms.usable("data").values()]
+    facts = [module.FACTS for module in registry.usable("data").values()]
     rows = [
         {"name": f.name, "title": f.title, "modality": f.modality, "classes": f.classes, "licence": f.licence}
         for f in facts
@@ -75,24 +75,24 @@ def datasets() -> list[dict[str, Any]]:
 
 
 def encoders() -> list[dict[str, Any]]:
-    from profcil import rooms
+    from profcil import registry
 
-    rows = [{"name": name, "title": title(module)} for name, module in rooms.usable("encoders").items()]
+    rows = [{"name": name, "title": title(module)} for name, module in registry.usable("encoders").items()]
     return with_broken("encoders", rows)
 
 
 def with_broken(room: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of what can be used; below them what cannot, and why."""
-    from profcil import rooms
+    from profcil import registry
 
     empty = {key: [] if isinstance(value, list) else "" for key, value in rows[0].items()}
     return rows + [
-        empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in rooms.broken(room).items()
+        empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in registry.broken(room).items()
     ]
 
 
 def studies() -> list[dict[str, Any]]:
-    from profcil.study import STUDIES, cells, load_study
+    from profcil.studies.definition import STUDIES, cells, load_study
 
     found = {path.stem: load_study(path.stem) for path in sorted(STUDIES.glob("*.toml"))}
     return [{"name": name, "title": study.title, "runs": len(cells(study))} for name, study in found.items()]
@@ -100,13 +100,13 @@ def studies() -> list[dict[str, Any]]:
 
 def recipes() -> list[dict[str, Any]]:
     """Every recipe under its plain name, the heterogeneity it can be asked for with, and what it sets."""
-    from profcil import resolve, rooms
+    from profcil import registry, resolve
 
     rows = []
     for name in resolve.recipe_names():
         path = resolve.RECIPES / f"{name}.toml"
         own = path.exists()
-        first = path.read_text(encoding="utf-8").splitlines()[0] if own else title(rooms.find("data", name))
+        first = path.read_text(encoding="utf-8").splitlines()[0] if own else title(registry.find("data", name))
         values = resolve.recipe_of(name)
         values.pop("dataset", None)
         settings = [f"{name}-{setting}" for setting in resolve.SETTINGS]

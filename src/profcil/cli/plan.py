@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_of(config: Any, data: Path) -> Any:
     """The plan that a run of this configuration would have; no model is built for it."""
-    from profcil.data.shelf import load_bundle
+    from profcil.data.loading import load_bundle
     from profcil.engine.world import held_out
     from profcil.protocol.plan import make_plan
     from profcil.protocol.weak_task import weakened

@@ -21,8 +21,8 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.reporting.gather import load_all
     from profcil.reporting.page.page import render, write
+    from profcil.runs.gather import load_all
 
     notes: list[str] = []
     runs = load_all(args.runs, notes.append)

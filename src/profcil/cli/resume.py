@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def finished(path: Path) -> bool:
     """Readable files that are broken are no obstacle: the saved state is the truth, and resuming writes them anew."""
-    from profcil.reporting.runs import alignments, load_run
+    from profcil.runs.reader import alignments, load_run
 
     try:
         return load_run(path).done and bool(alignments(path))

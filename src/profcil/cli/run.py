@@ -48,8 +48,8 @@ def play(work: Any, out: Path, args: argparse.Namespace) -> None:
 
 def show(path: Path, as_json: bool) -> None:
     """One finished run: its row of a table, and where it lies."""
-    from profcil.reporting.runs import load_run, row
     from profcil.reporting.tables import RESULT, cells, text_table
+    from profcil.runs.reader import load_run, row
 
     result = row(load_run(path))
     if as_json:
@@ -80,8 +80,8 @@ def rehearse(config: Any, data: Path, as_json: bool) -> int:
 
 def expected_work(config: Any, data: Path) -> dict[str, Any]:
     """Counted from the plan and the model that a run would have."""
-    from profcil.encoders.model import MODEL
     from profcil.engine.world import make_world
+    from profcil.model.net import MODEL
     from profcil.protocol.participation import participants, warmup_participants
 
     world = make_world(config, data)

@@ -42,9 +42,9 @@ def narrowing(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from profcil.cli.board import watching
     from profcil.diagnostics.mismatch import write_mismatch
-    from profcil.jobs import play
-    from profcil.reporting.study import best, markdown, summarise
-    from profcil.study import cells, check_data
+    from profcil.reporting.study_table import best, markdown, summarise
+    from profcil.studies.definition import cells, check_data
+    from profcil.studies.scheduler import play
 
     if args.jobs < 1:
         raise ConfigError(f"--jobs is {args.jobs}, allowed is at least 1; leave it out for one run at a time")
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen(args: argparse.Namespace) -> Any:
     """The study behind the flags."""
-    from profcil.study import load_study, narrowed
+    from profcil.studies.definition import load_study, narrowed
 
     try:
         seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else None
@@ -83,17 +83,17 @@ def chosen(args: argparse.Namespace) -> Any:
 
 def left_out(study: Any) -> list[str]:
     """Why methods of other packages are not in a study of a whole group of methods."""
-    from profcil import rooms
+    from profcil import registry
 
     grouped = any(isinstance(v.get("methods") or study.methods, str) for v in study.variants)
-    return list(rooms.broken("methods").values()) if grouped else []
+    return list(registry.broken("methods").values()) if grouped else []
 
 
 def outlook(todo: list, out: Path, jobs: int) -> str:
     """What is there, what is missing and how long that would take."""
     from profcil.cli.progress import clock_time
-    from profcil.jobs import expected, misfit
-    from profcil.study import finished
+    from profcil.studies.definition import finished
+    from profcil.studies.scheduler import expected, misfit
 
     each = {c.name: c for c in todo}
     fit = [c for c in each.values() if not misfit(out, c)]

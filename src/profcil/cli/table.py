@@ -28,8 +28,8 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from profcil.reporting.formats import FORMATS
     from profcil.reporting.grid import build
-    from profcil.reporting.items import of_runs, of_study, plain_rows
     from profcil.reporting.layouts import LAYOUTS
+    from profcil.reporting.table_entries import of_runs, of_study, plain_rows
 
     if args.name == "list":
         print("\n".join(f"{name}: {layout.title}" for name, layout in LAYOUTS.items()))

@@ -16,21 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil import rooms
+from profcil import registry
 from profcil.contract.stream import BUNDLES, DATASET, Crossed, guard, plan_of, quick, spy
-from profcil.cost.ledger import Ledger
-from profcil.encoders.model import MODEL
-from profcil.engine.door import Door, When
-from profcil.engine.executors.local import Executor
-from profcil.engine.folder import RunFolder
+from profcil.engine.channel import Door, When
+from profcil.engine.executor import Executor
 from profcil.engine.loop import RunState, play, stream, task_totals
 from profcil.engine.payload import KINDS, ServerState
 from profcil.engine.world import World, furnish
 from profcil.errors import NotApplicable, ProfcilError
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.model.net import MODEL
 from profcil.protocol.participation import participants
 from profcil.protocol.plan import make_plan
 from profcil.resolve import resolve
+from profcil.runs.folder import RunFolder
 
 TINY = {"warmup.rounds": 0, "train.rounds": 3, "train.epochs": 1, "train.batch": 8, "model.width": 4, "workers": 1}
 STREAM = {"clients": 3, "participants": 2, "task_size": 2}
@@ -99,7 +99,7 @@ def made(config: Any, modality: str, planned: bool) -> Played:
     labels = bundle.train.y.numpy()
     draw = plan_of if planned else make_plan
     world = furnish(config, bundle, draw(labels, bundle.facts.classes, config.stream, config.seed))
-    method = rooms.find("methods", config.method).METHOD(config.params)
+    method = registry.find("methods", config.method).METHOD(config.params)
     with torch.no_grad():
         server = method.begin(world.net.weights((*MODEL, *world.net.attached)))
     return Played(world, method, RunState(server, Scores.empty(world.plan.positions, task_totals(world)), Ledger()))
@@ -240,7 +240,7 @@ def nothing_hidden(case: Case) -> str:
 
 
 def explained(name: str) -> str:
-    params: Any = rooms.find("methods", name).METHOD.Params
+    params: Any = registry.find("methods", name).METHOD.Params
     if not dataclasses.is_dataclass(params) or not vars(params)["__dataclass_params__"].frozen:
         return "Params is not a frozen dataclass"
     bare = [f.name for f in dataclasses.fields(params) if not f.metadata.get("help")]
@@ -271,7 +271,7 @@ def check(name: str) -> Iterator[dict[str, Any]]:
     """Every promise on every kind of data that the method claims. Where a stream cannot be played, the rest of that
     data is left out. `holds` is None where there is nothing to look at it with."""
     yield row(SETTINGS, "", explained(name))
-    for modality in (m for m in BUNDLES if m in rooms.find("methods", name).METHOD.modalities):
+    for modality in (m for m in BUNDLES if m in registry.find("methods", name).METHOD.modalities):
         if modality == "graph" and find_spec("torch_geometric") is None:
             yield {**row(RUNS, modality, "graphs need torch-geometric; `pip install 'profcil[graph]'`"), "holds": None}
             continue

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from profcil import rooms
+from profcil import registry
 from profcil.data.bundle import Bundle, Nodes, Rows
-from profcil.data.shelf import load_bundle
+from profcil.data.loading import load_bundle
 from profcil.engine.payload import Block
 from profcil.protocol.plan import assemble
 
@@ -57,7 +57,7 @@ def texts() -> Bundle:
         words[::3, 5] = 0
         return Rows(words, y)
 
-    facts = replace(rooms.find("data", "clinc150").FACTS, classes=CLASSES)
+    facts = replace(registry.find("data", "clinc150").FACTS, classes=CLASSES)
     names = tuple(map(str, range(CLASSES)))
     return Bundle(facts, part(1, EACH), part(2, TESTED), None, names, vocabulary=30 + CLASSES, fingerprint="few words")
 
@@ -71,7 +71,7 @@ def graphs() -> Bundle:
     edges = torch.unique(torch.cat([ends, ends.flip(0)], 1), dim=1)
     train = torch.arange(len(y)) < CLASSES * EACH
     parts = [Nodes(x, edges, y[m], torch.nonzero(m).flatten()) for m in (train, ~train)]
-    facts = replace(rooms.find("data", "cora").FACTS, classes=CLASSES)
+    facts = replace(registry.find("data", "cora").FACTS, classes=CLASSES)
     return Bundle(facts, parts[0], parts[1], None, tuple(map(str, range(CLASSES))), fingerprint="a few nodes")
 
 
@@ -187,7 +187,7 @@ class Given:
 
 def quick(name: str) -> dict[str, int]:
     """A server that trains does it for two steps only."""
-    method = rooms.find("methods", name).METHOD
+    method = registry.find("methods", name).METHOD
     fields = dataclasses.fields(method.Params) if method.server_gradients else ()
     long = {f.name: f.default for f in fields if LONG.search(f.name)}
     return {name: min(count, 2) for name, count in long.items() if isinstance(count, int)}

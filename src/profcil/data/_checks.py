@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from profcil.data.bundle import Bundle, Examples, Facts, Nodes
-from profcil.encoders.views import NAMES
 from profcil.errors import DataError, unknown
+from profcil.model.augmentations import NAMES
 
 
 def advice(facts: Facts) -> str:

@@ -25,9 +25,9 @@ def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
 
 def hello(message: Message, context: Context) -> Message:
     """Who is there, and what does it hold?"""
-    from profcil.deploy.records import unpack
-    from profcil.deploy.roster import hello_records
-    from profcil.deploy.seats import seat_of
+    from profcil.deploy.identity import seat_of
+    from profcil.deploy.node_registry import hello_records
+    from profcil.deploy.wire import unpack
 
     run = str(unpack(message.content)[0]["run"])
     return Message(hello_records(seat_of(context.node_config, context.run_config).hello(run)), reply_to=message)
@@ -43,8 +43,8 @@ def survey(message: Message, context: Context) -> Message:
 
 def answered(what: str, message: Message, context: Context) -> Message:
     from profcil.deploy.client import answer
-    from profcil.deploy.records import answer_records, read_ask
-    from profcil.deploy.seats import seat_of
+    from profcil.deploy.identity import seat_of
+    from profcil.deploy.wire import answer_records, read_ask
 
     said = answer(what, read_ask(message.content), seat_of(context.node_config, context.run_config))
     return Message(answer_records(said), reply_to=message)
@@ -57,7 +57,7 @@ def make_server_app() -> ServerApp:
 
 
 def main(grid: Grid, context: Context) -> None:
-    from profcil.deploy.start import start
+    from profcil.deploy.entry import start
 
     start(grid, dict(context.run_config))
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from profcil import rooms
-from profcil.deploy.keep import Keep, sweep
-from profcil.deploy.records import Answer, Ask
-from profcil.deploy.seats import Desk, Share
+from profcil import registry
+from profcil.deploy.identity import Desk, Share
+from profcil.deploy.store import Keep, sweep
+from profcil.deploy.wire import Answer, Ask
 from profcil.engine.client import Client
-from profcil.engine.executors.fleet import guard_of
+from profcil.engine.fleet import guard_of
 from profcil.engine.payload import Inbox, Reply
 from profcil.engine.warmup import player
 from profcil.engine.world import World
@@ -58,7 +58,7 @@ def in_hand(keep: Keep, ask: Ask) -> Inbox:
 
 
 def method_of(world: World) -> Any:
-    return rooms.find("methods", world.config.method).METHOD(world.config.params)
+    return registry.find("methods", world.config.method).METHOD(world.config.params)
 
 
 def turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:

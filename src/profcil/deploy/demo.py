@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from profcil.deploy.project import settings_table, write_app
+from profcil.deploy.app_folder import settings_table, write_app
+from profcil.deploy.cluster import Trial, federation, finished, program
 from profcil.deploy.status import status
-from profcil.deploy.trial import Trial, federation, finished, program
-from profcil.engine.files import read_tensors
 from profcil.engine.run import start
 from profcil.errors import Failure
+from profcil.io.atomic_files import read_tensors
 from profcil.resolve import RunConfig
 
 PATIENCE = 1800.0  # seconds for the whole run

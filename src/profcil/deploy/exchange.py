@@ -8,11 +8,11 @@ from typing import Any
 
 from flwr.app import Message
 
-from profcil.deploy.post import place
-from profcil.deploy.records import Answer, Ask, Unreadable, payload_bytes, read_answer, wire_bytes
-from profcil.engine.admission import Terms, fault
-from profcil.engine.door import COUNT_BYTES, When
+from profcil.deploy.mailbox import place
+from profcil.deploy.wire import Answer, Ask, Unreadable, payload_bytes, read_answer, wire_bytes
+from profcil.engine.channel import COUNT_BYTES, When
 from profcil.engine.payload import Reply
+from profcil.engine.reply_checks import Terms, fault
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Bundle, Examples, Facts
-from profcil.data.shelf import check, fingerprint
+from profcil.data.loading import check, fingerprint
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profcil.deploy.exchange import Exchange
+from profcil.deploy.expected_reply import Understudy
+from profcil.deploy.mailbox import Post, place
+from profcil.deploy.node_registry import Note, Roster
 from profcil.deploy.policy import Policy
-from profcil.deploy.post import Post, place
-from profcil.deploy.records import Ask
-from profcil.deploy.rehearsal import Understudy
-from profcil.deploy.roster import Note, Roster
-from profcil.engine.door import Parcel, When
+from profcil.deploy.wire import Ask
+from profcil.engine.channel import Parcel, When
 from profcil.engine.loop import RunState
 from profcil.engine.payload import Reply
 from profcil.engine.world import World

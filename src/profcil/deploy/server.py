@@ -15,22 +15,22 @@ from typing import Any
 
 import torch
 
-from profcil import rooms
-from profcil.began import check_settings
-from profcil.cost.ledger import Ledger
+from profcil import registry
 from profcil.deploy.fleet import Flower
+from profcil.deploy.mailbox import Post
+from profcil.deploy.node_registry import Roster
 from profcil.deploy.policy import Policy
-from profcil.deploy.post import Post
-from profcil.deploy.roster import Roster
-from profcil.encoders.model import MODEL, Weights
-from profcil.engine.door import When
-from profcil.engine.folder import RunFolder
+from profcil.engine.channel import When
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.run import Keeper, Observer, settings_of
 from profcil.engine.warmup import Warmed, compute
 from profcil.engine.world import World, device_of
 from profcil.errors import RunFolderError
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.model.net import MODEL, Weights
+from profcil.runs.folder import RunFolder
+from profcil.runs.settings_check import check_settings
 
 
 class Log(Keeper):
@@ -78,7 +78,7 @@ def serve(
 ) -> Path:
     """Starts a run in a folder, or goes on with it."""
     config = world.config
-    method = rooms.find("methods", config.method).METHOD(config.params)
+    method = registry.find("methods", config.method).METHOD(config.params)
     told = {"run": roster.run, "plan": world.plan.digest, "data": world.bundle.fingerprint}
     with RunFolder(out) as folder:
         log = Log(world, folder, observe, data_dir)

@@ -11,7 +11,7 @@ import numpy as np
 
 from profcil.data.bundle import Examples
 from profcil.deploy.federation import Federation, fill, loads
-from profcil.deploy.folders import read_examples
+from profcil.deploy.readers import read_examples
 from profcil.errors import DataError, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profcil.reporting.runs import check_folder, event, held, read, readable, table
+from profcil.runs.reader import check_folder, event, held, read, readable, table
 
 Made = TypeVar("Made")
 TROUBLE = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profcil.engine.files import write_text
 from profcil.errors import DataError
+from profcil.io.atomic_files import write_text
 from profcil.metrics.client_first import accuracy
-from profcil.reporting.runs import Run, load_run
-from profcil.study import FREE, Cell, finished, read_json
+from profcil.runs.reader import Run, load_run
+from profcil.studies.definition import FREE, Cell, finished, read_json
 
 if TYPE_CHECKING:
     from profcil.protocol.plan import Plan

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from profcil.diagnostics.replay_gap import median_bandwidth, replay_gap
-from profcil.encoders.model import Weights
+from profcil.engine.channel import When
 from profcil.engine.client import embed
-from profcil.engine.door import When
 from profcil.engine.loop import RunState
 from profcil.engine.world import World
 from profcil.methods.base import Method, Samples
+from profcil.model.net import Weights
 from profcil.randomness import generator, torch_generator
 
 COUNT = 100  # samples a class and side, where the held-out part has as many

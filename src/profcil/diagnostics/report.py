@@ -16,30 +16,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil import rooms
-from profcil.began import check_settings
+from profcil import registry
 from profcil.data.bundle import Examples
 from profcil.diagnostics import replayed, snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
-from profcil.encoders.model import Weights
 from profcil.engine.client import Lens, embed
-from profcil.engine.files import read_tensors, write_bytes, write_json
-from profcil.engine.folder import unpack
 from profcil.engine.loop import RunState
 from profcil.engine.run import check_data, settings_of
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, device_of, make_world
 from profcil.errors import RunFolderError
+from profcil.io.atomic_files import read_tensors, write_bytes, write_json
 from profcil.methods.base import Method
-from profcil.reporting.runs import alignments, load_run
+from profcil.model.net import Weights
 from profcil.resolve import resolve
+from profcil.runs.folder import unpack
+from profcil.runs.reader import alignments, load_run
+from profcil.runs.settings_check import check_settings
 
 
 def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     """Probes of the warmed and the final base, alignment by position, and what is replayed; kept in the folder."""
     world, state = finished_run(path, data_dir)
     warmed = warm(world, lambda *_: None).weights
-    method = rooms.find("methods", world.config.method).METHOD(world.config.params)
+    method = registry.find("methods", world.config.method).METHOD(world.config.params)
     final = probe(world, lambda under: under(state.server.blocks["base"].tensors))
     more = type(method).views is not Method.views  # than the final base's features
     seen = probe(world, lambda under: method.views(state.server, under)) if more else final

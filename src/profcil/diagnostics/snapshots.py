@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from profcil.diagnostics.alignment import oracle_means
-from profcil.engine.files import read_tensors, write_tensors
 from profcil.errors import RunFolderError
+from profcil.io.atomic_files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from profcil.engine.payload import ServerState
@@ -41,10 +41,10 @@ class Memory:
 
 def keep(folder: Path, world: World, server: ServerState, position: int) -> None:
     """Writes a position's means, and a few real features, where the method has a memory."""
-    from profcil import rooms
+    from profcil import registry
     from profcil.engine.loop import judged_features
 
-    method = rooms.find("methods", world.config.method).METHOD(world.config.params)
+    method = registry.find("methods", world.config.method).METHOD(world.config.params)
     features = judged_features(world, method, server)
     memories = method.memories(world.net, server)
     if not memories:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from profcil.accel.cpu.grouped_layers import layer, part, side_by_side
 from profcil.data.bundle import Bundle
-from profcil.encoders.grouped import layer, part, side_by_side
-from profcil.encoders.norms import Pixels, drawn, image_shape, layers
+from profcil.model.layers import Pixels, drawn, image_shape, layers
 
 
 class ConvNet(nn.Module):

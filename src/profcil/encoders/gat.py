@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from profcil.accel.cpu import sparse_linear
 from profcil.data.bundle import Bundle
-from profcil.encoders import bags
-from profcil.encoders.norms import drawn, expect, sample, unused
 from profcil.errors import ConfigError
+from profcil.model.layers import drawn, expect, sample, unused
 
 HEADS = 8
 
@@ -33,7 +33,7 @@ class GAT(nn.Module):
         """`kept`: which feature columns count; all, if it is not given."""
         weight = self.first.lin.weight if kept is None else self.first.lin.weight * kept
         edges = looped(edges, len(x))
-        x = F.pad(bags.product(x, weight), (0, 0, 0, 1))
+        x = F.pad(sparse_linear.product(x, weight), (0, 0, 0, 1))
         x = F.elu(self.first(x, edges))
         return self.second(x, edges)[targets]
 

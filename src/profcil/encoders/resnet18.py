@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from profcil.accel.resnet import Twins, fork, layer
 from profcil.data.bundle import Bundle
-from profcil.encoders.fused import Twins, fork, layer
-from profcil.encoders.norms import Pixels, drawn, image_shape, layers
+from profcil.model.layers import Pixels, drawn, image_shape, layers
 
 Norm = Callable[[int], nn.Module]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Bundle
-from profcil.encoders.norms import drawn, expect, sample, unused
+from profcil.model.layers import drawn, expect, sample, unused
 
 EMBEDDING = 128
 WIDTHS = (1, 2, 3)

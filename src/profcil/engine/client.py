@@ -11,13 +11,13 @@ from torch import Tensor
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Examples, Inputs, Rows
-from profcil.devices import onto
-from profcil.encoders.model import Net, Weights
-from profcil.engine.door import When
+from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.engine.phases import Batch, Source, Train, source_of
+from profcil.model.net import Net, Weights
 from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import number
+from profcil.tensors import onto
 
 Fact = TypeVar("Fact")
 # What examples are looked at through: a base's weights, or any function of the net and their inputs.

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.cost.ledger import Ledger
 from profcil.diagnostics.alignment import compare_means
+from profcil.engine.channel import Door, When, stored_bytes
 from profcil.engine.client import embed
-from profcil.engine.door import Door, When, stored_bytes
-from profcil.engine.parked import Parked
+from profcil.engine.client_store import Parked
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.world import World
 from profcil.methods.base import Method
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.participation import participants
 

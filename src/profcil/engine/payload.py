@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from profcil.encoders.model import Weights
+from profcil.model.net import Weights
 
 KINDS = ("model", "memory", "statistics", "transport", "replay", "generator", "prototype")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Examples
-from profcil.encoders.model import TAIL, Weights
 from profcil.engine.payload import Reply
+from profcil.model.net import TAIL, Weights
 
 Batch = dict[str, Any]  # tensors with a leading batch axis, the phase's constants, and "rng"
 

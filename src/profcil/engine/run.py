@@ -14,23 +14,23 @@ from typing import Any
 
 import torch
 
-from profcil import __version__, rooms
-from profcil.began import check_settings, flat
+from profcil import __version__, registry
 from profcil.config import plain
-from profcil.cost.ledger import Ledger, stream_bytes
 from profcil.diagnostics.snapshots import keep
-from profcil.engine.door import When
-from profcil.engine.folder import RunFolder
+from profcil.engine.channel import When
+from profcil.engine.client_store import Parked
 from profcil.engine.loop import RunState, stream, task_totals
-from profcil.engine.parked import Parked
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, device_of, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
+from profcil.io.interrupts import undisturbed
 from profcil.metrics.client_first import summary
+from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, resolve
-from profcil.signals import undisturbed
+from profcil.runs.folder import RunFolder
+from profcil.runs.settings_check import check_settings, flat
 
 SAVE_SECONDS = 60  # a state is saved after a round when the last one is this old
 BRIEF_SECONDS = 10  # and after a position when it is this old: what takes less is sooner played again than saved
@@ -68,7 +68,7 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
                 f"interrupted in the warm-up, before a first state of {out}; start it again with the same command"
             ) from None
         keeper.began = time.perf_counter()  # the stream's clock: neither the warm-up nor waiting for one is in it
-        method = rooms.find("methods", config.method).METHOD(config.params)
+        method = registry.find("methods", config.method).METHOD(config.params)
         scores = Scores.empty(world.plan.positions, task_totals(world))
         keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
         with torch.no_grad():
@@ -102,7 +102,7 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
             return folder.path
         keeper.hold(state, events)
         keeper.pick_up(saved)
-        return finish(keeper, rooms.find("methods", config.method).METHOD(config.params))
+        return finish(keeper, registry.find("methods", config.method).METHOD(config.params))
 
 
 def has_plan(path: Path, digest: str) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from profcil.accel.graphs.recorder import Do
 from profcil.data.bundle import Inputs
-from profcil.encoders.model import Net
-from profcil.engine.door import When
-from profcil.engine.recorders import Do
+from profcil.engine.channel import When
+from profcil.model.net import Net
 from profcil.randomness import number
 
 

@@ -13,25 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from profcil.accel.cpu import adapter_head_epoch
+from profcil.accel.cpu.adapter_head_gradient import Classification
 from profcil.config import TrainSettings
-from profcil.encoders.byhand import Classification
-from profcil.encoders.model import MODEL, TAIL, Net, Tail
-from profcil.engine import descent
 from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.phases import Batch, Train, Trained, cut
+from profcil.model.net import MODEL, TAIL, Net, Tail
 
 
 def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     """Runs phases of different clients that may be computed together (see `together`)."""
-    from profcil.engine import stacks  # which makes use of what stands here
+    from profcil.accel.cpu import stacked_clients  # which makes use of what stands here
 
     if phases[0].on_features:
         gradient = gradient_of(net, phases[0]) if len(phases) == 1 else None
         if gradient is None:
             return run_stacked(net, phases)
-        return [descent.run(phases[0], gradient, generator_of(net, phases[0]))]
-    if stacks.fit(net, phases):
-        return stacks.run(net, phases)
+        return [adapter_head_epoch.run(phases[0], gradient, generator_of(net, phases[0]))]
+    if stacked_clients.fit(net, phases):
+        return stacked_clients.run(net, phases)
     return [run_on_net(net, phase) for phase in phases]
 
 

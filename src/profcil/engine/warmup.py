@@ -19,18 +19,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from profcil import __version__, rooms
-from profcil.cache import cache_folder
+from profcil import __version__, registry
 from profcil.config import Checked, plain, setting
-from profcil.cost.ledger import Ledger
-from profcil.encoders.model import MODEL, Net, Weights, consistency
+from profcil.engine.channel import Door, When
 from profcil.engine.client import Client
-from profcil.engine.door import Door, When
-from profcil.engine.files import read_tensors, write_tensors
 from profcil.engine.payload import Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.world import World
+from profcil.io.atomic_files import read_tensors, write_tensors
+from profcil.io.cache_folder import cache_folder
 from profcil.methods.base import Method, reply
+from profcil.metrics.ledger import Ledger
+from profcil.model.net import MODEL, Net, Weights, consistency
 
 BLOCKS = ("base", "projector")
 
@@ -85,7 +85,7 @@ def cache_key(world: World) -> str:
         "train": {k: v for k, v in plain(c.train).items() if k not in ("rounds", "epochs", "batch", "augment")},
         "transfer": c.transfer,
     }
-    if brought := rooms.origin("encoders", encoder):
+    if brought := registry.origin("encoders", encoder):
         facts["brought"] = brought
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 

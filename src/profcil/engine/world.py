@@ -13,21 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profcil import kernels, rooms
+from profcil import registry
+from profcil.accel import loader
 from profcil.data.bundle import Bundle, Examples
-from profcil.data.shelf import load_bundle
-from profcil.devices import onto
-from profcil.encoders.model import Net
+from profcil.data.loading import load_bundle
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
-from profcil.engine.executors.fleet import Fleet, Here
-from profcil.engine.executors.local import Executor
+from profcil.engine.executor import Executor
+from profcil.engine.fleet import Fleet, Here
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, NotApplicable
+from profcil.model.net import Net
 from profcil.protocol.plan import Plan, make_plan
 from profcil.protocol.weak_task import weakened
 from profcil.randomness import generator, torch_generator
 from profcil.resolve import RunConfig
+from profcil.tensors import onto
 
 SHARES = 64  # clients whose local graphs are kept at hand
 HELD_OUT = 0.1  # of each class, where a dataset has no validation part of its own
@@ -115,7 +116,7 @@ class World:
 
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
-    kernels.wake(device_of(config.device).type)
+    loader.wake(device_of(config.device).type)
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
     labels = bundle.train.y.numpy()
     clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
@@ -125,7 +126,7 @@ def make_world(config: RunConfig, data_dir: Path) -> World:
 
 def furnish(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 1.0) -> World:
     """The world around some data and a plan: device and threads, model, executor."""
-    method = rooms.find("methods", config.method).METHOD(config.params)
+    method = registry.find("methods", config.method).METHOD(config.params)
     workers = set_threads(config, bundle)
     told, bundle = bundle.train.y, bundle.to(device_of(config.device))
     net = make_net(config, bundle)
@@ -141,7 +142,7 @@ def make_net(config: RunConfig, bundle: Bundle) -> Net:
     m = config.model
     rng = torch_generator(config.seed, "model")
     name = m.encoder or bundle.facts.encoder
-    base = checked_base(name, rooms.find("encoders", name).build, bundle, norm=m.norm, width=m.width, generator=rng)
+    base = checked_base(name, registry.find("encoders", name).build, bundle, norm=m.norm, width=m.width, generator=rng)
     net = Net(
         base,
         bundle.facts,
@@ -176,10 +177,8 @@ def unfit(base: Any, addressed: bool) -> str:
     if not isinstance(features, int) or features < 1:
         return f"has {features!r} as `features`; it must be the number of columns that its forward gives"
     if whole := [k for k, v in base.state_dict().items() if not v.is_floating_point()]:
-        return f"keeps {whole[0]}, which cannot be averaged; use profcil.encoders.norms.BatchNorm and floats only"
-    drawing = (
-        "draws its weights from torch's global generator; make it with profcil.encoders.norms.drawn(..., generator)"
-    )
+        return f"keeps {whole[0]}, which cannot be averaged; use profcil.model.layers.BatchNorm and floats only"
+    drawing = "draws its weights from torch's global generator; make it with profcil.model.layers.drawn(..., generator)"
     return "" if addressed else drawing
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from profcil.devices import onto
+from profcil.tensors import onto
 
 FLOOR = 1e-8  # ε of the variance, where rounding would make it negative
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from profcil.devices import onto
+from profcil.accel.cpu.normal import normal_
 from profcil.memory.bank import Bank
-from profcil.memory.normal import normal_
+from profcil.tensors import onto
 
 
 def pseudo(

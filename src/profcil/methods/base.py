@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from profcil.accel.cpu.adapter_head_gradient import with_gradient
+from profcil.accel.cpu.convnet_gradient import Supervised
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
-from profcil.encoders.abreast import Supervised
-from profcil.encoders.byhand import with_gradient
-from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client, Lens
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
+from profcil.model.net import MODEL, Net, Weights, cross_entropy
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,15 @@ from torch import Tensor, nn
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs
-from profcil.devices import onto
-from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation, together
+from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, cross_entropy
 from profcil.randomness import torch_generator
+from profcil.tensors import onto
 
 
 @dataclass(frozen=True)

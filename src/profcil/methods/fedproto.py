@@ -33,13 +33,13 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.encoders.model import MODEL, Net, Tail, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.methods.base import Method, Params, Samples, reply
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
+from profcil.model.net import MODEL, Net, Tail, Weights, cross_entropy
 
 
 @dataclass(frozen=True)

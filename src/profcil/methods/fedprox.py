@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profcil.config import setting
-from profcil.encoders.model import MODEL
 from profcil.engine.client import Client
 from profcil.engine.payload import Inbox, weights_of
 from profcil.engine.phases import Turn
 from profcil.methods.base import Method, Params, reply
+from profcil.model.net import MODEL
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,9 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs
-from profcil.encoders.model import MODEL, Net, Tensors, Weights, cross_entropy
 from profcil.encoders.textcnn import TextCNN
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.methods.base import Method, Params, reply
@@ -51,6 +50,7 @@ from profcil.methods.parts import banks
 from profcil.methods.parts.banks import banks_of, named, parameters_of, part
 from profcil.methods.parts.sparse import pack, unpack
 from profcil.methods.parts.topics import centroids, documents, likeness
+from profcil.model.net import MODEL, Net, Tensors, Weights, cross_entropy
 from profcil.randomness import torch_generator
 
 TASK = ("gate", "adaptive", "strength", "mix")  # what a client trains for one task alone

@@ -38,15 +38,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import Checked, setting
-from profcil.devices import onto
-from profcil.encoders.model import MODEL, Net, Tail, Tensors, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.memory.bank import Moments, moments_of_rows, remember
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
+from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, cross_entropy
+from profcil.tensors import onto
 
 RADIUS = "radius/"  # before the ids of clients: what each has measured
 

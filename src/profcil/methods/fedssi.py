@@ -38,13 +38,13 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.encoders.model import MODEL, Net, Tensors, Weights
 from profcil.engine.client import Client
 from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.payload import Inbox, weights_of
 from profcil.engine.phases import Batch, Turn, cut
 from profcil.methods.base import Method, Params, reply
 from profcil.methods.parts.importance import importance, penalty, walk
+from profcil.model.net import MODEL, Net, Tensors, Weights
 
 
 @dataclass(frozen=True)

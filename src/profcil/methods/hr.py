@@ -41,17 +41,17 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
-from profcil.devices import onto
-from profcil.encoders.model import Net, Tensors, Weights
-from profcil.encoders.norms import unit
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.centroids import around, closeness, mean_codes, nowhere, place, pooled, table
 from profcil.methods.parts.decoder import Mixture, decode, encode, halves, latent_size, make_decoder, make_latent
+from profcil.model.layers import unit
+from profcil.model.net import Net, Tensors, Weights
+from profcil.tensors import onto
 
 BLOCKS = ("base", "latent", "decoder")  # the autoencoder; adapter and head rest
 STARTS = tuple(f"start/{b}" for b in BLOCKS)  # where a position began

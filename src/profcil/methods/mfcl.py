@@ -37,9 +37,8 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs
-from profcil.encoders.model import MODEL, Net, Tail, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
@@ -61,6 +60,7 @@ from profcil.methods.parts.generator import (
     roughness,
     samples,
 )
+from profcil.model.net import MODEL, Net, Tail, Weights, cross_entropy
 
 START = "start/"  # before the names of the starting model's blocks
 

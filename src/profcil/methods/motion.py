@@ -40,9 +40,8 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Nodes
-from profcil.encoders.model import MODEL, Net, Tensors, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client, embed
-from profcil.engine.door import When
 from profcil.engine.payload import Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.methods.base import Method, Params, Samples, reply, with_replay
@@ -50,6 +49,7 @@ from profcil.methods.parts.coarsening import merged, quotient, worth
 from profcil.methods.parts.exemplars import Replay, together
 from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of
 from profcil.methods.parts.merging import merged_step
+from profcil.model.net import MODEL, Net, Tensors, Weights, cross_entropy
 from profcil.randomness import torch_generator
 
 HIDDEN = -1  # the label of a node that the client has not been shown

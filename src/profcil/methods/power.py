@@ -42,9 +42,8 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs, Nodes
-from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
@@ -54,6 +53,7 @@ from profcil.methods.parts.covering import cover
 from profcil.methods.parts.exemplars import Replay
 from profcil.methods.parts.inversion import invert, label_of, leak, mirror
 from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of, with_isolated
+from profcil.model.net import MODEL, Net, Weights, cross_entropy
 
 TOLD, LOCAL, PSEUDO = "gradients/", "local/", "pseudo/"  # blocks of a client's: gradients, model, inverted means
 

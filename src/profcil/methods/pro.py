@@ -22,18 +22,18 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from profcil.accel.cpu.adapter_head_gradient import Classification, with_gradient
 from profcil.config import Checked, setting
-from profcil.devices import onto
-from profcil.encoders.byhand import Classification, with_gradient
-from profcil.encoders.model import MODEL, TAIL, Net, Tail, Weights, contrast, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
 from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, rewind, update
 from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.methods.base import Method, Samples, reply, with_replay
+from profcil.model.net import MODEL, TAIL, Net, Tail, Weights, contrast, cross_entropy
 from profcil.randomness import torch_generator
+from profcil.tensors import onto
 
 
 @dataclass(frozen=True)

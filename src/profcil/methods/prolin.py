@@ -43,9 +43,8 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
-from profcil.encoders.model import MODEL, Net, Weights, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client, Lens
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
 from profcil.errors import ConfigError
@@ -53,6 +52,7 @@ from profcil.memory import linear
 from profcil.memory.linear import Drift, Summary
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import Method, reply
+from profcil.model.net import MODEL, Net, Weights, cross_entropy
 from profcil.randomness import torch_generator
 
 WIDEST = 20_000  # random features: their second moments take 3.2 GB

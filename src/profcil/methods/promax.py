@@ -24,16 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.devices import onto
-from profcil.encoders.model import Tail, Weights
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Turn
 from profcil.memory.bank import Bank
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.pro import Banks, Pro, ProParams, bank_of, block_of
+from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
+from profcil.tensors import onto
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,8 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.devices import onto
-from profcil.encoders.model import MODEL, Net, cross_entropy
+from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.door import When
 from profcil.engine.payload import Block, Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
@@ -47,6 +45,8 @@ from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.distillation import Mixed, mean_of, soft_cross_entropy, viewed
 from profcil.methods.parts.generator import frozen, lacking, outdated
 from profcil.methods.parts.synthesis import Synthesis
+from profcil.model.net import MODEL, Net, cross_entropy
+from profcil.tensors import onto
 
 
 @dataclass(frozen=True)

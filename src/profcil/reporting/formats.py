@@ -7,8 +7,8 @@ import csv
 import io
 from collections.abc import Callable
 
-from profcil.reporting.contest import verdicts, winners
 from profcil.reporting.grid import METRICS, Column, Entry, Row, Table
+from profcil.reporting.significance import verdicts, winners
 
 LEGEND = "Mean ± standard deviation over seeds; in brackets the paper's figure; the best of each column in bold."
 TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "±": r"$\pm$", "→": r"$\to$", "²": "$^2$", "`": "", "#": r"\#"}

@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.began import flat
 from profcil.errors import RunFolderError
 from profcil.reporting import paper
 from profcil.reporting.paper import Figure
-from profcil.reporting.runs import Run, at_the_end
 from profcil.reporting.tables import FREE, compare
+from profcil.runs.reader import Run, at_the_end
+from profcil.runs.settings_check import flat
 
 # metric → heading, digits, and whether more (1) or less (-1) is better; 0 where neither is
 METRICS: dict[str, tuple[str, int, int]] = {

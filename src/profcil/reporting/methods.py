@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profcil import rooms
-from profcil.engine.files import write_text
+from profcil import registry
 from profcil.errors import DataError
+from profcil.io.atomic_files import write_text
 
 MARKS = ("Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
 BEGIN, END = "<!-- experiments: written by hand -->", "<!-- end of experiments -->"
@@ -36,7 +36,7 @@ COLUMNS = ("method", "data", "stored on the server", "stored on a client", "sent
 
 def page(tests: Path, experiments: str) -> str:
     """The whole page; `tests` is the folder with a test file for each method."""
-    found = rooms.usable("methods")
+    found = registry.usable("methods")
     table = [COLUMNS, ["---"] * len(COLUMNS), *(row(name, module) for name, module in found.items())]
     lines = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
     parts = [section(name, module, tests) for name, module in found.items()]
@@ -105,7 +105,7 @@ def budget(method: Any) -> str:
 
 def verified(name: str, tests: Path) -> str:
     """The tests of a method: those in the file of its name; else, in files that are no other's, those that name it."""
-    own, taken = tests / f"test_{name}.py", {f"test_{other}.py" for other in rooms.names("methods")}
+    own, taken = tests / f"test_{name}.py", {f"test_{other}.py" for other in registry.names("methods")}
     files = [own] if own.exists() else sorted(f for f in tests.glob("test_*.py") if f.name not in taken)
     named = {f.name: [t for t in tests_in(f) if f == own or name in t.split("_")] for f in files}
     lines = [f"**Verified by** `tests/methods/{file}`: {spoken(found)}." for file, found in named.items() if found]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profcil.metrics.client_first import accuracy, cumulative_accuracy
-from profcil.reporting.runs import Run, alignments
+from profcil.runs.reader import Run, alignments
 
 
 def task_accuracy(run: Run) -> np.ndarray:

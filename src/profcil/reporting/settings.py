@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from profcil import rooms
+from profcil import registry
 from profcil.config import limits, plain, spoken
-from profcil.engine.files import write_text
 from profcil.errors import DataError, unknown
+from profcil.io.atomic_files import write_text
 from profcil.resolve import SECTIONS, SETTINGS, TOP, RunConfig, resolve, toml_value
 
 TITLE = "# Settings"
@@ -29,9 +29,11 @@ BY_SETTING = {key for values in SETTINGS.values() for key in values}  # what `se
 def rows(method: str | None = None, dataset: str | None = None) -> list[dict[str, Any]]:
     """The settings of every run, then those of all methods or of one. A default is a TOML value; with a dataset it is
     what a run on it has, and empty where neither a default nor a recipe gives one."""
-    if dataset is not None and dataset not in rooms.names("data"):
-        raise unknown("dataset", dataset, rooms.names("data"))
-    found = {name: rooms.find("methods", name).METHOD for name in ([method] if method else rooms.names("methods"))}
+    if dataset is not None and dataset not in registry.names("data"):
+        raise unknown("dataset", dataset, registry.names("data"))
+    found = {
+        name: registry.find("methods", name).METHOD for name in ([method] if method else registry.names("methods"))
+    }
     common = [*described(RunConfig, "", "every run"), *sections("every run")]
     own = [row for name, cls in found.items() for row in described(cls.Params, "params.", name)]
     if dataset is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.reporting.runs import Run, row
+from profcil.runs.reader import Run, row
 
 RESULT = {
     "faa": "FAA",

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from profcil.encoders.model import Net, Tensors
+from profcil.model.net import Net, Tensors
 
 SHARE = 0.2  # of B in a fresh A; the gate starts at the rest of it, so that θ starts at B
 

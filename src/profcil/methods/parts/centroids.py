@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from profcil.devices import onto
 from profcil.engine.payload import Block
 from profcil.memory.bank import Moments, moments_of_rows, pool
+from profcil.tensors import onto
 
 REST = 2 ** (1 / 6)  # the distance of least potential, in σ
 STIFF = 72 / REST**2  # V'' there, in 1/σ²

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from profcil.encoders.model import Net, Tensors, Weights
-from profcil.encoders.norms import NORMS, BatchNorm, drawn
 from profcil.memory.rehearsal import Balanced
+from profcil.model.layers import NORMS, BatchNorm, drawn
+from profcil.model.net import Net, Tensors, Weights
 
 CHANNELS, SMALL = 64, 8  # of the first and last maps, twice as many between; the side of the first maps
 FEWEST = 16  # latent numbers: a tenth of an 8 x 8 image would not hold it, nor ten classes apart from each other

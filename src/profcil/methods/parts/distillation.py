@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from profcil.encoders.model import Net
-from profcil.encoders.norms import unit
 from profcil.engine.phases import Batch
 from profcil.memory.rehearsal import Balanced
 from profcil.methods.parts.generator import asked
+from profcil.model.layers import unit
+from profcil.model.net import Net
 
 Rows = dict[str, Tensor]  # tensors with one leading length
 

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from profcil.accel.resnet import moments
 from profcil.data.bundle import Inputs
-from profcil.encoders.fused import moments
-from profcil.encoders.model import MODEL, Net, Weights
-from profcil.encoders.norms import BatchNorm, drawn
 from profcil.engine.payload import ServerState
+from profcil.model.layers import BatchNorm, drawn
+from profcil.model.net import MODEL, Net, Weights
 
 Moments = tuple[Tensor, Tensor]  # mean and variance of every channel
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from profcil.data.bundle import Inputs, Nodes
-from profcil.encoders.model import Tensors
 from profcil.engine.client import Client
 from profcil.engine.phases import Batch
+from profcil.model.net import Tensors
 
 
 def graph_of(client: Client) -> Nodes:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from profcil.devices import onto
 from profcil.engine.payload import Block
+from profcil.tensors import onto
 
 LLOYD = 10  # steps of k-means
 

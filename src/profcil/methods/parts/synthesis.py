@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from profcil.accel.graphs.recorder import Do
 from profcil.data.bundle import Inputs
-from profcil.encoders.model import Net
-from profcil.encoders.norms import drawn
 from profcil.engine.optim import clip_
-from profcil.engine.recorders import Do
 from profcil.engine.server import Server
 from profcil.methods.parts.distillation import outputs
 from profcil.methods.parts.generator import (
@@ -32,6 +30,8 @@ from profcil.methods.parts.generator import (
     made_adam,
     make_generator,
 )
+from profcil.model.layers import drawn
+from profcil.model.net import Net
 from profcil.randomness import torch_generator
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 
 from profcil.reporting.figures import style
 from profcil.reporting.figures.heatmap import name_of
-from profcil.reporting.gather import Group, finished, grouped, load_all
 from profcil.reporting.series import kinds
+from profcil.runs.gather import Group, finished, grouped, load_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

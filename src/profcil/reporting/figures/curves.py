@@ -9,8 +9,8 @@ import numpy as np
 
 from profcil.reporting import series
 from profcil.reporting.figures import style
-from profcil.reporting.gather import Group, finished, grouped, load_all
-from profcil.reporting.runs import Run
+from profcil.runs.gather import Group, finished, grouped, load_all
+from profcil.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ import numpy as np
 from profcil.errors import RunFolderError
 from profcil.randomness import generator, number
 from profcil.reporting.figures import inputs, style
-from profcil.reporting.gather import folders
-from profcil.reporting.runs import load_run
+from profcil.runs.gather import folders
+from profcil.runs.reader import load_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

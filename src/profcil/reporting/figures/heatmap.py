@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profcil.reporting.figures import style
-from profcil.reporting.gather import Group, finished, grouped, load_all
 from profcil.reporting.series import mean_and_spread, task_accuracy
+from profcil.runs.gather import Group, finished, grouped, load_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import numpy as np
 
 from profcil.errors import ConfigError
 from profcil.reporting.figures import inputs, style
-from profcil.reporting.gather import folders
+from profcil.runs.gather import folders
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

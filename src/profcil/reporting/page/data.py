@@ -12,9 +12,9 @@ import numpy as np
 
 from profcil.protocol.plan import Plan
 from profcil.reporting import series
-from profcil.reporting.gather import flat, grouped, stream_of
-from profcil.reporting.runs import Run
 from profcil.reporting.tables import compare
+from profcil.runs.gather import flat, grouped, stream_of
+from profcil.runs.reader import Run
 
 SINGLE = 200  # clients up to which each has its own row in the picture of the stream
 ROW = (

@@ -12,7 +12,7 @@ from typing import Any
 
 from profcil.errors import RunFolderError
 from profcil.reporting.page.data import page_data
-from profcil.reporting.runs import Run
+from profcil.runs.reader import Run
 
 HERE = Path(__file__).parent
 SCRIPTS = ("base.js", "summary.js", "curves.js", "detail.js", "stream.js", "differ.js", "start.js")

@@ -1,0 +1,97 @@
+"""Slopes of a small convolutional network, adapter and head by hand, for several clients abreast on a CPU.
+
+Autograd finds the same numbers, but is called from Python a hundred times a step, and of two stacks on two cores each
+waits for the interpreter while the other has it. Written down, an epoch of steps is one compiled call (see `stacks`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from profcil.accel.cpu.grouped_layers import ahead, back, evener, filters
+from profcil.encoders.convnet import ConvNet
+from profcil.model.net import Net
+
+
+class Layers(NamedTuple):
+    """What the slopes depend on besides weights and batches."""
+
+    first: Tensor  # takes sums over the pixels of a channel to means of its group
+    second: Tensor
+    eps: float
+    barred: Tensor  # [clients, 1, classes]: 0, or the lowest number where a class is not allowed
+
+
+class Supervised:
+    """The mark of a loss that is cross_entropy(net(weak view), y, allowed), and where its slopes are written down."""
+
+    @staticmethod
+    def fits(net: Net) -> bool:
+        base = net.base
+        return isinstance(base, ConvNet) and isinstance(base.norm1, nn.GroupNorm) and not net.cosine
+
+    @staticmethod
+    def layers(base: ConvNet, images: Tensor, allowed: Tensor) -> Layers:
+        height, width = images.shape[-2:]
+        first, second = base.norm1, base.norm2
+        assert isinstance(first, nn.GroupNorm) and isinstance(second, nn.GroupNorm)
+        one = evener(first.num_channels, first.num_groups, height * width, images.dtype)
+        two = evener(second.num_channels, second.num_groups, (height // 2) * (width // 2), images.dtype)
+        barred = torch.zeros_like(allowed, dtype=images.dtype).masked_fill(~allowed, torch.finfo(images.dtype).min)
+        return Layers(one, two, first.eps, barred.unsqueeze(1))
+
+
+def slopes(w: dict[str, Tensor], to: dict[str, Tensor], layers: Layers, x: Tensor, y: Tensor) -> Tensor:
+    """Writes the slopes of a batch of each client, [batch, clients * channels, height, width] channels last, with its
+    classes [clients, batch, 1]; gives the losses. Tensors are named block.name and have a leading client axis."""
+    batch, clients = x.shape[0], y.shape[0]
+    one = ahead(
+        x, filters(w["base.conv1.weight"]), w["base.norm1.weight"], w["base.norm1.bias"], layers.first, layers.eps
+    )
+    two = ahead(
+        one[0], filters(w["base.conv2.weight"]), w["base.norm2.weight"], w["base.norm2.bias"], layers.second, layers.eps
+    )
+    pooled = two[0].reshape(batch, clients, -1).permute(1, 2, 0)  # a column an image
+    u = torch.baddbmm(w["base.out.bias"].unsqueeze(2), w["base.out.weight"], pooled).relu_().mT.contiguous()
+
+    # The tail: v = scale ⊙ LayerNorm(u) + shift, h = ReLU(down v), z = u + up h, logits = head z.
+    n, mean, inverse = torch.native_layer_norm(u, u.shape[2:], None, None, 1e-5)
+    scale, down, up, head = w["adapter.scale"].unsqueeze(1), w["adapter.down"], w["adapter.up"], w["head.weight"]
+    v = torch.addcmul(w["adapter.shift"].unsqueeze(1), n, scale)
+    h = torch.baddbmm(w["adapter.down_bias"].unsqueeze(1), v, down.mT).relu_()
+    z = (u + w["adapter.up_bias"].unsqueeze(1)).baddbmm_(h, up.mT)
+    logs = torch.baddbmm(layers.barred, z, head.mT).log_softmax(2)
+    losses = -logs.gather(2, y).mean([1, 2])
+
+    p = logs.exp_().scatter_add_(2, y, torch.full_like(y, -1, dtype=x.dtype)).mul_(1 / batch)  # ∂loss/∂logits
+    torch.bmm(p.mT, z, out=to["head.weight"])
+    dz = torch.bmm(p, head)
+    torch.sum(dz, [1], out=to["adapter.up_bias"])
+    torch.bmm(dz.mT, h, out=to["adapter.up"])
+    dh = torch.ops.aten.threshold_backward(torch.bmm(dz, up), h, 0)
+    torch.sum(dh, [1], out=to["adapter.down_bias"])
+    torch.bmm(dh.mT, v, out=to["adapter.down"])
+    dv = torch.bmm(dh, down)
+    torch.sum(dv, [1], out=to["adapter.shift"])
+    torch.sum(dv * n, [1], out=to["adapter.scale"])
+    du = torch.ops.aten.native_layer_norm_backward(
+        dv.mul_(scale), u, u.shape[2:], mean, inverse, None, None, [True, False, False]
+    )[0]
+
+    columns = torch.ops.aten.threshold_backward(du.add_(dz), u, 0).mT
+    torch.sum(columns, [2], out=to["base.out.bias"])
+    torch.bmm(columns, pooled.mT, out=to["base.out.weight"])
+    dout = torch.bmm(w["base.out.weight"].mT, columns).permute(2, 0, 1).reshape(two[0].shape)
+    dx, kernel, factor, shift = back(dout, two, True)
+    to["base.conv2.weight"].copy_(kernel.unflatten(0, [clients, -1]))
+    to["base.norm2.weight"].copy_(factor)
+    to["base.norm2.bias"].copy_(shift)
+    assert dx is not None
+    _, kernel, factor, shift = back(dx, one, False)
+    to["base.conv1.weight"].copy_(kernel.unflatten(0, [clients, -1]))
+    to["base.norm1.weight"].copy_(factor)
+    to["base.norm1.bias"].copy_(shift)
+    return losses

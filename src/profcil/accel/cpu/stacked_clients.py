@@ -1,0 +1,246 @@
+"""Phases that move the base, of several clients in one computation on a CPU.
+
+An encoder that can carry a client axis says so by a method `over_clients(own, *inputs)`, and by `mixes` whether the
+examples of a batch depend on each other; losses need not say anything (see `many`). What a client draws, sees and steps
+is as if it were alone; only the rounding differs. Each client's parameters are one row of a matrix, so that pull,
+clipping and update of all are a few operations. Where a loss has its slopes written down (`abreast`), an epoch of steps
+is one call of TorchScript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from profcil.accel.cpu.adapter_head_epoch import compiled
+from profcil.accel.cpu.client_batch import Many, Refused
+from profcil.accel.cpu.convnet_gradient import Layers, Supervised, slopes
+from profcil.data.bundle import Inputs
+from profcil.engine.optim import Moments, Optimiser, Rule, fused
+from profcil.engine.phases import Batch, Train, Trained
+from profcil.engine.steps import epochs, generator_of
+from profcil.model import augmentations
+from profcil.model.layers import unit
+from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, project
+
+PIECE = 32  # steps whose views are made at once, where an epoch is one call
+
+At = tuple[str, str]  # block and tensor
+Seen = tuple[Many, ...]  # inputs of an encoder
+
+
+def carries(net: Net) -> bool:
+    """Whether this model's base can be computed for several clients at once, and in the same precision."""
+    low = getattr(net, "bf16", False)
+    return hasattr(net.base, "over_clients") and not low and next(net.parameters()).device.type == "cpu"
+
+
+def fit(net: Net, phases: Sequence[Train]) -> bool:
+    """Whether these phases can be: their epochs must have the same number of steps."""
+    return len(phases) > 1 and carries(net) and len({p.length for p in phases}) == 1
+
+
+def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
+    """As `steps.run_on_net` for each."""
+    net.train()
+    rows = (Written if written(net, phases[0]) else Rows)(net, phases)
+    rngs, losses = [generator_of(net, p) for p in phases], torch.zeros(0)
+    for table, _ in epochs(phases, rngs):
+        losses = rows.epoch(table, rngs)
+    means, steps = losses.mean(0).tolist(), phases[0].epochs * len(losses)
+    return [Trained(rows.end(i, p), means[i], steps) for i, p in enumerate(phases)]
+
+
+def written(net: Net, phase: Train) -> bool:
+    """Whether the slopes of this phase are written down."""
+    marked = getattr(phase.loss, "gradient", None) is Supervised and set(phase.blocks) == set(MODEL)
+    return marked and net.twins and Supervised.fits(net)
+
+
+def batch_of(phases: Sequence[Train], rows: Tensors) -> Batch:
+    """One batch of each, with the encoder's inputs where a phase has any."""
+    batch: Batch = {k: Many(v) for k, v in rows.items()}
+    if phases[0].inputs is not None:
+        each = [p.inputs(index) for p, index in zip(phases, rows["index"], strict=True) if p.inputs is not None]
+        batch["inputs"] = tuple(Many(torch.stack(parts)) for parts in zip(*each, strict=True))
+    return batch
+
+
+class Stack:
+    """The models of several clients in the place of one: the part of `Net` that losses of many clients can do with."""
+
+    def __init__(self, net: Net, weights: Weights) -> None:
+        self._net, self._weights = net, weights
+
+    def __getattr__(self, name: str) -> Any:
+        raise Refused(name)
+
+    def __call__(self, *inputs: Many) -> Many:
+        return self.classify(*self.encode(inputs))
+
+    def weak(self, inputs: Seen, rng: Many) -> Seen:
+        return self._through(augmentations.weak, inputs, rng) if self._net.augment else inputs
+
+    def strong(self, inputs: Seen, rng: Many) -> Seen:
+        return self._through(augmentations.strong, inputs, rng)
+
+    def encode(self, *batches: Seen) -> Seen:
+        """u of several batches as if one after another; at once where no image depends on another."""
+        base: Any = self._net.base
+        if getattr(base, "mixes", True) or len({tuple(x.of.dtype for x in inputs) for inputs in batches}) > 1:
+            own = self._block("base")
+            return tuple(Many(base.over_clients(own, *(unit(x.of) for x in inputs))) for inputs in batches)
+        joined = (unit(torch.cat([x.of for x in parts], 1)) for parts in zip(*batches, strict=True))
+        return tuple(map(Many, base.over_clients(self._block("base"), *joined).chunk(len(batches), 1)))
+
+    def classify(self, u: Many) -> Many:
+        return Many(Tail(self._block("adapter"), self._block("head"), self._net.cosine).classify(u.of))
+
+    def project(self, u: Many) -> Many:
+        return Many(project(self._block("projector"), u.of))
+
+    def _block(self, name: str) -> Tensors:
+        if name not in self._weights:
+            raise Refused(f"no {name} among the clients' weights")
+        return self._weights[name]
+
+    def _through(self, view: Callable[..., Inputs], inputs: Seen, rng: Many) -> Seen:
+        """Views of all, each client's by its own draws."""
+        flat = tuple(x.of.flatten(0, 1) for x in inputs)
+        return tuple(Many(x.unflatten(0, (len(rng.of), -1))) for x in view(self._net.facts, flat, rng.of))
+
+
+class Ground(NamedTuple):
+    """What the steps of a stack are taken on; as lists, for TorchScript (see `descent`)."""
+
+    matrix: list[Tensor]  # what moves, a client in each row
+    slope: list[Tensor]
+    weights: dict[str, Tensor]  # the matrix in parts, each with a leading client axis, by block.name
+    slopes: dict[str, Tensor]
+    moments: Moments
+    anchor: list[Tensor]  # what a proximal term pulls towards; none without one
+
+
+def move(g: Ground, rule: Rule, proximal: float, clip: float) -> None:
+    """Pull, clip and update of all clients, in words that TorchScript reads."""
+    matrix, slope = g.matrix[0], g.slope[0]
+    for anchor in g.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+        n = anchor.shape[1]
+        slope[:, :n].add_(matrix[:, :n] - anchor, alpha=2 * proximal)
+    if clip != 0:
+        norms = slope.norm(2, [1], True) + 1e-6
+        if not float(norms.amax()) <= clip:
+            slope.mul_((clip / norms).clamp_(max=1.0))
+    fused(g.matrix, g.slope, g.moments, rule)
+
+
+def descend(g: Ground, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float) -> Tensor:
+    """Steps on batches, [steps, batch, …] and their classes [steps, clients, batch, 1]: the losses of each."""
+    losses = x.new_empty(y.shape[:2])
+    for i in range(len(x)):
+        losses[i] = slopes(g.weights, g.slopes, layers, x[i], y[i])
+        move(g, rule, proximal, clip)
+    return losses
+
+
+walk = compiled(descend)
+
+
+class Rows:
+    """The tensors of a stack: what moves as rows of a matrix, all else with a leading client axis."""
+
+    def __init__(self, net: Net, phases: Sequence[Train]) -> None:
+        first, moving = phases[0], sorted(phases[0].blocks, key=lambda b: b not in MODEL)  # what is pulled comes first
+        self.net, self.phases = net, phases
+        self.places = {(b, k): p.shape for b in moving for k, p in getattr(net, b).named_parameters()}
+        matrix = torch.stack([torch.cat([lying(p.weights[b][k]) for b, k in self.places]) for p in phases])
+        slope, optimiser = torch.empty_like(matrix), Optimiser(first.settings, [matrix])
+        moved, into = self.views(matrix), self.views(slope)
+        self.own = {
+            b: {k: moved[b, k] if (b, k) in moved else together(phases, b, k) for k in tensors}
+            for b, tensors in first.weights.items()
+        }
+        pulled = sum(t[0].numel() for (b, _), t in moved.items() if b in MODEL)
+        anchor = [matrix[:, :pulled].clone()] if first.proximal else []
+        weights, slopes = ({f"{b}.{k}": t for (b, k), t in ts.items()} for ts in (moved, into))
+        self.ground = Ground([matrix], [slope], weights, slopes, optimiser.moments, anchor)
+        self.how = (optimiser.rule, first.proximal, first.settings.clip)
+        self.constants = {k: torch.stack([p.constants[k] for p in phases]) for k in first.constants}
+
+    def views(self, matrix: Tensor) -> dict[At, Tensor]:
+        """The tensors in a matrix, with a leading client axis."""
+        pieces = matrix.split([shape.numel() for shape in self.places.values()], 1)
+        return {at: standing(piece, shape) for (at, shape), piece in zip(self.places.items(), pieces, strict=True)}
+
+    def epoch(self, table: Tensors, rngs: Sequence[torch.Generator]) -> Tensor:
+        """The losses of an epoch's steps, [steps, clients], by autograd."""
+        leaves = [t.requires_grad_() for t in self.ground.weights.values()]
+        model, steps = Stack(self.net, self.own), []
+        more = {k: Many(v) for k, v in (self.constants | {"rng": list(rngs)}).items()}
+        for number in range(self.phases[0].length):
+            batch = batch_of(self.phases, {k: v[:, number] for k, v in table.items()})
+            loss = losses_of(model, self.phases[0], batch | more)
+            grads = torch.autograd.grad(loss.sum(), leaves, materialize_grads=True)
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.ground.slopes.values()), grads)
+                move(self.ground, *self.how)
+            steps.append(loss.detach())
+        return torch.stack(steps)
+
+    def end(self, row: int, phase: Train) -> Weights:
+        """A client's weights with the blocks that moved replaced."""
+        plain = torch.contiguous_format
+        own = {b: {k: v[row].detach().clone(memory_format=plain) for k, v in self.own[b].items()} for b in phase.blocks}
+        return {**phase.weights, **own}
+
+
+class Written(Rows):
+    """A stack whose slopes are written down."""
+
+    @torch.no_grad()
+    def epoch(self, table: Tensors, rngs: Sequence[torch.Generator]) -> Tensor:
+        y = table["y"].transpose(0, 1).unsqueeze(3).contiguous()
+        pieces = zip(table["index"].split(PIECE, 1), y.split(PIECE), strict=True)
+        return torch.cat([self.piece(index, y, rngs) for index, y in pieces])
+
+    def piece(self, index: Tensor, y: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
+        """Some steps. Their views are made at once, from the draws that each would make by itself."""
+        clients, steps, batch = index.shape
+        base: Any = self.net.base
+        rows = [p.inputs(i.flatten())[0] for p, i in zip(self.phases, index, strict=True) if p.inputs is not None]
+        x = torch.cat(rows)
+        if self.net.augment:
+            (x,) = augmentations.weak(self.net.facts, (x,), [rng for rng in rngs for _ in range(steps)])
+        x = base.pixels(unit(x)).unflatten(0, (clients, steps, batch)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
+        x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (steps, batch))
+        return walk(self.ground, Supervised.layers(base, x, self.constants["allowed"]), x, y, *self.how)
+
+
+def together(phases: Sequence[Train], block: str, name: str) -> Tensor:
+    return torch.stack([p.weights[block][name] for p in phases])
+
+
+def lying(tensor: Tensor) -> Tensor:
+    """A tensor as it lies in a row: a convolution's weights channels last, which spares every step some copies."""
+    return (tensor if tensor.dim() < 4 else tensor.movedim(1, 3)).flatten()
+
+
+def standing(piece: Tensor, shape: torch.Size) -> Tensor:
+    """And back, with a leading client axis."""
+    if len(shape) < 4:
+        return piece.view(-1, *shape)
+    return piece.view(-1, shape[0], *shape[2:], shape[1]).movedim(4, 2)
+
+
+def losses_of(model: Stack, phase: Train, batch: Batch) -> Tensor:
+    """One value a client."""
+    try:
+        loss = phase.loss(model, batch)
+    except TypeError as error:  # an operation that `Many` does not have; a true mistake shows when clients are alone
+        raise Refused(str(error)) from error
+    if not isinstance(loss, Many) or loss.of.dim() != 1:
+        raise Refused("not one value a client")
+    return loss.of

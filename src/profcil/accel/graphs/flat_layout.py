@@ -1,0 +1,82 @@
+"""Where a client's tensors lie in a row of a matrix, so that a network's parameters, gradients and moments are one
+tensor each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from profcil.engine.steps import in_order
+from profcil.model.net import MODEL, Net, Weights
+
+At = tuple[str, str]  # block and tensor
+
+
+class Layout:
+    """Named tensors side by side in one row of a matrix, each in the order in which it lies in memory."""
+
+    def __init__(self, tensors: Mapping[At, Tensor]) -> None:
+        self.places = {at: (t.shape, t.numel(), in_order(t, t) is not t) for at, t in tensors.items()}
+        self.size = sum(size for _, size, _ in self.places.values())
+
+    def matrix(self, like: Tensor) -> Tensor:
+        return like.new_zeros(len(like), self.size)
+
+    def views(self, row: Tensor, low: Tensor | None = None) -> dict[At, Tensor]:
+        """The tensors in a row; the filters among them in another row where one is given."""
+        pieces = row.split([size for _, size, _ in self.places.values()])
+        found = {
+            at: _shaped(v, shape, last) for (at, (shape, _, last)), v in zip(self.places.items(), pieces, strict=True)
+        }
+        return found if low is None else found | {at: v for at, v in self.views(low).items() if v.dim() == 4}
+
+    def filters(self) -> slice:
+        """Where in a row the filters are, given that they are side by side."""
+        sizes = [(len(shape) == 4, size) for shape, size, _ in self.places.values()]
+        start = sum(size for _, size in takewhile(lambda piece: not piece[0], sizes))
+        return slice(start, start + sum(size for filters, size in sizes if filters))
+
+    def flat(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Tensors as they would be in a row; not copied where they have that order already."""
+        lasts = [last for _, _, last in self.places.values()]
+        return [_in_order(t, last).reshape(-1) for t, last in zip(tensors, lasts, strict=True)]
+
+    def load(self, row: Tensor, weights: Weights) -> None:
+        """Copies tensors into a row."""
+        if self.places:
+            torch.cat(self.flat(weights[b][k] for b, k in self.places), out=row)
+
+
+def _shaped(piece: Tensor, shape: torch.Size, last: bool) -> Tensor:
+    if not last:
+        return piece.view(shape)
+    n, c, h, w = shape
+    return piece.view(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def _in_order(tensor: Tensor, last: bool) -> Tensor:
+    return tensor.permute(0, 2, 3, 1) if last else tensor
+
+
+def parameters_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
+    return {(b, k): p for b in blocks for k, p in getattr(net, b).named_parameters()}
+
+
+def filters_together(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
+    """In an order in which what can be pulled comes first, and all filters are side by side."""
+
+    def place(at: At) -> tuple[bool, bool]:
+        free = at[0] not in MODEL
+        return free, (tensors[at].dim() == 4) != free
+
+    return {at: tensors[at] for at in sorted(tensors, key=place)}
+
+
+def buffers_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
+    """What a block's state holds beside parameters, such as running statistics."""
+    known = parameters_of(net, blocks)
+    state = {(b, k): v for b in blocks for k, v in getattr(net, b).state_dict().items()}
+    return {at: v for at, v in state.items() if at not in known}

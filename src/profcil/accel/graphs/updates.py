@@ -1,0 +1,125 @@
+"""Pull, clip and update of one client's row, or of a matrix with a client in each row. On a GPU, SGD is done by kernels
+that pass over the memory twice (`_kernels`); the plain rules are the reference."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profcil.accel.loader import found
+from profcil.config import TrainSettings
+from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
+from profcil.engine.phases import Train
+
+
+class Update:
+    """Pull, clip and update of one client's row; what is rounded for the convolutions follows."""
+
+    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
+        self.row, self.low, self.anchor, self.filters, self.s = row, low, anchor, filters, phase.settings
+        self.twice = 2 * phase.proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+        self.optimiser = Optimiser(phase.settings, [row])
+
+    def reset(self) -> None:
+        self.optimiser.reset()
+
+    def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
+        """In place; filters' gradients are in the second row where there is one."""
+        if low_grad is not None:
+            grad[self.filters].copy_(low_grad[self.filters])
+        if self.anchor is not None:
+            n = len(self.anchor)
+            grad[:n].add_(self.row[:n] - self.anchor, alpha=self.twice)
+        excess = ((grad.norm() + 1e-6) / self.s.clip).clamp(min=1.0) if self.s.clip else None
+        self.optimiser.step([grad], excess=excess)
+        if self.low is not None:
+            self.low.copy_(self.row)
+
+
+class Descent(Update):
+    """The same for SGD in bfloat16 on a GPU, by kernels that pass over the row twice."""
+
+    def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
+        super().__init__(phase, row, low, anchor, filters)
+        self.partial = row.new_zeros(_kernels().pieces(row))
+
+    @staticmethod
+    def fits(matrix: Tensor, settings: TrainSettings) -> bool:
+        return matrix.is_cuda and settings.optimiser == "sgd" and _kernels() is not None
+
+    def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
+        grads = (grad, low_grad, self.filters)
+        _kernels().squares(*grads, self.row, self.anchor, self.twice, self.partial)
+        length = self.partial.sum().sqrt() + 1e-6
+        excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
+        where = (self.row, self.optimiser.first[0], self.anchor, self.low)
+        _kernels().descend(*grads, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
+
+
+class MaskedRule:
+    """Pull, clip and update of a matrix with a client in each row, of which some stand still. Which, a mask on the
+    device says: a number of rows would change shapes. What stands still may hold anything, so nothing is multiplied
+    away."""
+
+    def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
+        self.s, self.p = settings, matrix
+        self.twice = 2 * proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+        new = partial(matrix.new_zeros, matrix.shape)
+        self.anchor = new() if proximal else None
+        self.first, self.second = new(), new()
+        self.times = matrix.new_zeros(len(matrix), 1)
+        self.beta1, self.beta2 = matrix.new_tensor(BETA1), matrix.new_tensor(BETA2)
+
+    def reset(self) -> None:
+        """A phase begins: what is in the matrix is what it will be pulled back to."""
+        torch._foreach_zero_([self.first, self.second, self.times])
+        if self.anchor is not None:
+            self.anchor.copy_(self.p)
+
+    @torch.no_grad()
+    def step(self, g: Tensor, active: Tensor) -> None:
+        """One update of the active rows from this gradient, which is overwritten."""
+        if self.anchor is not None:
+            g.add_(self.p - self.anchor, alpha=self.twice)
+        clip_([g], self.s.clip, stacked=True)
+        (self.adam if self.s.optimiser == "adam" else self.sgd)(g, ~active.unsqueeze(1))
+
+    def sgd(self, g: Tensor, still: Tensor) -> None:
+        s, p, m = self.s, self.p, self.first
+        g.add_(p, alpha=s.weight_decay)
+        m.copy_(torch.where(still, m, (m * s.momentum).add_(g)))
+        p.add_(m.masked_fill(still, 0.0), alpha=-s.lr)
+
+    def adam(self, g: Tensor, still: Tensor) -> None:
+        s, p, m, v = self.s, self.p, self.first, self.second
+        t = self.times.add_(~still).clamp(min=1)
+        if s.decay == "coupled":
+            g.add_(p, alpha=s.weight_decay)
+        else:
+            p.copy_(torch.where(still, p, p * (1 - s.lr * s.weight_decay)))
+        m.copy_(torch.where(still, m, m.lerp(g, 1 - BETA1)))
+        v.copy_(torch.where(still, v, (v * BETA2).addcmul_(g, g, value=1 - BETA2)))
+        root = v.sqrt().div_((1 - self.beta2**t).sqrt()).add_(EPSILON)
+        p.addcdiv_((m * (-s.lr / (1 - self.beta1**t))).masked_fill(still, 0.0), root)
+
+
+class MaskedDescent(MaskedRule):
+    """The same for SGD on a GPU, by kernels that pass over the matrix twice."""
+
+    def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
+        super().__init__(settings, matrix, proximal)
+        self.partial = matrix.new_zeros(len(matrix), _kernels().pieces(matrix))
+
+    @torch.no_grad()
+    def step(self, g: Tensor, active: Tensor) -> None:
+        s, twice = self.s, self.twice
+        _kernels().squares_of_rows(g, self.p, self.anchor, twice, self.partial)
+        where = (self.p, self.first, self.anchor)
+        _kernels().descend_rows(g, *where, self.partial, s.clip, active, twice, s.lr, s.momentum, s.weight_decay)
+
+
+def _kernels() -> Any:
+    return found("triton.sgd")

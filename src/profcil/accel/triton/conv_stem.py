@@ -1,0 +1,167 @@
+"""The 3x3 convolution that images enter a network by, ahead and back to the filters, for the GPUs of `_filters`.
+
+Images have so few channels that all inputs under a pixel, nine taps of each channel, are one row of a product: padded
+with zeros to COLUMNS, and gathered from wherever the images lie, in the type they have, which is rounded to that of the
+filters on the way. A program makes a tile of pixels, in the order in which they are written; it may begin and end
+within a row, and span images. Ahead, the tile's sums for a normalisation that follows are taken before it is written.
+Back to the filters, a program sums over some tiles, and the parts are added afterwards, always in the same way.
+
+As in `_filters`, what comes as a matrix is the first factor and what was gathered the second, and each kind of kernel
+is compared with the formula once. Where images and filters lie, and how many there are, is no part of a kind.
+"""
+# mypy: ignore-errors
+
+import math
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from profcil.accel.triton import conv3x3
+
+COLUMNS = 32  # of a product: room for nine taps of three channels
+PIXELS, CHANNELS = 128, 64  # of a tile
+AHEAD, SLOPES = (4, 1), (8, 3)  # warps, and stages of fetching ahead
+PARTS = 256  # most parts of the filters' gradient, a power of two: about two programs for each of 132 processors
+
+
+def takes(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, groups: int) -> bool:
+    """Whether these kernels can do it: pixels and filters come in whole tiles, and no tile spans two groups."""
+    if x.dim() != 4 or x.dtype not in (torch.float32, torch.bfloat16) or step != 1 or padding != (1, 1):
+        return False
+    n, c, h, w = x.shape
+    if weight.shape[1:] != (c, 3, 3) or 9 * c > COLUMNS or len(weight) % CHANNELS or x.numel() == 0 or n % groups:
+        return False
+    return n // groups * h * w % PIXELS == 0 and agrees(c, len(weight), h, w, x.dtype, x.device)
+
+
+@cache
+def agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether kernels of this kind can be made, and compute a convolution, on a few made images."""
+    return conv3x3.right(_agrees, channels, outputs, high, wide, dtype, device)
+
+
+def _agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
+    whole = PIXELS // math.gcd(PIXELS, high * wide)  # images
+    number = whole * triton.cdiv(2 * PARTS * PIXELS, whole * high * wide)  # so that there are parts of several tiles
+    shapes = (number, channels, high, wide), (outputs, channels, 3, 3), (number, outputs, high, wide)
+    x, weight, d = conv3x3.drawn(*shapes, device=device)
+    weight *= (9 * channels) ** -0.5
+    (y, sums), dw = ahead(x.to(dtype), weight), slopes(d, x.to(dtype), weight)
+    return conv3x3.near((y, sums[:, 0], sums[:, 1], dw), conv3x3.formula(x, weight, d, 1, len(sums)))
+
+
+def ahead(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The convolution, and of each tile, in order, every channel's sum and squared differences from the tile's mean."""
+    (n, c, h, w), k, (warps, stages) = x.shape, len(weight), AHEAD
+    y = weight.new_empty(n, h, w, k).permute(0, 3, 1, 2)
+    tiles = n * h * w // PIXELS
+    sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
+    _ahead[(tiles, k // CHANNELS)](
+        x, weight, _tiles(y), sums, *x.stride(), *weight.stride(),
+        c, k, h, w, PIXELS, CHANNELS, COLUMNS, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y, sums
+
+
+def slopes(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The filters' gradient from the outputs', laid out as they are; the last part may have fewer tiles."""
+    (n, c, h, w), k, (warps, stages) = x.shape, len(weight), SLOPES
+    tiles = n * h * w // PIXELS
+    number = triton.cdiv(tiles, PARTS)
+    parts = triton.cdiv(tiles, number)
+    made = torch.empty_like(weight)
+    sums = x.new_empty(parts, k, COLUMNS, dtype=torch.float32)
+    _slopes[(k // CHANNELS, parts)](
+        _tiles(d), x, sums, tiles, number, *x.stride(),
+        c, k, h, w, PIXELS, CHANNELS, COLUMNS, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    _add[(k,)](sums, made, parts, *made.stride(), c, k, PARTS, COLUMNS)
+    return made
+
+
+def _tiles(y: Tensor) -> TensorDescriptor:
+    """Images as [pixels, channels]."""
+    return TensorDescriptor.from_tensor(y.permute(0, 2, 3, 1).reshape(-1, y.shape[1]), [PIXELS, CHANNELS])
+
+
+@triton.jit
+def _taps(IN: tl.constexpr, COLUMNS: tl.constexpr):
+    """Channel, row and column of every tap; where there is none, the row is the fourth or a later one."""
+    t = tl.arange(0, COLUMNS)
+    return t % IN, t // IN // 3, t // IN % 3
+
+
+@triton.jit
+def _under(
+    x, tile, image, channel, row, column, IN: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    PIXELS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The inputs under every tap at a tile's pixels, zeros outside; neighbouring pixels are read together. For each
+    pixel a bit says which taps are outside: those above, below, left and right of an image, and any after the ninth."""
+    p = tile * PIXELS + tl.arange(0, PIXELS)
+    i, h, w = p // (HIGH * WIDE), p // WIDE % HIGH, p % WIDE
+    outside = -0b1000000000 | tl.where(h == 0, 0b000000111, 0) | tl.where(h == HIGH - 1, 0b111000000, 0)
+    outside |= tl.where(w == 0, 0b001001001, 0) | tl.where(w == WIDE - 1, 0b100100100, 0)
+    c, r, s = _taps(IN, COLUMNS)
+    pixel, tap = i * image + h * row + w * column, c * channel + (r - 1) * row + (s - 1) * column
+    inside = (outside[None, :] & (1 << (3 * r + s))[:, None]) == 0
+    return tl.load(x + (pixel[None, :] + tap[:, None]), mask=inside, other=0.0)
+
+
+@triton.jit(
+    do_not_specialize=["image", "channel", "row", "column", "outer", "inner", "across", "along"],
+    do_not_specialize_on_alignment=["x", "weight"],
+)
+def _ahead(
+    x, weight, y, sums, image, channel, row, column, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """IN channels are summed over, OUT come out; the strides are those of images and of filters."""
+    tile, out = tl.program_id(0), tl.program_id(1) * BO
+    a = _under(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
+    c, r, s = _taps(IN, COLUMNS)
+    k = out + tl.arange(0, BO)
+    at = weight + k[:, None] * outer + (c * inner + r * across + s * along)[None, :]
+    filters = tl.load(at, mask=(r < 3)[None, :], other=0.0)
+    total = tl.dot(filters, a.to(filters.dtype))
+    one = tl.sum(total, 1)
+    off = total - one[:, None] / PIXELS
+    at = sums + tile * 2 * OUT + k
+    tl.store(at, one)
+    tl.store(at + OUT, tl.sum(off * off, 1))
+    y.store([tile * PIXELS, out], total.T.to(y.dtype))
+
+
+@triton.jit(
+    do_not_specialize=["tiles", "number", "image", "channel", "row", "column"], do_not_specialize_on_alignment=["x"]
+)
+def _slopes(
+    d, x, sums, tiles, number, image, channel, row, column, IN: tl.constexpr, OUT: tl.constexpr, HIGH: tl.constexpr,
+    WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The weights from IN to OUT channels, summed over this many tiles of pixels."""
+    out, part = tl.program_id(0) * BO, tl.program_id(1)
+    total = tl.zeros((BO, COLUMNS), tl.float32)
+    for tile in range(part * number, tl.minimum((part + 1) * number, tiles)):
+        a = _under(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
+        total = tl.dot(d.load([tile * PIXELS, out]).T, a.to(d.dtype).T, total)
+    at = sums + ((part * OUT + out + tl.arange(0, BO)) * COLUMNS)[:, None] + tl.arange(0, COLUMNS)
+    tl.store(at, total)
+
+
+@triton.jit(do_not_specialize=["parts", "outer", "inner", "across", "along"])
+def _add(
+    sums, made, parts, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The parts of one filter."""
+    k, p = tl.program_id(0), tl.arange(0, PARTS)[:, None]
+    at = sums + (p * OUT + k) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    total = tl.sum(tl.load(at, mask=p < parts, other=0.0), 0)
+    c, r, s = _taps(IN, COLUMNS)
+    at = made + k * outer + c * inner + r * across + s * along
+    tl.store(at, total.to(made.dtype.element_ty), mask=r < 3)

@@ -1,0 +1,100 @@
+"""What clients keep for themselves between rounds: the latest at hand, the others parked in files of the run folder.
+
+However many clients have once taken part, no more than `room` bytes of their tensors are in memory or in a saved
+state. A parked file is named after its content and never changed, so that a state saved earlier finds in it what it
+was saved with; files that no state needs any more are removed when the next one is saved.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from profcil.errors import RunFolderError
+from profcil.io.atomic_files import digest, read_tensors, write_tensors
+
+ROOM = 4_000_000_000  # bytes
+EACH = 1_000  # bytes that a tensor costs beside its numbers
+
+Tensors = dict[str, Tensor]
+
+
+class Parked(MutableMapping[int, Tensors]):
+    """Private tensors by client. Tensors are never changed in place, so a copy shares them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        near: Mapping[int, Tensors] | None = None,
+        away: Mapping[int, str] | None = None,
+        room: int = ROOM,
+    ) -> None:
+        self.folder, self.device, self.room = folder, device, room
+        self.near: OrderedDict[int, Tensors] = OrderedDict(near or {})  # least recently used first
+        self.away = dict(away or {})  # client → file
+        self.bytes = sum(map(size, self.near.values()))
+
+    def __getitem__(self, client: int) -> Tensors:
+        if client in self.away:
+            self[client] = self.read(self.away[client])
+        self.near.move_to_end(client)
+        return self.near[client]
+
+    def __setitem__(self, client: int, tensors: Mapping[str, Tensor]) -> None:
+        self.away.pop(client, None)
+        self.bytes += size(tensors) - size(self.near.pop(client, {}))
+        self.near[client] = dict(tensors)
+        while self.bytes > self.room and len(self.near) > 1:
+            self.park(*self.near.popitem(last=False))
+
+    def __delitem__(self, client: int) -> None:
+        if self.away.pop(client, None) is None:
+            self.bytes -= size(self.near.pop(client))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([*self.near, *self.away])  # a list: reading a client changes where others are
+
+    def __len__(self) -> int:
+        return len(self.near) + len(self.away)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.near or client in self.away
+
+    def copy(self) -> Parked:
+        return Parked(self.folder, self.device, self.near, self.away, self.room)
+
+    def park(self, client: int, tensors: Tensors) -> None:
+        plain = {k: t.detach().cpu() for k, t in tensors.items()}
+        name = f"{client}-{digest(plain, '')}.safetensors"
+        try:
+            write_tensors(self.folder / name, plain, {})
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.folder} could not be written ({error.strerror}); the last saved state is whole, make room and "
+                f"continue with `profcil resume {self.folder.parent}`"
+            ) from None
+        self.away[client] = name
+        self.bytes -= size(tensors)
+
+    def read(self, name: str) -> Tensors:
+        found = read_tensors(self.folder / name)
+        if found is None:
+            raise RunFolderError(f"{self.folder / name} is missing or damaged; start the run again with another --out")
+        return {k: t.to(self.device) for k, t in found[0].items()}
+
+
+def size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() + EACH for t in tensors.values())
+
+
+def sweep(folder: Path, needed: Iterable[str]) -> None:
+    """Removes the files that no state needs any more."""
+    if folder.is_dir():
+        ours = {*folder.glob("*-*.safetensors"), *folder.glob(".*-*.safetensors.*.part")}
+        for path in ours - {folder / name for name in needed}:
+            path.unlink(missing_ok=True)

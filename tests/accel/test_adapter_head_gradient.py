@@ -1,0 +1,159 @@
+"""The gradient that is written down against autograd, step by step and over a whole phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from profcil.accel.cpu import adapter_head_epoch
+from profcil.accel.cpu.adapter_head_gradient import Classification, slopes, with_gradient
+from profcil.config import TrainSettings
+from profcil.data.bundle import Facts
+from profcil.engine import steps
+from profcil.engine.executor import Executor
+from profcil.engine.phases import Batch, Features, Train
+from profcil.model.net import TAIL, Net, Tail, cross_entropy
+
+WIDTH, CLASSES, ROWS = 12, 7, 30
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def plain(tail: Tail, batch: Batch) -> Tensor:
+    return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
+
+
+@with_gradient(Classification)
+def marked(tail: Tail, batch: Batch) -> Tensor:
+    return plain(tail, batch)
+
+
+def net_of(head: str = "linear") -> Net:
+    base = nn.Linear(1, 1)
+    base.features = WIDTH  # type: ignore[assignment]
+    net = Net(base, Facts("toy", "Toy", "text", CLASSES, None, None), head=head, generator=rng())
+    with torch.no_grad():
+        for block in TAIL:
+            for p in getattr(net, block).values():
+                p.add_(torch.randn(p.shape, generator=rng(1)) * 0.3)  # nothing is zero any more
+    return net
+
+
+def rows(count: int = ROWS) -> tuple[Tensor, Tensor, Tensor]:
+    allowed = torch.arange(CLASSES) % 3 != 1
+    y = torch.nonzero(allowed).flatten()[torch.randint(0, int(allowed.sum()), (count,), generator=rng(2))]
+    return 3 * torch.randn(count, WIDTH, generator=rng(3)) + 1, y, allowed
+
+
+def phase_of(net: Net, loss, *, proximal: float = 0.0, **train: object) -> Train:
+    u, y, allowed = rows()
+    settings = TrainSettings(**{"optimiser": "adam", "lr": 0.01, "batch": 8, **train})  # type: ignore[arg-type]
+    source, constants = Features(u, y), {"allowed": allowed}
+    return Train("rehearse", 0, net.weights(TAIL), TAIL, loss, source, settings, 3, 5, proximal, constants)
+
+
+def apart(a: steps.Trained, b: steps.Trained) -> float:
+    return max(float((a.weights[n][k] - b.weights[n][k]).abs().max()) for n in TAIL for k in a.weights[n])
+
+
+def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
+    u, y, allowed = rows()
+    order = Classification.order({"allowed": allowed})
+    (_, tail), (slope, into) = (adapter_head_epoch.joined(net_of().weights(TAIL), order) for _ in range(2))
+    slope.fill_(torch.nan)  # nothing may be left unwritten
+    by_hand = Classification(tail, into, ROWS, {"allowed": allowed})
+    slopes(by_hand.weights, by_hand.slopes, by_hand.room, u, by_hand.place[y].unsqueeze(0))
+    reference = net_of()
+    named = [(block, k) for block in TAIL for k in reference.weights(TAIL)[block]]
+    parameters = [getattr(reference, block)[k] for block, k in named]
+    expected = plain(reference.tail, {"u": u, "y": y, "allowed": allowed})
+    for (block, k), g in zip(named, torch.autograd.grad(expected, parameters), strict=True):
+        assert torch.allclose(getattr(into, block)[k], g[order] if block == "head" else g, atol=1e-6), k
+    assert torch.equal(into.head["weight"][int(allowed.sum()) :], torch.zeros(2, WIDTH))
+    assert torch.allclose(by_hand.room["logits"].T, reference.classify(u)[:, allowed], atol=1e-5)
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"batch": 0},
+        {"clip": 0.05},
+        {"clip": 0.0},
+        {"weight_decay": 0.1},  # which moves classes that are not allowed, too
+        {"weight_decay": 0.1, "decay": "coupled"},
+        {"optimiser": "sgd", "weight_decay": 0.1},
+        {"optimiser": "sgd", "momentum": 0.9},
+    ],
+)
+@pytest.mark.parametrize("in_c", [False, True])
+def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeypatch):
+    if not in_c:
+        monkeypatch.setattr(adapter_head_epoch, "trusted", lambda: None)
+    elif adapter_head_epoch.trusted() is None:
+        pytest.skip("no compiler")
+    net = net_of()
+    by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (marked, plain))
+    assert steps.gradient_of(net, by_hand) is Classification and steps.gradient_of(net, reference) is None
+    (ours,), (theirs,) = steps.run(net, [by_hand]), steps.run(net, [reference])
+    assert apart(ours, theirs) < 2e-5 < 1e-3 < apart(ours, steps.Trained(by_hand.weights, 0.0, 0))
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5) and ours.steps == theirs.steps
+
+
+@pytest.mark.parametrize("train", [{}, {"optimiser": "sgd"}])
+def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
+    monkeypatch.setattr(adapter_head_epoch, "trusted", lambda: None)
+    net = net_of()
+    phase = phase_of(net, marked, proximal=0.1, **train)
+    ours = [steps.run(net, [phase])[0] for _ in range(3)]  # TorchScript rewrites itself after its first runs
+    assert isinstance(adapter_head_epoch.epoch, torch.jit.ScriptFunction)
+    monkeypatch.setattr(adapter_head_epoch, "epoch", adapter_head_epoch.descend)
+    written = steps.run(net, [phase])[0]
+    assert all(apart(one, written) == 0 and one.loss == written.loss for one in ours)
+
+
+def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
+    def no_source(function):
+        raise OSError("could not get source code")
+
+    monkeypatch.setattr(torch.jit, "script", no_source)
+    assert adapter_head_epoch.compiled(adapter_head_epoch.descend) is adapter_head_epoch.descend
+
+
+def test_the_starting_weights_are_left_alone():
+    net = net_of()
+    phase = phase_of(net, marked)
+    before = {b: {k: v.clone() for k, v in phase.weights[b].items()} for b in TAIL}
+    steps.run(net, [phase])
+    assert all(torch.equal(phase.weights[b][k], v) for b in TAIL for k, v in before[b].items())
+
+
+def test_what_the_gradient_was_not_written_for_goes_through_autograd():
+    cosine, net = net_of("cosine"), net_of()
+    phase = phase_of(net, marked)
+    assert steps.gradient_of(cosine, phase_of(cosine, marked)) is None
+    assert steps.gradient_of(net, replace(phase, blocks=("head",))) is None
+    assert steps.gradient_of(Executor(net_of(), graphs=False).net, phase) is None
+    stacked = steps.run(net, [phase, replace(phase, client=1)])
+    assert apart(stacked[0], steps.run(net, [phase])[0]) < 2e-5
+
+
+def test_the_mark_is_found_on_a_method_and_lost_where_a_subclass_has_its_own_loss():
+    class Parent:
+        @with_gradient(Classification)
+        def loss(self, tail: Tail, batch: Batch) -> Tensor:
+            return plain(tail, batch)
+
+    class Child(Parent):
+        def loss(self, tail: Tail, batch: Batch) -> Tensor:
+            return 2 * super().loss(tail, batch)
+
+    net = net_of()
+    assert steps.gradient_of(net, phase_of(net, Parent().loss)) is Classification
+    assert steps.gradient_of(net, phase_of(net, Child().loss)) is None

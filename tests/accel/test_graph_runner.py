@@ -1,0 +1,609 @@
+"""Recorded steps against eager ones, with a recorder that calls the step again instead of capturing it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profcil.accel import resnet
+from profcil.accel.graphs import runner as recorded
+from profcil.accel.graphs import static_steps
+from profcil.accel.graphs.flat_layout import Layout, filters_together
+from profcil.accel.graphs.recorder import Repeat
+from profcil.accel.graphs.runner import Graphs
+from profcil.accel.graphs.static_steps import OnFeatures, OnFeaturesByKernels, OnNets, Static
+from profcil.accel.graphs.updates import MaskedRule, Update
+from profcil.config import TrainSettings
+from profcil.engine import steps
+from profcil.engine.executor import Executor
+from profcil.engine.phases import Train, Trained
+from profcil.engine.warmup import compute
+from profcil.errors import Failure
+from profcil.model.net import Tail, cross_entropy
+
+BATCH, CHUNK = 16, 3
+UNEVEN = {
+    "setting": "homogeneous",
+    "dirichlet": 0.5,
+    "label_space": "seen",
+    "warmup__rounds": 0,
+    "train__batch": BATCH,
+    "train__epochs": 2,
+    "lr": 0.01,
+}
+RULES = [
+    {"optimiser": "sgd"},
+    {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0},
+    {"optimiser": "adam"},
+    {"optimiser": "adam", "decay": "coupled", "weight_decay": 0.1, "clip": 0.1},
+]
+
+
+@pytest.fixture(autouse=True)
+def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that even a tiny epoch is filled in several times."""
+    monkeypatch.setattr(static_steps, "CHUNK", CHUNK)
+    monkeypatch.setattr(static_steps, "UNROLL", (2,))
+    monkeypatch.setattr(static_steps, "PAYS", 0)
+
+
+def lengths(phases: list[Train]) -> list[int]:
+    """Steps in each one's epoch."""
+    return [-(-p.source.size // BATCH) for p in phases]
+
+
+@pytest.fixture(scope="module")
+def ready(fresh) -> Any:
+    """Runs that stand at their beginning, each made once; their phases may be computed, their nets are as before."""
+    return cache(lambda method, **more: fresh(method, **(UNEVEN | more)))
+
+
+TOLERANCE = 2e-5  # of two epochs, where the same sums are taken in another order
+
+
+def asked(run: Any, round: int, rule: dict[str, Any] | None = None, **changes: Any) -> list[Train]:
+    """The first phases of a round's participants, from the run's present state."""
+    names = run.method.broadcast(run.server, run.when(0, round))
+    inbox = {n: run.server.blocks[n] for n in names}
+    phases = [next(run.method.turn(run.client(c, 0, round), inbox)) for c in run.clients(0, round)]
+    return [replace(p, settings=replace(p.settings, **rule or {}), **changes) for p in phases]
+
+
+def apart(one: list[Trained], two: list[Trained]) -> float:
+    """The largest difference between results, losses and unmoved blocks included."""
+    assert [r.steps for r in one] == [r.steps for r in two]
+    gaps = [abs(a.loss - b.loss) for a, b in zip(one, two, strict=True)]
+    for a, b in zip(one, two, strict=True):
+        assert {k: v.keys() for k, v in a.weights.items()} == {k: v.keys() for k, v in b.weights.items()}
+        gaps += [float((v - b.weights[k][n]).abs().max()) for k, ts in a.weights.items() for n, v in ts.items()]
+    return max(gaps)
+
+
+def moved(done: list[Trained], phases: list[Train]) -> bool:
+    pairs = zip(done, phases, strict=True)
+    return all(not torch.equal(d.weights["head"]["weight"], p.weights["head"]["weight"]) for d, p in pairs)
+
+
+class NoReadingBack(TorchDispatchMode):
+    """Refuses what a stream that is being captured refuses: reading back, shapes from values, tensors from the host."""
+
+    BANNED = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "lift_fresh", "is_nonzero", "equal.default")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not any(word in name for word in self.BANNED), f"{name} inside a recorded step"
+        if "aten.index." in name:
+            kinds = {t.dtype for t in args[1] if t is not None}
+            assert not kinds & {torch.bool, torch.uint8}, "a mask as an index has a shape that depends on values"
+        return func(*args, **(kwargs or {}))
+
+
+class Strict(Repeat):
+    """A stand-in that holds a step to the rules of a capture, in the one run that a capture would take."""
+
+    def record(self, step: Any, rows: int, warm: Any = None) -> Any:
+        super().record(step, rows, warm)
+        with NoReadingBack(), host_forbidden():
+            step()
+        return step
+
+
+@contextmanager
+def host_forbidden() -> Iterator[None]:
+    def refuse(self: Tensor, *a: Any, **k: Any) -> Any:
+        raise AssertionError("a tensor was read by the host inside a recorded step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "cpu", "numpy", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+            patch.setattr(Tensor, name, refuse)
+        yield
+
+
+def addresses(step: Static) -> list[int]:
+    tensors = [*step.table.values(), *step.constants.values(), step.number, step.total]
+    if isinstance(step, OnFeatures):
+        rule = step.rule
+        more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
+        return [t.data_ptr() for t in [*tensors, *more]]
+    assert isinstance(step, OnNets)
+    own = step.bodies
+    rules = [t for r in own.rules for t in (r.row, *r.optimiser.first, *r.optimiser.second, *r.optimiser.steps)]
+    modules = [t for net in own.nets for t in net.state_dict().values()]
+    return [t.data_ptr() for t in [*tensors, own.matrix, own.grad, own.buffers, step.lengths, *rules, *modules]]
+
+
+# -- equal to the eager path ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro"])
+def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, rule):
+    """fedprox pulls, pro pulls and adds the auxiliary loss of a throw-away projector; both draw views. Sums over all
+    parameters of a client come in another order than eagerly, hence not the same bits; draws must be the same."""
+    run = ready(method)
+    phases, net = asked(run, 0, rule), run.world.net
+    assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
+    eager = [steps.run(net, [p])[0] for p in phases]
+    graphs = Graphs(net, Strict())
+    for group in (slice(None), slice(None), slice(1, None), slice(1)):
+        replayed = graphs.run(phases[group])
+        assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
+    (step,) = graphs.known.values()
+    assert graphs.made == len(step.replays)  # each recorded once
+    assert {rows for rows, _ in step.replays} == {1, 2, 3} and {n for _, n in step.replays} == {1, 2}
+
+
+class Library:
+    """Stands in for the convolutions that only a GPU has."""
+
+    called = 0
+
+    @staticmethod
+    def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
+        return True
+
+    @classmethod
+    def ahead(cls, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        cls.called += 1
+        return F.conv2d(x, weight, None, step, weight.shape[2] // 2), torch.zeros(1, 2, len(weight))
+
+    @staticmethod
+    def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        shape = (len(d), weight.shape[1], *(n * step for n in d.shape[2:]))
+        dx = torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
+        return dx if beside is None else dx + torch.nn.grad.conv2d_input(shape, beside[1], beside[0], step, 0)
+
+    @staticmethod
+    def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
+        return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], side, side), d, step, side // 2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pro"])
+def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, monkeypatch, method):
+    """As on a GPU, with formulas for kernels: twins, sums that come along, gradients where they are wanted."""
+    run = ready(method, model__encoder="resnet18", model__width=4, model__norm="batch")
+    phases, net = asked(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding stays what it is
+    eager = [steps.run(net, [p])[0] for p in phases]
+    monkeypatch.setattr(resnet, "fits", lambda x: x.dim() == 4)
+    monkeypatch.setattr(resnet, "filters", lambda: Library)
+    monkeypatch.setattr(Library, "called", 0)
+    layered = [steps.run(net, [p])[0] for p in phases]
+    assert Library.called == 0  # not recorded
+    replayed = Graphs(net, Strict()).run(phases)
+    assert Library.called > 0 and moved(replayed, phases)
+    assert apart(eager, layered) < TOLERANCE and apart(eager, replayed) < TOLERANCE
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("round", [2, 0], ids=["fit with a pull", "rehearse"])
+def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
+    """Round 2 is frozen and fits the tail under a pull; `base_rounds = 0` makes round 0 rehearse at once."""
+    more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
+    run = ready("pro", **more)
+    phases, net = asked(run, round, rule), run.world.net
+    assert phases[0].on_features and bool(phases[0].proximal) == (round == 2)
+    graphs = Graphs(net, Strict())
+    for group in (phases, phases[::-1], phases[1:], phases[:1]):
+        replayed, alone = graphs.run(group), len(group) == 1  # then the eager path uses torch's own update rules
+        assert moved(replayed, group) and apart(steps.run(net, group), replayed) < (1e-5 if alone else 1e-6)
+    assert len(graphs.known) == 1
+
+
+class PlainSlopes:
+    """Stands in for the kernels of a stack: the same tensors in the same places, by autograd."""
+
+    def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:
+        self.shapes, self.losses = shapes, flat.new_zeros(len(flat))
+
+    def __call__(self, flat: Tensor, u: Tensor, y: Tensor, number: Tensor, allowed: Tensor, grad: Tensor) -> None:
+        pieces = flat.detach().split([s.numel() for s in self.shapes.values()], 1)
+        named = zip(self.shapes.items(), pieces, strict=True)
+        own = {k: v.reshape(len(flat), *shape).requires_grad_() for (k, shape), v in named}
+        due = number.remainder(len(u))
+        loss = cross_entropy(Tail(own, own).classify(u[due][0]), y[due][0], allowed)
+        found = torch.autograd.grad(loss.sum(), list(own.values()))
+        grad.copy_(torch.cat([g.flatten(1) for g in found], 1))
+        self.losses.copy_(loss.detach())
+
+    def count(self, total: Tensor, number: Tensor, active: Tensor) -> None:
+        total.add_(self.losses.masked_fill(~active, 0.0))
+        number.add_(1)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("round", [0, 2])
+def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rule, round):
+    more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
+    run = ready("pro", **more)
+    phases, net = asked(run, round, rule), run.world.net
+    assert not OnFeaturesByKernels.fits(net, phases[0])  # without a GPU
+    monkeypatch.setattr(OnFeaturesByKernels, "fits", staticmethod(lambda *a: True))
+    monkeypatch.setattr(static_steps, "_tails", lambda: SimpleNamespace(Slopes=PlainSlopes))
+    graphs = Graphs(net, Repeat())
+    for group in (phases, phases[1:]):
+        replayed = graphs.run(group)
+        assert moved(replayed, group) and apart(steps.run(net, group), replayed) < 1e-5
+    assert all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
+
+
+def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
+    run, taken = ready("fedavg"), []
+    phases, original = asked(run, 0), OnNets.one
+    graphs = Graphs(run.world.net, Repeat())
+    graphs.run(phases)  # recording takes steps of its own
+    monkeypatch.setattr(OnNets, "one", lambda self, row: (taken.append(row), original(self, row)))
+    graphs.run(phases)
+    assert len(set(lengths(phases))) > 1
+    assert [taken.count(row) for row in range(len(phases))] == sorted((2 * n for n in lengths(phases)), reverse=True)
+
+
+@pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
+def test_nothing_is_read_however_many_groups_there_are(ready, monkeypatch, method, round):
+    run, ended = ready(method), []
+    phases = asked(run, round)
+    monkeypatch.setattr(recorded, "WIDTH", 2)
+    graphs, end = Graphs(run.world.net, Repeat()), Static.end
+    expected = graphs.run(phases)
+    monkeypatch.setattr(Static, "end", lambda self, *a: (ended.append("group"), end(self, *a))[1])
+    with host_forbidden():
+        done = graphs.run(phases)
+    assert len(ended) == (1 if phases[0].on_features else -(-len(phases) // 2))
+    assert apart(expected, done) == 0.0
+
+
+@pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
+def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready, method, round):
+    run = ready(method)
+    phases = asked(run, round)
+    head = {k: torch.full_like(v, torch.inf) for k, v in phases[1].weights["head"].items()}
+    phases[1] = replace(phases[1], weights={**phases[1].weights, "head": head})
+    done = Graphs(run.world.net, Repeat()).run(phases)
+    assert [math.isfinite(d.size) for d in done] == [i != 1 for i in range(len(phases))]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_clients_draw_together(ready, device):
+    """What they draw is tested beside the memory; here, who is asked."""
+    phases = asked(ready("pro", fit_when_frozen="false", base_rounds=0, quota=30), 0)
+    rngs: Any = [SimpleNamespace(device=SimpleNamespace(type=device)) for _ in phases]
+    drawn = SimpleNamespace(steps=[3, 2], epoch=lambda rngs: {"y": torch.zeros(2, 3, BATCH)})
+    found = []
+    source = SimpleNamespace(size=1, together=lambda sources, batch: (found.append((len(sources), batch)), drawn)[1])
+    stack = [replace(p, source=source) for p in phases]
+    if device == "cpu":
+        with pytest.raises(AttributeError, match="epoch"):  # each for itself
+            list(steps.epochs(stack, rngs))
+        assert not found
+    else:
+        assert [lengths for _, lengths in steps.epochs(stack, rngs)] == [[3, 2]] * 2
+        assert found == [(len(phases), BATCH)]
+
+
+def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
+    run = ready("pro")
+    phases = asked(run, 2)
+    assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
+    graphs = Graphs(run.world.net, Repeat())
+    done = graphs.run(phases)
+    assert [d.steps for d in done] == [2 * n for n in lengths(phases)]
+
+
+def test_a_stack_that_moves_only_the_head_leaves_the_adapter(ready):
+    run = ready("pro", base_rounds=0)
+    phases = [replace(p, blocks=("head",)) for p in asked(run, 0)]
+    done = Graphs(run.world.net, Repeat()).run(phases)
+    assert apart(steps.run(run.world.net, phases), done) < 1e-6
+    assert all(d.weights["adapter"] is p.weights["adapter"] for d, p in zip(done, phases, strict=True))
+
+
+def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none():
+    for rule in RULES:
+        rng = torch.Generator().manual_seed(0)
+        matrix = torch.randn(3, 5, generator=rng)
+        masked = MaskedRule(TrainSettings(**rule), matrix)
+        masked.step(torch.randn(3, 5, generator=rng), torch.tensor([True, True, False]))
+        before = [t.clone() for t in (matrix, masked.first, masked.second, masked.times)]
+        g = torch.randn(3, 5, generator=rng)
+        g[1:] = float("nan")
+        masked.step(g, torch.tensor([True, False, False]))
+        for now, then in zip((matrix, masked.first, masked.second, masked.times), before, strict=True):
+            assert torch.equal(now[1:], then[1:])
+        assert matrix.isfinite().all() and not torch.equal(matrix[0], before[0][0])
+
+
+# -- nothing moves, little is recorded --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
+def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh, apart_servers, method):
+    eager, replayed = (fresh(method, **UNEVEN) for _ in range(2))
+    graphs = replayed.world.executor.graphs = Graphs(replayed.world.net, Repeat())
+    replayed.world.executor.workers, replayed.world.executor.mode = 1, "stacked"
+    at: dict[tuple, list[int]] = {}
+    for position, round in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2)):
+        for run in (eager, replayed):
+            run.play(position, round)
+        for key, step in graphs.known.items():
+            assert at.setdefault(key, addresses(step)) == addresses(step)
+    assert apart_servers(eager.server, replayed.server) < 1e-4
+    assert 1 <= len(graphs.known) <= 3
+    assert graphs.made == sum(len(step.replays) for step in graphs.known.values())
+
+
+@pytest.fixture(name="apart_servers")
+def _apart_servers(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("apart")
+
+
+def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
+    run = ready("pro")
+    graphs = Graphs(run.world.net, Repeat())
+    for round in (0, 2):
+        graphs.run(asked(run, round))
+    for step in graphs.known.values():
+        assert not step.like.weights and not step.like.constants and not step.like.source.size
+
+
+def otherwise(net: Any, batch: dict[str, Any]) -> Tensor:
+    logits = net(*net.weak(batch["inputs"], batch["rng"]))
+    return 0.5 * cross_entropy(logits, batch["y"], batch["allowed"])
+
+
+def test_steps_that_move_the_same_tensors_share_their_memory(ready):
+    run = ready("fedavg")
+    net, phases = run.world.net, asked(run, 0)
+    others, pulled = ([replace(p, **more) for p in phases] for more in ({"loss": otherwise}, {"proximal": 0.1}))
+    graphs = Graphs(net, Repeat())
+    for _ in range(2):  # in turn, so that each finds what the other left
+        for kind in (phases, others, pulled):
+            assert apart(graphs.run(kind), steps.run(net, kind)) < TOLERANCE
+    one, two, three = (step.bodies for step in graphs.known.values())
+    assert one is two and one is not three and len(graphs.bodies) == 2
+    del one, two, three
+    graphs.forget()
+    assert not graphs.known and not graphs.bodies
+    assert apart(graphs.run(phases), steps.run(net, phases)) < TOLERANCE
+
+
+def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
+    monkeypatch.setattr(recorded, "WIDTH", 2)
+    monkeypatch.setattr(recorded, "NARROW", 1)
+    for method, most in (("fedavg", 2), ("pro", 1)):
+        run = ready(method)
+        phases, graphs = asked(run, 0), Graphs(run.world.net, Repeat())
+        assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
+        assert apart(graphs.run(phases), steps.run(run.world.net, phases)) < TOLERANCE
+        (step,) = graphs.known.values()
+        assert max(rows for rows, _ in step.replays) == len(step.bodies.nets) == most
+
+
+class Cramped(Repeat):
+    """A recorder without room for steps of many clients."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room, self.asked = room, []
+
+    def record(self, step: Any, rows: int, warm: Any = None) -> Any:
+        self.asked.append(rows)
+        if rows > self.room:
+            step()  # it comes out on the way
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return super().record(step, rows, warm)
+
+
+def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready, monkeypatch):
+    monkeypatch.setattr(recorded, "WIDTH", 4)
+    run = ready("fedavg")
+    phases, recorder = asked(run, 0), Cramped(1)
+    graphs = Graphs(run.world.net, recorder)
+    with pytest.warns(UserWarning, match="no room for . clients at a time: now .") as told:
+        done = graphs.run(phases)
+    assert len(told) == 2
+    assert apart(done, Graphs(run.world.net, Repeat()).run(phases)) == 0.0
+    assert graphs.most == 1 and sorted(set(recorder.asked)) == [1, 2, len(phases)] == [1, 2, 3]
+    assert all(len(step.bodies.nets) == 1 for step in graphs.known.values())
+    recorder.asked.clear()
+    graphs.run(phases)
+    assert not recorder.asked  # from then on it is known
+
+
+def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
+    run = ready("fedavg")
+    phases, graphs = asked(run, 0), Graphs(run.world.net, Cramped(0))
+    with (
+        pytest.warns(UserWarning, match="no room"),
+        pytest.raises(Failure, match=r"no room for the step of phase 'fit' \(CUDA out of memory.\); free"),
+    ):
+        graphs.run(phases)
+
+
+def test_a_warm_up_leaves_no_recordings_behind(fresh):
+    world = fresh("fedavg", warmup__rounds=1).world
+    graphs = world.executor.graphs = Graphs(world.net, Repeat())
+    world.executor.workers, world.executor.mode = 1, "stacked"
+    compute(world, lambda *_: None)
+    assert graphs.made and not graphs.known and not graphs.bodies
+
+
+def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
+    monkeypatch.setattr(static_steps, "UNROLL", (1,))  # one recording a step
+    monkeypatch.setattr(recorded, "LIVE", 2)
+    monkeypatch.setattr(recorded, "MOST", 4)
+    run = ready("pro")
+    graphs, phase = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=1)[0]
+    for pull in (0.1, 0.2, 0.3):
+        graphs.run([replace(phase, proximal=pull)])
+    assert [key[3] for key in graphs.known] == [0.2, 0.3]
+    graphs.run([replace(phase, proximal=0.2)])
+    graphs.run([replace(phase, proximal=0.4)])
+    assert [key[3] for key in graphs.known] == [0.2, 0.4]
+    last = replace(phase, proximal=0.5)
+    with pytest.warns(UserWarning, match="eagerly"):
+        assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0
+    assert graphs.made == 4
+
+
+def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeypatch):
+    monkeypatch.setattr(static_steps, "PAYS", 20)
+    run = ready("fedavg")
+    graphs, (phase, *_) = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=2)
+    eager = steps.run(run.world.net, [phase])
+    taken, found = 0, []
+    for _ in range(6):
+        assert apart(eager, graphs.run([phase])) < TOLERANCE
+        (step,) = graphs.known.values()
+        found.append(((1, 2) in step.replays, taken >= 20))
+        taken += 2 * phase.length
+    assert found[0] == (False, False) and found[-1] == (True, True) and all(a == b for a, b in found)
+
+
+@pytest.mark.parametrize("length, recorded", [(10, {5}), (12, {4}), (9, {3}), (11, {5, 1}), (2, {1}), (61, {5, 1})])
+def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, recorded):
+    monkeypatch.setattr(static_steps, "UNROLL", (5, 4, 3))
+    monkeypatch.setattr(static_steps, "CHUNK", 60)
+    step = OnNets.__new__(OnNets)
+    step.unroll, step.ripe = static_steps.unroll(length), {2}
+    course = list(step.course([length, length]))
+    assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
+    assert [number for number, _ in course] == [sum(n for _, (_, n) in course[:i]) for i in range(len(course))]
+    assert sum(steps for _, (_, steps) in course) == length
+    assert all(number // 60 == (number + steps - 1) // 60 for number, (_, steps) in course)
+
+
+# -- what stays eager -------------------------------------------------------------------------------------------------
+
+
+def test_full_batches_and_losses_made_for_one_phase_are_not_recorded(ready):
+    run = ready("pro")
+    phase, graphs = asked(run, 0)[0], Graphs(run.world.net, Repeat())
+    factor = torch.tensor(2.0)
+    assert graphs.takes(phase)
+    assert not graphs.takes(replace(phase, settings=replace(phase.settings, batch=0)))
+    assert not graphs.takes(replace(phase, loss=lambda net, batch: factor * run.method.fit_loss(net, batch)))
+
+
+def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
+    """As on a graph, where a client's own nodes and edges come along with every batch."""
+    run = ready("fedavg")
+    (phase, *_), net = asked(run, 0, epochs=1), run.world.net
+    examples = phase.inputs.__self__
+    around = replace(phase, inputs=lambda index: (examples.x, index), loss=loss_with_surroundings)
+    graphs = Graphs(net, Repeat())
+    assert apart(graphs.run([around]), steps.run(net, [around])) == 0
+    assert graphs.made == 0
+
+
+def loss_with_surroundings(net: Any, batch: Any) -> Tensor:
+    x, index = batch["inputs"]
+    return cross_entropy(net(x[index]), batch["y"], batch["allowed"])
+
+
+def test_on_a_cpu_nothing_is_recorded_unless_asked_for(ready):
+    assert ready("fedavg").world.executor.graphs is None
+
+
+def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
+    class Broken(Repeat):
+        def record(self, step: Any, rows: int, warm: bool = True) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    run = ready("fedavg")
+    with pytest.raises(Exception, match="graphs=false"):
+        Graphs(run.world.net, Broken()).run(asked(run, 0))
+
+
+# -- precision and layout ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_channels_last_weights_are_updated_like_any_others(ready, rule):
+    run = ready("fedprox")
+    phases, net = asked(run, 0, rule), copy.deepcopy(run.world.net)
+    usual = [steps.run(net, [p])[0] for p in phases]
+    net.base.to(memory_format=torch.channels_last)
+    assert any(not p.is_contiguous() for p in net.base.parameters())
+    assert apart(usual, [steps.run(net, [p])[0] for p in phases]) < 1e-4
+    assert apart(usual, Graphs(net, Strict()).run(phases)) < 1e-4
+
+
+def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
+    run = ready("pro")
+    net, base, tail = copy.deepcopy(run.world.net), asked(run, 0), asked(run, 2)
+    exact = [steps.run(net, [p])[0] for p in base], steps.run(net, tail)
+    Executor(net, precision="bf16")
+    rough = [steps.run(net, [p])[0] for p in base], steps.run(net, tail)
+    assert 1e-4 < apart(exact[0], rough[0]) < 0.2
+    assert apart(exact[1], rough[1]) == 0
+    assert all(t.dtype == torch.float32 for r in rough[0] for ts in r.weights.values() for t in ts.values())
+    assert apart(rough[0], Graphs(net, Strict()).run(base)) < TOLERANCE
+    assert not run.world.net.bf16  # on a CPU only when asked for
+
+
+def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
+    sizes = {"generator": (4, 2), "base": (4, 2, 4), "head": (2,)}  # axes of their tensors
+    tensors = {(b, str(i)): torch.randn([2] * n) for b, axes in sizes.items() for i, n in enumerate(axes)}
+    row = Layout(filters_together(tensors))
+    blocks, axes = [b for b, _ in row.places], [len(shape) for shape, _, _ in row.places.values()]
+    assert blocks == ["base", "head", "base", "base", "generator", "generator"] and axes == [2, 2, 4, 4, 4, 2]
+    assert row.filters() == slice(8, 8 + 3 * 16)
+    assert Layout({at: t for at, t in tensors.items() if t.dim() == 2}).filters() == slice(12, 12)
+
+
+def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():
+    last, small = (torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((5, 3, 2, 2), (5, 3, 1, 1)))
+    layout = Layout({("base", "wide"): last, ("base", "small"): small})
+    row = torch.zeros(layout.size)
+    for grads in ([last, small], [last.contiguous(), small.contiguous()]):
+        torch.cat(layout.flat(grads), out=row)
+        assert all(torch.equal(*pair) for pair in zip(layout.views(row).values(), grads, strict=True))
+    assert layout.flat([last, small])[0].data_ptr() == last.data_ptr()
+    assert all(v.dtype == torch.bfloat16 for v in layout.views(row, row.bfloat16()).values())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("pull", [0.0, 0.3])
+def test_filters_gradients_in_bfloat16_are_worth_the_same_as_in_a_row_of_float32(rule, pull):
+    rng, filters = torch.Generator().manual_seed(0), slice(3, 8)
+    start, anchor, grad = (torch.randn(n, generator=rng) for n in (10, 6, 10))
+    grad[filters] = grad[filters].bfloat16().float()
+    phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=pull)
+    apart = grad.clone()
+    apart[filters] = torch.nan
+    rows = []
+    for grads in ((grad.clone(), None), (apart, grad.bfloat16())):
+        rows.append(start.clone())
+        Update(phase, rows[-1], torch.zeros(10).bfloat16(), anchor if pull else None, filters).step(*grads)
+    assert torch.equal(*rows) and not torch.equal(rows[0], start)

@@ -1,0 +1,160 @@
+"""To look at a number on a GPU, or to send a list there, is to wait for all that is under way: turns do it rarely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from profcil.accel.graphs.recorder import Repeat
+from profcil.accel.graphs.runner import Graphs
+from profcil.accel.graphs.static_steps import OnNets
+from profcil.deploy import expected_reply
+from profcil.engine import executor
+from profcil.errors import Diverged
+
+LOOKS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique", "__setitem__")
+MAKES = ("tensor", "as_tensor", "from_numpy", "unique", "nonzero")
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """What would wait for a GPU, by name, in the order of the calls."""
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in ((torch.Tensor, LOOKS), (torch, MAKES)):
+            for name in names:
+                patch.setattr(owner, name, noted(getattr(owner, name), name, found))
+        yield found
+
+
+def noted(function, name, found):
+    def call(*args, **more):
+        on_the_device = name == "__setitem__" and isinstance(args[-1], torch.Tensor)  # a number would be sent there
+        if not (more.get("non_blocking") or on_the_device):
+            found.append(name)
+        return function(*args, **more)
+
+    return call
+
+
+def replaying(run):
+    """The run with its steps replayed, as on a GPU."""
+    executor = run.world.executor
+    executor.graphs, executor.workers, executor.mode = Graphs(run.world.net, Repeat()), 1, "stacked"
+    return run
+
+
+def turn(run, round):
+    """One client's whole turn at the second position, as if its phases gave back what they were given."""
+    return expected_reply.turn(run.method, run.client(run.clients(1, 0)[0], 1, round), dict(run.server.blocks))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax", "prolin"])
+def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh, method):
+    run = fresh(method, **({"label_space": "local"} if method in ("pro", "promax") else {}))
+    for round in range(run.world.config.train.rounds):
+        run.play(0, round)
+    run.state.server = run.method.end_position(run.server, run.when(0, 2))
+    run.world.forget_features()
+    if run.method.opens(run.server, run.when(1, 0)):
+        run.play(1, 0)
+    assert turn(run, 1).blocks
+    with waits() as found:
+        assert turn(run, 2).blocks
+    assert not found
+    run.world.kept = (None, {})
+    with waits() as found:
+        turn(run, 2)
+    assert found
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedspace"])
+def test_a_table_of_prototypes_is_made_without_sending_numbers_one_by_one(fresh, method):
+    run = fresh(method)
+    for round in range(run.world.config.train.rounds):
+        run.play(0, round)
+    assert turn(run, 1).blocks
+    with waits() as found:
+        assert turn(run, 2).blocks
+    assert "__setitem__" not in found
+
+
+@pytest.mark.parametrize("method", ["pro", "promax"])
+def test_nor_does_one_that_is_asked_for_statistics_after_a_turn(fresh, method):
+    run = fresh(method, base_rounds=1)
+    id, when, inbox = run.clients(0, 0)[0], replace(run.when(0, 2), stage="refresh"), dict(run.server.blocks)
+    expected_reply.turn(run.method, run.client(id, 0, 2), inbox)
+    assert run.method.survey(run.world.client(id, when), inbox).blocks
+    with waits() as found:
+        assert run.method.survey(run.world.client(id, when), inbox).blocks
+    assert not found
+
+
+def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh):
+    run = fresh("fedavg")
+    id = run.clients(0, 0)[0]
+    one, two = (run.client(id, p, 0) for p in (0, 1))
+    for client in (one, two, run.client(id, 0, 1)):
+        owned = run.world.plan.samples(id, client.when.position)
+        assert client.current.tolist() == owned.tolist()
+        assert client.labels == tuple(torch.unique(run.world.bundle.train.y[client.current]).tolist())
+    assert one.labels != two.labels
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
+def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, monkeypatch, method):
+    run, seen = replaying(fresh(method)), []
+    for round in (0, 1):
+        run.play(0, round)
+    original = executor.settled
+    monkeypatch.setattr(executor, "settled", lambda replies, *a: (seen.append(list(found)), original(replies, *a))[1])
+    with waits() as found:
+        replies = run.turns(0, 1)
+    assert seen == [[]] and found == ["tolist"]
+    assert all(isinstance(v, float) for r in replies for v in r.notes.values())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "promax"])
+def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fresh, monkeypatch, method):
+    """Its later phases have been computed along by then."""
+    end = OnNets.end
+
+    def spoilt(step, phases, lengths):
+        step.bodies.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
+        return end(step, phases, lengths)
+
+    usual = replaying(fresh(method, train__on_divergence="skip-client"))
+    run, strict = (replaying(fresh(method, train__on_divergence=how)) for how in ("skip-client", "fail"))
+    first, *_ = others = usual.turns(0, 0)
+    lost = first.client
+    monkeypatch.setattr(OnNets, "end", spoilt)
+    kept = run.turns(0, 0)
+    assert [r.client for r in kept] == [r.client for r in others[1:]]
+    for one, other in zip(kept, others[1:], strict=True):
+        for block, tensors in one.weights().items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(tensor, other.blocks[block].tensors[name], rtol=1e-4, atol=1e-5)
+    with pytest.raises(Diverged, match=rf"client {lost} diverged at position 0, round 0 \(fit"):
+        strict.turns(0, 0)
+
+
+def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fresh, monkeypatch):
+    end, run = OnNets.end, replaying(fresh("fedavg"))
+    turn = type(run.method).turn
+
+    def stumbling(self, client, inbox):
+        answer = yield from turn(self, client, inbox)
+        if not all(t.isfinite().all() for t in answer.blocks["head"].tensors.values()):
+            raise ArithmeticError("no numbers")
+        return replace(answer, notes={**answer.notes, "twice": 2 * answer.notes["loss"], "three": 3})
+
+    monkeypatch.setattr(type(run.method), "turn", stumbling)
+    for r in run.turns(0, 0):
+        assert r.notes["twice"] == pytest.approx(2 * r.notes["loss"]) and r.notes["three"] == 3.0
+    monkeypatch.setattr(OnNets, "end", lambda step, *a: (step.bodies.matrix.fill_(torch.nan), end(step, *a))[1])
+    with pytest.raises(Diverged, match="diverged at position 0, round 0"):
+        run.turns(0, 0)

@@ -1,0 +1,316 @@
+"""What other packages bring: used like our own, told in one sentence where it cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from profcil import registry
+from profcil.cli.main import main
+from profcil.engine import run
+from profcil.engine.client import embed
+from profcil.engine.warmup import cache_key, warm
+from profcil.engine.world import make_world
+from profcil.errors import ConfigError
+from profcil.io.cache_folder import cache_folder
+from profcil.resolve import RunConfig, resolve
+from profcil.studies.definition import expand, key_of
+
+Outsider = Callable[..., Path]
+
+METHOD = """
+from dataclasses import dataclass
+from profcil.config import setting
+from profcil.methods.base import Method, Params
+
+@dataclass(frozen=True)
+class MyParams(Params):
+    alpha: float = setting(0.5, "a number", low=0.0)
+
+class Mine(Method):
+    Params = MyParams
+
+METHOD = Mine
+"""
+ENCODER = """
+from torch import nn
+from profcil.model.layers import drawn
+
+SEEN = set()
+
+class Flat(nn.Module):
+    def __init__(self, pixels, width):
+        super().__init__()
+        self.features, self.layer = width, nn.Linear(pixels, width)
+
+    def forward(self, x):
+        SEEN.add((x.dtype, bool(x.max() <= 1)))
+        return self.layer(x.flatten(1)).relu()
+
+def build(bundle, *, generator, norm="batch", width=0):
+    return drawn(lambda: Flat(bundle.train.x[0].numel(), width or 16), generator)
+"""
+STACKED = ENCODER.replace(
+    "def build(",
+    """class Stacked(Flat):
+    mixes = True
+
+    def over_clients(self, own, x):
+        SEEN.add((x.dtype, bool(x.max() <= 1)))
+        return (x.flatten(2) @ own["layer.weight"].mT + own["layer.bias"].unsqueeze(1)).relu()
+
+def build(""",
+).replace("lambda: Flat(", "lambda: Stacked(")
+DATA = """
+import torch
+from profcil.data.bundle import Bundle, Facts, Rows
+
+FACTS = Facts(name="mine", title="Mine", modality="image", classes=4, train=None, test=None, encoder="convnet")
+RECIPE = {"stream": {"clients": 3, "participants": 2, "task_size": 2}, "train": {"rounds": 1}, "warmup": {"rounds": 1}}
+
+def load(root, seed=0):
+    x = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    y = torch.arange(40) % 4
+    return Bundle(FACTS, Rows(x, y), Rows(x, y), None, tuple("abcd"))
+"""
+SMALL = ["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=3", "participants=3", "task_size=5"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
+
+
+def digits(method: str = "fedavg", *sets: str, encoder: str = "") -> RunConfig:
+    chosen = [*SMALL, *sets, *([f"encoder={encoder}"] if encoder else [])]
+    return resolve(flags={"dataset": "digits", "method": method}, sets=chosen)
+
+
+def sentence(capsys: pytest.CaptureFixture[str], *line: str) -> str:
+    assert main(list(line)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("profcil: ") and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+# -- encoders see numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [ENCODER, STACKED])
+@pytest.mark.parametrize("method", ["fedavg", "pro"])
+@pytest.mark.parametrize("augment", ["true", "false"])
+def test_an_encoder_is_given_numbers_wherever_it_is_called(
+    source: str, method: str, augment: str, outsider: Outsider, tmp_path: Path
+) -> None:
+    outsider(encoders={"flat": source})
+    run.start(digits(method, f"augment={augment}", encoder="flat"), tmp_path / "run", tmp_path)
+    seen = registry.find("encoders", "flat").SEEN
+    assert seen == {(torch.float32, True)}
+
+
+def test_embedding_is_of_numbers_between_0_and_1(outsider: Outsider, tmp_path: Path) -> None:
+    outsider(encoders={"flat": ENCODER})
+    world = make_world(digits(encoder="flat"), tmp_path)
+    base, rows = world.net.weights(["base"])["base"], world.bundle.test
+    numbers = replace(rows, x=rows.x.float() / 255)
+    index = torch.arange(8)
+    assert torch.equal(embed(world.net, base, rows, index), embed(world.net, base, numbers, index))
+
+
+# -- the warm-up's cache -----------------------------------------------------------------------------------------------
+
+
+def test_an_edited_encoder_has_a_warm_up_of_its_own(outsider: Outsider, tmp_path: Path) -> None:
+    keys = []
+    for source, version in ((ENCODER, "0.1"), (ENCODER.replace("relu", "tanh"), "0.1"), (ENCODER, "0.2")):
+        outsider(version, encoders={"flat": source})
+        keys.append(cache_key(make_world(digits(encoder="flat"), tmp_path)))
+    assert len(set(keys)) == 3
+
+
+def test_the_shapes_of_the_base_are_in_the_key(tmp_path: Path) -> None:
+    world = make_world(digits(), tmp_path)
+    before = cache_key(world)
+    world.net.base.out = torch.nn.Linear(3, 128)
+    assert cache_key(world) != before
+
+
+def test_a_warm_up_that_does_not_fit_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profcil.engine.warmup.cache_key", lambda world: "always")
+    for width in (4, 8):
+        world = make_world(digits("fedavg", f"width={width}"), tmp_path)
+        warmed = warm(world, lambda *a: None)
+        assert not warmed.cached and warmed.weights["base"]["conv1.weight"].shape[0] == width
+    assert [f.name for f in (cache_folder() / "warmup").iterdir()] == ["always.safetensors"]
+
+
+# -- the key of a study's run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("room", "source"), [("methods", METHOD), ("data", DATA), ("encoders", ENCODER)], ids=["method", "data", "encoder"]
+)
+def test_an_edited_module_is_a_new_run(room: str, source: str, outsider: Outsider) -> None:
+    keys = []
+    for text, version in ((source, "0.1"), (source, "0.1"), (source + "\n# edited\n", "0.1"), (source, "0.2")):
+        outsider(version, **{room: {"mine": text}})
+        method, dataset, encoder = ("mine" if room == r else "" for r in ("methods", "data", "encoders"))
+        flags = {"dataset": dataset or "digits", "method": method or "fedavg"}
+        keys.append(key_of(resolve(flags=flags, sets=[f"encoder={encoder}"] if encoder else [])))
+    assert keys[0] == keys[1] and len(set(keys)) == 3
+
+
+def test_our_own_keep_their_keys(outsider: Outsider) -> None:
+    config = resolve(flags={"dataset": "digits", "method": "promax"})
+    before = key_of(config)
+    outsider(methods={"mine": METHOD}, data={"mine": DATA}, encoders={"mine": ENCODER})
+    assert key_of(config) == before
+
+
+# -- what cannot be used -----------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_fails_to_import_is_in_nobodys_way(
+    outsider: Outsider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outsider(methods={"lame": "import not_there", "mine": METHOD}, data={"poor": "1 / 0"}, encoders={"odd": "x = ("})
+    every = expand("all")
+    assert "lame" not in every and {"mine", "fedavg", "promax"} <= set(every)
+    for kind, name, reason in (
+        ("methods", "lame", "not_there"),
+        ("datasets", "poor", "ZeroDivisionError"),
+        ("encoders", "odd", "SyntaxError"),
+    ):
+        assert main(["list", kind, "--json"]) == 0
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        told = rows[name]["title"]
+        assert rows[name]["broken"] and all(part in told for part in (f"outsider.{name}", "outsider 0.1", reason))
+        assert main(["list", kind]) == 0
+        assert f"broken: {kind[:-1]} '{name}'" in capsys.readouterr().out
+    assert main(["data", "status"]) == 0 and "poor" in capsys.readouterr().out
+    assert main(["doctor"]) in (0, 1)
+    capsys.readouterr()
+    assert "not_there" in sentence(capsys, "run", "--method", "lame")
+    assert "outsider 0.1" in sentence(capsys, "run", "--dataset", "poor")
+    assert "SyntaxError" in sentence(capsys, "run", "--set", "encoder=odd")
+    assert "ZeroDivisionError" in sentence(capsys, "data", "verify", "poor")
+
+
+def test_a_study_of_all_methods_says_which_it_leaves_out(
+    outsider: Outsider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outsider(methods={"lame": "import not_there"})
+    Path("every.toml").write_text('methods = "all"')
+    assert main(["study", "every.toml", "--dry-run"]) == 0
+    assert "left out: method 'lame'" in capsys.readouterr().err
+
+
+PLAIN = METHOD.replace("class MyParams(Params)", "class MyParams")
+BARE = METHOD.replace("@dataclass(frozen=True)\n", "")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"methods": {"mine": METHOD, "named": "=outsider.mine:Mine"}}, "must name a module that defines METHOD"),
+        ({"methods": {"named": "x = 1"}}, "must name a module that defines METHOD"),
+        ({"methods": {"named": "METHOD = dict"}}, "profcil.methods.base.Method"),
+        ({"methods": {"named": PLAIN}}, "derive them from profcil.methods.base.Params"),
+        ({"methods": {"named": BARE}}, "@dataclass(frozen=True)"),
+        ({"data": {"named": DATA}}, "calls itself 'mine'"),
+        ({"data": {"named": "FACTS = 1"}}, "defines FACTS and load"),
+        ({"data": {"named": DATA.replace('"mine"', '"named"').replace("RECIPE = {", "RECIPE = 1, {")}}, "RECIPE"),
+        ({"encoders": {"named": "def make(): ..."}}, "defines build"),
+    ],
+)
+def test_a_guest_that_is_not_what_it_should_be(
+    given: dict, expected: str, outsider: Outsider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outsider(**given)
+    (room,) = given
+    ask = {"methods": ["--method", "named"], "data": ["--dataset", "named"], "encoders": ["--set", "encoder=named"]}
+    told = sentence(capsys, "run", *ask[room])
+    assert expected in told and "outsider 0.1" in told
+    assert not Path("runs").exists() or not any(Path("runs").iterdir())
+
+
+def test_settings_may_extend_those_of_any_method(outsider: Outsider) -> None:
+    source = METHOD.replace("methods.base import Method, Params", "methods.pro import METHOD as Method")
+    outsider(methods={"mine": source.replace("class MyParams(Params)", "class MyParams(Method.Params)")})
+    assert resolve(flags={"method": "mine"}, sets=["alpha=2", "noise=0.5"]).params.alpha == 2
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "line"),
+    [("methods", "fedavg", ["--method", "fedavg"]), ("data", "digits", []), ("encoders", "convnet", [])],
+)
+def test_a_guest_with_the_name_of_our_own_is_refused(
+    room: str, name: str, line: list[str], outsider: Outsider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outsider(**{room: {name: {"methods": METHOD, "data": DATA, "encoders": ENCODER}[room]}})
+    told = sentence(capsys, "run", *line)
+    assert f"'{name}'" in told and "outsider 0.1" in told and "another name" in told
+
+
+def test_all_methods_are_not_all_without_one_of_our_own(outsider: Outsider) -> None:
+    outsider(methods={"fedavg": METHOD})
+    with pytest.raises(ConfigError, match="another name"):
+        expand("all")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (ENCODER.replace(', norm="batch", width=0', ""), 'norm="batch", width=0'),
+        (ENCODER.replace("self.features, self.layer = width, ", "self.layer = "), "`features`"),
+        (
+            ENCODER.replace("self.features, self", "self.features, self").replace("= width, nn", '= "16", nn'),
+            "`features`",
+        ),
+        (ENCODER.replace("return drawn(lambda: ", "return (lambda x: x)(").replace(", generator)\n", ")\n"), "drawn"),
+        (
+            ENCODER.replace(
+                "nn.Linear(pixels, width)", "nn.Sequential(nn.BatchNorm1d(pixels), nn.Linear(pixels, width))"
+            ),
+            "averaged",
+        ),
+        ("def build(bundle, **given):\n    return len", "torch module"),
+    ],
+    ids=["signature", "features", "kind", "drawn", "counter", "module"],
+)
+def test_an_encoder_that_does_not_keep_to_the_contract(
+    source: str, expected: str, outsider: Outsider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outsider(encoders={"flat": source})
+    told = sentence(capsys, "run", "--set", "encoder=flat")
+    assert "the flat encoder" in told and expected in told
+
+
+# -- a dataset's recipe ------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_brings_its_recipe(outsider: Outsider, capsys: pytest.CaptureFixture[str]) -> None:
+    outsider(data={"mine": DATA})
+    config = resolve(flags={"dataset": "mine", "method": "fedavg"}, sets=["clients=4"])
+    assert (config.stream.clients, config.stream.task_size, config.train.rounds) == (4, 2, 1)
+    assert resolve(flags={"dataset": "mine"}).stream.clients == 3, "settings of one run must not reach the next"
+    severe = resolve("mine-severe")
+    assert (severe.dataset, severe.setting, severe.stream.clients) == ("mine", "severe", 3)
+    assert main(["run", "--dataset", "mine", "--method", "fedavg", "--out", "own", "--quiet"]) == 0
+    line = ["study", "severe", "--datasets", "mine", "--methods", "fedavg", "--seeds", "0", "--out", "study"]
+    assert main([*line, "--set", "epochs=1"]) == 0
+    capsys.readouterr()
+    assert main(["list", "recipes", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["mine"]["sets"]["stream"]["clients"] == 3
+
+
+def test_a_misspelt_recipe_is_told(outsider: Outsider, capsys: pytest.CaptureFixture[str]) -> None:
+    outsider(data={"mine": DATA.replace('"rounds": 1}, "warmup"', '"round": 1}, "warmup"')})
+    assert "rounds" in sentence(capsys, "run", "--dataset", "mine")
