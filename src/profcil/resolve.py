@@ -47,9 +47,10 @@ class RunConfig(Checked):
     device: str = knob("cpu", "torch device")
     threads: int = knob(0, "torch threads within a step; 0 = all cores for large images, else one", low=0)
     workers: int = knob(0, "clients computed at once on a CPU; 0 = by cores; never changes a result", low=0)
-    executor: str = knob("auto", "how a round's turns are computed", choices=("auto", "stacked", "serial"))
-    graphs: bool = knob(
-        True, "take training steps by their faster twins: recorded on a GPU, gradients by hand on a CPU"
+    accelerate: str = knob(
+        "auto",
+        "auto: the fastest way on this machine; off: plain PyTorch, one client and one step after another",
+        choices=("auto", "off"),
     )
     transfer: str = knob("changed", "what travels: what the receiver lacks, or everything", choices=("changed", "full"))
     regime: str = knob("matched", "what methods may replay and summarise of old classes", choices=REGIMES)

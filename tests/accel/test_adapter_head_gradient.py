@@ -15,7 +15,8 @@ from profcil.data.bundle import Facts
 from profcil.engine import steps
 from profcil.engine.executor import Executor
 from profcil.engine.phases import Batch, Features, Train
-from profcil.model.net import TAIL, Net, Tail, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import TAIL, Net, Tail
 
 WIDTH, CLASSES, ROWS = 12, 7, 30
 

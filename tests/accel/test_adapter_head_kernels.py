@@ -5,7 +5,8 @@ from __future__ import annotations
 PROGRAM = """
 import torch
 from profcil.accel.triton import adapter_head
-from profcil.model.net import Tail, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import Tail
 
 torch.manual_seed(0)
 for width, batch, d, narrow, classes in ((3, 20, 70, 17, 11), (2, 64, 128, 32, 20), (9, 40, 30, 17, 5)):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from profcil.accel.cpu.client_batch import Many, Refused
 from profcil.data.bundle import Facts
 from profcil.model import augmentations
-from profcil.model.net import contrast, cross_entropy
+from profcil.model.losses import contrast, cross_entropy
 
 
 def rng(seed: int) -> torch.Generator:

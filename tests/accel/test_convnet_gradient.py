@@ -13,7 +13,8 @@ from profcil.accel.cpu.convnet_gradient import Supervised, slopes
 from profcil.accel.cpu.grouped_layers import side_by_side
 from profcil.data.loading import load_bundle
 from profcil.encoders import convnet
-from profcil.model.net import MODEL, Net, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net
 
 CLIENTS, BATCH = 3, 5
 

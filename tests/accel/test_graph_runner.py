@@ -31,7 +31,8 @@ from profcil.engine.executor import Executor
 from profcil.engine.phases import Train, Trained
 from profcil.engine.warmup import compute
 from profcil.errors import Failure
-from profcil.model.net import Tail, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import Tail
 
 BATCH, CHUNK = 16, 3
 UNEVEN = {

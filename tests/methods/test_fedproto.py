@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from profcil.engine.payload import Block
 from profcil.methods.parts.prototypes import centres, class_means, merge, no_prototypes, report, table, tables
-from profcil.model.net import MODEL, Tail, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Tail
 
 
 def bank(server) -> dict[int, torch.Tensor]:

@@ -10,7 +10,8 @@ import torch
 from profcil.engine import steps
 from profcil.engine.client import embed
 from profcil.engine.phases import Features, Train
-from profcil.model.net import MODEL, TAIL, Tail, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, TAIL, Tail
 
 STEADY = {"batch": 0, "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "optimiser": "sgd"}
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from profcil.memory.bank import Bank, measure, remember
 from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.memory.transport import combine, local_transport
-from profcil.model.net import Tail, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import Tail
 
 few = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)

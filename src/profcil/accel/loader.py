@@ -18,6 +18,8 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
+import torch
+
 from profcil.io.cache_folder import cache_folder
 
 PACKAGE = Path(__file__).parent
@@ -82,9 +84,32 @@ def processor() -> str:
     return platform.platform() + platform.processor()
 
 
-def wake(device: str) -> Thread:
-    """Begins, beside whatever else is to be done, what takes a second before a first kernel can be used on a GPU or a
-    CPU."""
+def report(device: torch.device) -> dict[str, Any]:
+    """Which kernels can be used on this machine."""
+    if device.type == "cuda":
+        return {"gpu": torch.cuda.get_device_name(device), "triton": triton_version()}
+    return {"compiler": compiler_version()}
+
+
+def triton_version() -> str | None:
+    try:
+        return str(import_module("triton").__version__)
+    except (ImportError, AttributeError):
+        return None
+
+
+@cache
+def compiler_version() -> str | None:
+    """The first line that the compiler prints about itself; None without one."""
+    with suppress(OSError, subprocess.SubprocessError, IndexError):
+        command = [*compiler(), "--version"]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        return done.stdout.splitlines()[0]
+    return None
+
+
+def prepare(device: str) -> Thread:
+    """Starts a thread that compiles the kernels for a CPU, or loads Triton for a GPU: that takes a second."""
     thread = Thread(target=read_triton if device == "cuda" else build_all, name="kernels", daemon=device == "cuda")
     thread.start()
     return thread

@@ -24,10 +24,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.accel.loader import found
+from profcil.encoders.resnet18 import Block, ResNet18
 from profcil.model.layers import BatchNorm
 
 Twins = tuple[Tensor, Tensor]  # the same numbers in the same memory, for two readers
 _recorded = ContextVar("recorded", default=False)
+
+
+class FusedBatchNorm(BatchNorm):
+    """BatchNorm whose observer is given the moments of the input too, computed by a kernel where there is one."""
+
+    groups = 1  # equal parts of a batch that are normalised by their own statistics
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.observer is not None:
+            self.observer(self, x, moments(x))
+        return self.normalise(x)
+
+
+class FusedBlock(Block):
+    """`Block` on pairs of handles: one goes to the convolutions, the other to the shortcut, unless a kernel computes
+    the first convolution and the shortcut together."""
+
+    def forward(self, twins: Twins) -> Twins:  # type: ignore[override]
+        if isinstance(self.shortcut, nn.Sequential):
+            thin, other = self.shortcut
+            y, aside = fork(self.conv1, self.norm1, thin, other, twins)  # type: ignore[arg-type]
+        else:
+            y, _ = layer(self.conv1, self.norm1, twins[0])
+            aside = twins[1]
+        return layer(self.conv2, self.norm2, y, aside)
+
+
+class FusedResNet18(ResNet18):
+    """`ResNet18` with the same parameters; its layers are computed in few passes over memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        twins = layer(self.stem, self.norm, self.pixels(x))
+        return self.blocks(twins)[0].mean((2, 3))
 
 
 def layer(
@@ -72,9 +106,9 @@ def normalised(
         return y, y
     if isinstance(norm, BatchNorm) and passes(norm, y):
         learned = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
-        one, two, *seen = Settled.apply(y, added, sums, *learned, rectify, norm.watch is not None)  # type: ignore[no-untyped-call]
-        if norm.watch is not None:
-            norm.watch(norm, y, tuple(seen))
+        one, two, *seen = Settled.apply(y, added, sums, *learned, rectify, norm.observer is not None)  # type: ignore[no-untyped-call]
+        if norm.observer is not None:
+            norm.observer(norm, y, tuple(seen))
         return one, two
     y = norm(y) if added is None else norm(y) + added
     y = y.relu() if rectify else y
@@ -82,7 +116,7 @@ def normalised(
 
 
 def grouped(norm: nn.Module) -> int:
-    return norm.groups if isinstance(norm, BatchNorm) else 1
+    return norm.groups if isinstance(norm, FusedBatchNorm) else 1
 
 
 def settled(norm: BatchNorm, y: Tensor) -> bool:
@@ -161,7 +195,7 @@ def recorded() -> Iterator[None]:
 @contextmanager
 def groups(base: nn.Module, number: int) -> Iterator[None]:
     """Within: a batch is so many batches, each normalised by itself."""
-    norms = [m for m in base.modules() if isinstance(m, BatchNorm)]
+    norms = [m for m in base.modules() if isinstance(m, FusedBatchNorm)]
     for m in norms:
         m.groups = number
     try:
@@ -176,7 +210,13 @@ def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
     first = batches[0][0]
     same = all(len(b) == 1 and b[0].shape == first.shape and b[0].dtype == first.dtype for b in batches)
     on = first.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
-    return same and on and first.dim() == 4 and base.training and any(isinstance(m, BatchNorm) for m in base.modules())
+    return (
+        same
+        and on
+        and first.dim() == 4
+        and base.training
+        and any(isinstance(m, FusedBatchNorm) for m in base.modules())
+    )
 
 
 class Thinned(torch.autograd.Function):

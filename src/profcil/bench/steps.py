@@ -87,7 +87,8 @@ def ripen(graphs: Graphs) -> None:
 
 def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]:
     """A row of the table: replayed and eager time of a client's step, and what that means in images."""
-    graphs = world.executor.graphs
+    assert world.executor.acceleration is not None
+    graphs = world.executor.acceleration.graphs
     assert graphs is not None
     epochs = -(-STEPS // -(-phases[0].source.size // phases[0].settings.batch))
     short = [replace(p, epochs=epochs) for p in phases]
@@ -96,8 +97,8 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     ripen(graphs)
     seconds = timed(lambda: graphs.run(short), world.device)
     memory = peak_memory_mb(world)
-    one = [replace(short[0], epochs=1)]
-    eager = timed(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one)[0].steps
+    one = replace(short[0], epochs=1)
+    eager = timed(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one).steps
     row: dict[str, Any] = {"ours": 1e3 * seconds / number, "unit": "ms a client's step", "clients": len(short)}
     row |= {"reference": 1e3 * eager, "against": "one step after another, as written", "peak_memory_mb": memory}
     if name in VIEWS:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # How the first release ran: one client after another, every step as it is written, everything sent every time.
-FIRST = ("--executor", "serial", "--transfer", "full", "--set", "workers=1", "--set", "graphs=false")
+FIRST = ("--accelerate", "off", "--transfer", "full")
 
 
 def stream_case(dataset: str, method: str, data: Path, device: str = "cpu", flags: tuple[str, ...] = ()) -> dict:

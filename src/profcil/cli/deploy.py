@@ -115,7 +115,7 @@ def demo(args: argparse.Namespace) -> int:
 
     sized = DEMO | ({"clients": args.nodes} if args.nodes else {})
     args.set = [f"{k}={v}" for k, v in sized.items()] + args.set
-    args.executor = "serial"
+    args.accelerate = "off"
     out = Path(args.out) if args.out else unused(Path("runs/deploy-demo"))
     if (out / "run").exists():
         raise ConfigError(f"{out} holds a demo already; choose another --out")

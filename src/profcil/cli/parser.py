@@ -19,7 +19,7 @@ SELECTION = {
 MACHINE = {
     "device": "torch device: cpu, cuda or cuda:N",
     "threads": "torch threads; 0 = a sensible number for the data",
-    "executor": "how a round's turns are computed: auto, stacked or serial (auto)",
+    "accelerate": "auto, or off for plain PyTorch: one client and one step after another (auto)",
     "transfer": "what travels: changed (what the receiver lacks) or full (the paper's accounting)",
 }
 

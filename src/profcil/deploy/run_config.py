@@ -15,7 +15,7 @@ from profcil.resolve import read_recipe as read_file
 
 def write_recipe(config: RunConfig) -> str:
     """Turns are computed one by one, as the serial simulation does it: then every bit is the same."""
-    return to_toml(replace(config, executor="serial"))
+    return to_toml(replace(config, accelerate="off"))
 
 
 def sites_recipe(terms: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:

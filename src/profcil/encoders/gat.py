@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from profcil.accel.cpu import sparse_linear
 from profcil.data.bundle import Bundle
 from profcil.errors import ConfigError
 from profcil.model.layers import drawn, expect, sample, unused
@@ -30,16 +29,20 @@ class GAT(nn.Module):
         self.second = convolution(self.features, self.features, heads=1, add_self_loops=False)
 
     def forward(self, x: Tensor, edges: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
-        """`kept`: which feature columns count; all, if it is not given."""
+        """`kept` is a mask of the feature columns that count; by default all."""
         weight = self.first.lin.weight if kept is None else self.first.lin.weight * kept
         edges = looped(edges, len(x))
-        x = F.pad(sparse_linear.product(x, weight), (0, 0, 0, 1))
+        x = F.pad(self.project(x, weight), (0, 0, 0, 1))  # one more node, for edges that were dropped
         x = F.elu(self.first(x, edges))
         return self.second(x, edges)[targets]
 
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The first layer's linear map of the node features."""
+        return F.linear(x, weight)
+
 
 class Given(nn.Module):
-    """Stands where a convolution would multiply by its weight; that has been done."""
+    """Holds the weight of the first layer's linear map; its input has been multiplied by it already."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -50,9 +53,10 @@ class Given(nn.Module):
 
 
 def looped(edges: Tensor, nodes: int) -> Tensor:
-    """Exactly one self-loop per node, whatever self-edges were given, without changing shapes with the values.
+    """Adds exactly one self-loop per node. Shapes do not depend on values.
 
-    Self-edges that came in (a view's dropped edges) move to a node appended to the graph, that nobody listens to.
+    Self-edges in the input (edges that a view dropped) are moved to a node appended to the graph, which has no
+    neighbours otherwise.
     """
     elsewhere = torch.where(edges[0] == edges[1], nodes, edges)
     return torch.cat([elsewhere, torch.arange(nodes, device=edges.device).expand(2, nodes)], 1)

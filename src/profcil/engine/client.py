@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import TrainSettings
-from profcil.data.bundle import Examples, Inputs, Rows
+from profcil.data.bundle import Examples, Inputs
 from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.engine.phases import Batch, Source, Train, source_of
@@ -131,12 +131,8 @@ class Client:
 
 @torch.no_grad()
 def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
-    """u = h(x) for some examples, in evaluation mode and in pieces that bound the memory."""
-    inputs = (examples.inputs(piece) for piece in index.split(examples.chunk))
+    """u = h(x) for some examples, in evaluation mode, or another function of the model and their inputs."""
     if callable(lens):
-        return torch.cat([lens(net, x) for x in inputs])
+        return torch.cat([lens(net, examples.inputs(chunk)) for chunk in index.split(examples.chunk)])
     net.load({"base": dict(lens.tensors if isinstance(lens, Block) else lens)})
-    net.eval()
-    if net.lookup is not None and isinstance(examples, Rows) and net.facts.modality == "image" and len(index):
-        return net.lookup(examples, lambda due: net.base(*examples.inputs(due)), index)
-    return torch.cat([net.base(*x) for x in inputs])
+    return net.embed(examples, index)

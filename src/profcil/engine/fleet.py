@@ -66,7 +66,8 @@ def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
 
     def guard(phase: Train, result: Trained) -> bool:
         moved = [t for b in phase.blocks for t in result.weights[b].values() if t.numel()]
-        sound, loss = finite(moved) if result.size is None else math.isfinite(result.size), float(result.loss)
+        sound = finite(moved) if result.max_abs is None else math.isfinite(result.max_abs)
+        loss = float(result.loss)
         if sound and abs(loss) <= s.loss_limit:
             return True
         if s.on_divergence == "skip-client":

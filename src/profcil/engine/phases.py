@@ -23,11 +23,14 @@ Batch = dict[str, Any]  # tensors with a leading batch axis, the phase's constan
 
 
 class Source(Protocol):
-    """Where batches come from: `epoch` gives one epoch's rows, all with the same leading length `size`."""
+    """Where batches come from. A source may also have `order(rng)`, a permutation of an epoch's rows; without it they
+    are shuffled by torch.randperm."""
 
-    size: int
+    size: int  # rows in an epoch
 
-    def epoch(self, rng: torch.Generator) -> dict[str, Tensor]: ...
+    def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
+        """One epoch's rows, all tensors with the leading length `size`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,12 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a phase came to."""
+    """The result of a phase."""
 
     weights: Weights  # the starting blocks with the trained ones replaced
-    loss: float | Tensor  # mean over the last epoch's steps; a tensor while a device is still at work on it
+    loss: float | Tensor  # mean over the last epoch's steps; a tensor where it has not been read back from a GPU
     steps: int
-    size: float | Tensor | None = None  # largest in what moved, no number where one of it is not; None = not looked at
+    max_abs: float | Tensor | None = None  # of the trained parameters, NaN if one is NaN; None = not computed
 
 
 Turn = Generator[Train, Trained, Reply]
@@ -91,12 +94,19 @@ class Features:
         return {"u": self.features, "y": self.y}
 
 
-def cut(size: int, batch: int, rng: torch.Generator) -> Tensor:
+def batch_rows(source: Source, batch: int, rng: torch.Generator) -> Tensor:
+    """A shuffled epoch of a source as [steps, batch] row numbers."""
+    order = getattr(source, "order", None)
+    return cut(source.size, batch, rng, order(rng) if order else None)
+
+
+def cut(size: int, batch: int, rng: torch.Generator, order: Tensor | None = None) -> Tensor:
     """A shuffled epoch as [steps, batch] row numbers. The last batch wraps around, so every row is seen and every
     batch has the same shape; batch 0 means all rows at once."""
     batch = batch or size
     steps = -(-size // batch)
-    order = torch.randperm(size, generator=rng, device=rng.device)
+    if order is None:
+        order = torch.randperm(size, generator=rng, device=rng.device)
     rounds, rest = divmod(steps * batch, size)
     return torch.cat([order] * rounds + [order[:rest]]).view(steps, batch)
 

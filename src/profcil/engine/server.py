@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from profcil.accel.graphs.recorder import Do
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
 from profcil.model.net import Net
 from profcil.randomness import number
 
+Step = Callable[[], None]
 
-def as_written(step: Do) -> Do:
+
+def unchanged(step: Step) -> Step:
     return step
 
 
@@ -25,7 +26,7 @@ class Server:
     seen: tuple[int, ...]  # Y^(p)
     net: Net  # a skeleton to compute with; holds no one's weights between calls
     like: Inputs  # the encoder's inputs for no example at all: shapes and types
-    often: Callable[[Do], Do] = as_written  # makes a step that is taken many times, on tensors that never move, fast
+    repeated: Callable[[Step], Step] = unchanged  # prepares a step that is taken many times on the same tensors
 
     def number(self, *purpose: object) -> int:
         """The seed of a draw, addressed by moment."""

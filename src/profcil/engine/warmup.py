@@ -30,7 +30,8 @@ from profcil.io.atomic_files import read_tensors, write_tensors
 from profcil.io.cache_folder import cache_folder
 from profcil.methods.base import Method, reply
 from profcil.metrics.ledger import Ledger
-from profcil.model.net import MODEL, Net, Weights, consistency
+from profcil.model.losses import consistency
+from profcil.model.net import MODEL, Net, Weights
 
 BLOCKS = ("base", "projector")
 
@@ -85,6 +86,8 @@ def cache_key(world: World) -> str:
         "train": {k: v for k, v in plain(c.train).items() if k not in ("rounds", "epochs", "batch", "augment")},
         "transfer": c.transfer,
     }
+    if c.accelerate == "off":
+        facts["accelerate"] = "off"
     if brought := registry.origin("encoders", encoder):
         facts["brought"] = brought
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

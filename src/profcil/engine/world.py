@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from profcil import registry
-from profcil.accel import loader
 from profcil.data.bundle import Bundle, Examples
 from profcil.data.loading import load_bundle
 from profcil.engine.channel import When
 from profcil.engine.client import Client
-from profcil.engine.executor import Executor
+from profcil.engine.executor import Executor, prepare
 from profcil.engine.fleet import Fleet, Here
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, NotApplicable
@@ -94,7 +93,7 @@ class World:
         """The server at one moment."""
         seen = tuple(sorted(self.plan.seen(when.position)))
         like = self.bundle.train.inputs(self.bundle.train.y[:0])
-        return Server(when, self.config.seed, seen, self.net, like, self.executor.often)
+        return Server(when, self.config.seed, seen, self.net, like, self.executor.repeated)
 
     def budget(self, id: int, position: int) -> float:
         """The share of the local epochs that a client has at a position."""
@@ -116,7 +115,8 @@ class World:
 
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan, builds the model; every mistake a user can make shows here, before training."""
-    loader.wake(device_of(config.device).type)
+    if config.accelerate == "auto":
+        prepare(device_of(config.device).type)
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
     labels = bundle.train.y.numpy()
     clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
@@ -133,7 +133,7 @@ def furnish(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
     method.attach(net, bundle.train.inputs(bundle.train.y[:0]), torch_generator(config.seed, "model", config.method))
-    executor = Executor(net, config.executor, workers, graphs=config.graphs, precision=config.model.precision)
+    executor = Executor(net, config.accelerate, workers, config.model.precision)
     return World(config, bundle, plan, net, executor, told, weak_epochs)
 
 

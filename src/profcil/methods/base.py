@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from profcil.accel.cpu.adapter_head_gradient import with_gradient
-from profcil.accel.cpu.convnet_gradient import Supervised
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
@@ -22,7 +20,8 @@ from profcil.engine.client import Client, Lens
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
-from profcil.model.net import MODEL, Net, Weights, cross_entropy
+from profcil.model import losses
+from profcil.model.net import MODEL, Net, Weights
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,7 @@ class Method:
         done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
         return reply(client, done.weights, MODEL, loss=done.loss)
 
-    @with_gradient(Supervised)
-    def fit_loss(self, net: Net, batch: Batch) -> Tensor:
-        return cross_entropy(net(*net.weak(batch["inputs"], batch["rng"])), batch["y"], batch["allowed"])
+    fit_loss: Callable[[Net, Batch], Tensor] = staticmethod(losses.supervised)
 
     def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
         return client.seen if self.params.label_space == "seen" else client.labels

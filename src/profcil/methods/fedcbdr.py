@@ -46,7 +46,8 @@ from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation, together
-from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Tail, Tensors, Weights
 from profcil.randomness import torch_generator
 from profcil.tensors import onto
 

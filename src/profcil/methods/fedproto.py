@@ -39,7 +39,8 @@ from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.methods.base import Method, Params, Samples, reply
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
-from profcil.model.net import MODEL, Net, Tail, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Tail, Weights
 
 
 @dataclass(frozen=True)

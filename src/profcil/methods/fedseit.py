@@ -50,7 +50,8 @@ from profcil.methods.parts import banks
 from profcil.methods.parts.banks import banks_of, named, parameters_of, part
 from profcil.methods.parts.sparse import pack, unpack
 from profcil.methods.parts.topics import centroids, documents, likeness
-from profcil.model.net import MODEL, Net, Tensors, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Tensors, Weights
 from profcil.randomness import torch_generator
 
 TASK = ("gate", "adaptive", "strength", "mix")  # what a client trains for one task alone

@@ -45,7 +45,8 @@ from profcil.engine.phases import Batch, Turn
 from profcil.memory.bank import Moments, moments_of_rows, remember
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
-from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Tail, Tensors, Weights
 from profcil.tensors import onto
 
 RADIUS = "radius/"  # before the ids of clients: what each has measured

@@ -102,7 +102,7 @@ class FedSSI(Method):
 
         def step(grads: list[Tensor]) -> None:
             torch._foreach_add_(grads, torch._foreach_sub([p.detach() for p in moving], start), alpha=q)
-            clip_(grads, client.settings.clip, stacked=False)
+            clip_(grads, client.settings.clip)
             optimiser.step(grads)
 
         path = walk(moving, self.losses(client, allowed), step)

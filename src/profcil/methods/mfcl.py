@@ -60,7 +60,8 @@ from profcil.methods.parts.generator import (
     roughness,
     samples,
 )
-from profcil.model.net import MODEL, Net, Tail, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Tail, Weights
 
 START = "start/"  # before the names of the starting model's blocks
 
@@ -200,7 +201,7 @@ class MFCL(Method):
             loss = self.generator_loss(logits, statistics) + p.smooth * roughness(x.float(), kernel)
             descend(adam, own, torch.autograd.grad(loss, own))
 
-        again = server.often(step)
+        again = server.repeated(step)
         with Statistics(teacher.base) as statistics:
             for _ in range(p.iterations):
                 z.copy_(generator.noise(p.generator_batch, rng))

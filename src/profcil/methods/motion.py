@@ -49,7 +49,8 @@ from profcil.methods.parts.coarsening import merged, quotient, worth
 from profcil.methods.parts.exemplars import Replay, together
 from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of
 from profcil.methods.parts.merging import merged_step
-from profcil.model.net import MODEL, Net, Tensors, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Tensors, Weights
 from profcil.randomness import torch_generator
 
 HIDDEN = -1  # the label of a node that the client has not been shown

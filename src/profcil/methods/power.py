@@ -53,7 +53,8 @@ from profcil.methods.parts.covering import cover
 from profcil.methods.parts.exemplars import Replay
 from profcil.methods.parts.inversion import invert, label_of, leak, mirror
 from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of, with_isolated
-from profcil.model.net import MODEL, Net, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Weights
 
 TOLD, LOCAL, PSEUDO = "gradients/", "local/", "pseudo/"  # blocks of a client's: gradients, model, inverted means
 

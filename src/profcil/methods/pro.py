@@ -22,7 +22,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from profcil.accel.cpu.adapter_head_gradient import Classification, with_gradient
 from profcil.config import Checked, setting
 from profcil.engine.channel import When
 from profcil.engine.client import Client
@@ -31,7 +30,9 @@ from profcil.engine.phases import Batch, Features, Train, Turn
 from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, rewind, update
 from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.methods.base import Method, Samples, reply, with_replay
-from profcil.model.net import MODEL, TAIL, Net, Tail, Weights, contrast, cross_entropy
+from profcil.model import losses
+from profcil.model.losses import contrast, cross_entropy
+from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
 from profcil.tensors import onto
 
@@ -120,9 +121,7 @@ class Pro(Method):
         auxiliary = contrast(net.project(a), net.project(b), self.params.temperature)
         return cross_entropy(net.classify(u), batch["y"], batch["allowed"]) + self.params.auxiliary * auxiliary
 
-    @with_gradient(Classification)
-    def tail_loss(self, tail: Tail, batch: Batch) -> Tensor:
-        return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
+    tail_loss = staticmethod(losses.classification)
 
     def align(self, client: Client, inbox: Inbox, banks: Banks, weights: Weights) -> tuple[Banks, dict[str, Block]]:
         """Where PRO-MAX moves the memory along; PRO takes it as it came."""

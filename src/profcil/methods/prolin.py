@@ -52,7 +52,8 @@ from profcil.memory import linear
 from profcil.memory.linear import Drift, Summary
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import Method, reply
-from profcil.model.net import MODEL, Net, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Weights
 from profcil.randomness import torch_generator
 
 WIDEST = 20_000  # random features: their second moments take 3.2 GB

@@ -45,7 +45,8 @@ from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.distillation import Mixed, mean_of, soft_cross_entropy, viewed
 from profcil.methods.parts.generator import frozen, lacking, outdated
 from profcil.methods.parts.synthesis import Synthesis
-from profcil.model.net import MODEL, Net, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net
 from profcil.tensors import onto
 
 

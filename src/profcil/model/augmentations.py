@@ -1,15 +1,13 @@
 """Views of a batch: augmentations that keep the label, as pure functions of the inputs and a generator.
 
 `weak` is for supervised training, `strong` for the contrastive pairs A(x) of the warm-up (Eq. warmup) and of the
-auxiliary term. Each draws once for the whole batch, on the device of the inputs; shapes never depend on values, so a
-step that uses them can be captured. Image views are numbers in [0, 1]; on a GPU, those of small images are single
-kernels, and `shift` and `distort` say what these compute. Besides `sketch.py`, this is the one place that knows
-modalities.
+auxiliary term. Each draws once for the whole batch, on the device of the inputs. Shapes never depend on values. Image
+views are numbers in [0, 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import log
 from typing import Any
 
@@ -17,12 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profcil.accel.loader import found
 from profcil.data.bundle import Facts, Inputs
 from profcil.errors import unknown
 from profcil.model.layers import unit
 
-Generators = torch.Generator | Sequence[torch.Generator]  # of several clients, whose examples follow on each other
 View = Callable[[Facts, Inputs, Any], Inputs]
 
 AREA = 0.4  # the smallest part of an image that a strong crop keeps
@@ -30,19 +26,18 @@ ASPECT = 4 / 3  # and its largest aspect ratio
 STRENGTH = 0.4  # of brightness, contrast and saturation
 GRAY = 0.2
 LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
-SMALL = 16384  # numbers in an image that the kernels take
 DROP, MASK, UNKNOWN = 0.1, 0.1, 1  # texts: tokens that become padding, tokens that become the unknown id
 EDGES, COLUMNS = 0.2, 0.2  # graphs: edges and feature columns that vanish
 
 
-def weak(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
-    """A mild view for supervised training; nothing happens where no mild view is known to keep the label."""
-    return _of(facts)[0](facts, inputs, generator)
+def weak(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
+    """A mild view for supervised training; the inputs themselves where no mild view is known to keep the label."""
+    return _of(facts)[0](facts, inputs, rng)
 
 
-def strong(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
+def strong(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """One of the two views of a contrastive pair."""
-    return _of(facts)[1](facts, inputs, generator)
+    return _of(facts)[1](facts, inputs, rng)
 
 
 def _of(facts: Facts) -> tuple[View, View]:
@@ -51,44 +46,26 @@ def _of(facts: Facts) -> tuple[View, View]:
     return VIEWS[facts.modality]
 
 
-def _same(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _same(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     return inputs
 
 
-def _uniform(generator: torch.Generator, like: Tensor, *shape: int) -> Tensor:
-    return torch.rand(shape, generator=generator, device=like.device)
-
-
-def _draws(generator: Generators, x: Tensor, count: int) -> Tensor:
-    """So many numbers an image, [count, images, 1]; of equal parts of a batch each from a generator of its own."""
-    if isinstance(generator, torch.Generator):
-        return _uniform(generator, x, count, len(x), 1)
-    return torch.cat([_uniform(g, x, count, len(x) // len(generator), 1) for g in generator], 1)
-
-
-def _shift(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
+def _weak_image(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     (x,) = inputs
-    draws = _draws(generator, x, 3)
-    how = kernels().shift if _fits(x) else shift
-    return (how(x, draws, "crop" in facts.views, "flip" in facts.views),)
+    draws = uniform(rng, x, 3, len(x), 1)
+    return (shift(x, draws, "crop" in facts.views, "flip" in facts.views),)
 
 
-def _distort(facts: Facts, inputs: Inputs, generator: Generators) -> Inputs:
+def _strong_image(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     (x,) = inputs
-    zoom = _draws(generator, x, 5)
-    colour = _draws(generator, x, 4) if "jitter" in facts.views else None
-    how = kernels().distort if _fits(x) else distort
-    return (how(x, zoom, colour, "crop" in facts.views, "flip" in facts.views),)
+    zoom = uniform(rng, x, 5, len(x), 1)
+    colour = uniform(rng, x, 4, len(x), 1) if "jitter" in facts.views else None
+    return (distort(x, zoom, colour, "crop" in facts.views, "flip" in facts.views),)
 
 
-def _fits(x: Tensor) -> bool:
-    plain = x.dtype in (torch.uint8, torch.float32) and not x.requires_grad
-    return x.is_cuda and plain and x.shape[1:].numel() <= SMALL and kernels() is not None
-
-
-def kernels() -> Any:
-    """The module with `shift` and `distort` as kernels."""
-    return found("triton.augmentations")
+def uniform(rng: torch.Generator, like: Tensor, *shape: int) -> Tensor:
+    """Uniform numbers on the device of another tensor."""
+    return torch.rand(shape, generator=rng, device=like.device)
 
 
 def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
@@ -158,29 +135,29 @@ def _jitter(x: Tensor, draws: Tensor) -> Tensor:
     return mixed.view_as(x).clamp(0, 1)
 
 
-def _thin(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _thin(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """Tokens dropped or masked; the token with the largest draw always stays, so no text becomes empty."""
     (tokens,) = inputs
-    draws = _uniform(generator, tokens, *tokens.shape).masked_fill(tokens == 0, -1)
+    draws = uniform(rng, tokens, *tokens.shape).masked_fill(tokens == 0, -1)
     changed = tokens.masked_fill(draws < DROP + MASK, UNKNOWN).masked_fill(draws < DROP, 0)
     return (torch.where(draws == draws.amax(1, keepdim=True), tokens, changed),)
 
 
-def _prune(facts: Facts, inputs: Inputs, generator: torch.Generator) -> Inputs:
+def _prune(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """Edges and feature columns dropped. A dropped edge becomes a self-edge of its source, so that shapes stay: an
     encoder that gives each node exactly one self-loop sees it as gone. Features are left as they are, and the columns
     that count are said beside: to the encoder, a dropped column is a row of its first weight that is zero.
     """
     x, edges, targets = inputs
-    dropped = _uniform(generator, x, edges.shape[1]) < EDGES
-    kept = _uniform(generator, x, x.shape[1]) >= COLUMNS
+    dropped = uniform(rng, x, edges.shape[1]) < EDGES
+    kept = uniform(rng, x, x.shape[1]) >= COLUMNS
     return x, torch.where(dropped, edges[:1], edges), targets, kept
 
 
 # What a dataset may name in its facts.
 NAMES = {"image": ("crop", "flip", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
 VIEWS: dict[str, tuple[View, View]] = {
-    "image": (_shift, _distort),
+    "image": (_weak_image, _strong_image),
     "text": (_same, _thin),
     "graph": (_same, _prune),
 }

@@ -22,8 +22,7 @@ Module = TypeVar("Module", bound=nn.Module)
 class BatchNorm(nn.BatchNorm2d):
     """BatchNorm whose state can be averaged: no integer counter, and it can be trained on a single value."""
 
-    groups = 1  # equal parts of a batch with statistics of their own; only the fused kernels know more than one
-    watch: Callable[..., None] | None = None  # told of this layer and what reaches it, or of the latter's moments
+    observer: Callable[..., None] | None = None  # called with this layer and its input in every pass
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -33,8 +32,11 @@ class BatchNorm(nn.BatchNorm2d):
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.watch is not None:
-            self.watch(self, x)
+        if self.observer is not None:
+            self.observer(self, x)
+        return self.normalise(x)
+
+    def normalise(self, x: Tensor) -> Tensor:
         # One value per channel has no spread: the running statistics stand in for it and are left alone.
         learn = self.training and x.numel() > x.shape[1]
         mean, var, momentum = self.running_mean, self.running_var, float(self.momentum or 0)

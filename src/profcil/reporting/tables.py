@@ -32,7 +32,7 @@ MEASURED = {
 }
 NAMES = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
 # What may differ between two runs whose numbers are averaged: the seed, and what no number depends on.
-FREE = ("seed", "device", "threads", "workers", "executor")
+FREE = ("seed", "device", "threads", "workers", "accelerate")
 FOLD = 24  # columns up to this many characters are never folded
 
 

@@ -21,7 +21,7 @@ from profcil.protocol.plan import Plan
 
 Made = TypeVar("Made")
 NAMES = ("dataset", "method", "setting", "seed")
-ELSEWHERE = ("device", "threads", "workers", "executor")  # settings of where a run is computed; these may change
+ELSEWHERE = ("device", "threads", "workers", "accelerate")  # settings of where a run is computed; these may change
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)  # TOML, JSON, UTF-8: ValueErrors
 
 

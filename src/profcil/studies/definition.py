@@ -22,7 +22,7 @@ from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve
 
 STUDIES = Path(__file__).parent.parent / "recipes" / "studies"
 # What no result depends on, beyond rounding; what a regime changes is in the method's own settings.
-FREE = ("threads", "workers", "executor", "regime")
+FREE = ("threads", "workers", "accelerate", "regime")
 SCALES = ("paper", "smoke")
 GROUPS = ("all", "replay")
 Names = tuple[str, ...] | str  # method names, or one of GROUPS

@@ -20,11 +20,19 @@ from torch import Tensor
 from profcil.accel.cpu import adapter_head_c
 from profcil.accel.cpu.adapter_head_gradient import Classification, slopes
 from profcil.config import TrainSettings
-from profcil.engine.optim import Moments, Optimiser, Rule, clip_vector_, fused
-from profcil.engine.phases import Features, Train, Trained, cut
+from profcil.engine.optim import Moments, Optimiser, Rule, fused
+from profcil.engine.phases import Features, Train, Trained, batch_rows
 from profcil.model.net import TAIL, Tail, Weights
 
 CLASSES = 11  # of the example by which the twin in C is judged
+
+
+def clip_vector_(grad: Tensor, limit: float) -> None:
+    """`optim.clip_` of one vector on a CPU, in a form that TorchScript compiles."""
+    if limit != 0:
+        norm = float(torch.dot(grad, grad)) ** 0.5
+        if not norm + 1e-6 <= limit:
+            grad.mul_(limit / (norm + 1e-6))
 
 
 class Ground(NamedTuple):
@@ -81,6 +89,13 @@ def way(g: Ground, rule: Rule, phase: Train) -> Epoch:
     return lambda u, y, index, last: epoch(g, u, y, index, rule, proximal, clip, last)
 
 
+def check() -> str:
+    """Whether the compiled epoch is used, in a word."""
+    if adapter_head_c.library() is None:
+        return "no compiler"
+    return "passed" if trusted() is not None else "failed"
+
+
 @cache
 def trusted() -> ctypes.CDLL | None:
     """The twin in C, if it takes the steps that are written here: nobody may have run it on such a processor yet."""
@@ -88,8 +103,11 @@ def trusted() -> ctypes.CDLL | None:
     if library is None:
         return None
     phase, order = example(), torch.arange(CLASSES)
-    (_, ours, rule, _), (_, written, *_) = (prepared(phase, Classification, order) for _ in range(2))
-    rows, index = phase.source.epoch(torch.Generator()), cut(phase.source.size, phase.settings.batch, torch.Generator())
+    (_, ours, rule, _), (_, written, *_) = (prepared(phase, order) for _ in range(2))
+    rows, index = (
+        phase.source.epoch(torch.Generator()),
+        batch_rows(phase.source, phase.settings.batch, torch.Generator()),
+    )
     before, where = ours.vector[0].clone(), (rows["u"], rows["y"], index)
     expected = descend(written, *where, rule, phase.proximal, phase.settings.clip, True).squeeze(1)
     take = adapter_head_c.Epochs(library, ours, rule, phase.settings.batch, phase.proximal, phase.settings.clip)
@@ -112,14 +130,14 @@ def example() -> Train:
 
 
 @torch.no_grad()
-def run(phase: Train, gradient: type[Classification], rng: torch.Generator) -> Trained:
+def run(phase: Train, rng: torch.Generator) -> Trained:
     """The phase with adapter and head as one vector: one pull, one clipping, one update."""
-    s, order, losses, steps = phase.settings, gradient.order(phase.constants), torch.zeros(0), 0
+    s, order, losses, steps = phase.settings, Classification.order(phase.constants), torch.zeros(0), 0
     with torch.inference_mode():  # like no_grad, and tensors made in it need less around every kernel
-        tail, ground, rule, place = prepared(phase, gradient, order)
+        tail, ground, rule, place = prepared(phase, order)
         take = way(ground, rule, phase)
     for number in range(phase.epochs):
-        rows, index = phase.source.epoch(rng), cut(phase.source.size, s.batch, rng)
+        rows, index = phase.source.epoch(rng), batch_rows(phase.source, s.batch, rng)
         last = number == phase.epochs - 1
         with torch.inference_mode():
             losses = take(rows["u"], place[rows["y"]], index, last)
@@ -129,9 +147,9 @@ def run(phase: Train, gradient: type[Classification], rng: torch.Generator) -> T
     return Trained({**phase.weights, **own}, float(losses.mean()), steps)
 
 
-def prepared(phase: Train, gradient: type[Classification], order: Tensor) -> tuple[Tail, Ground, Rule, Tensor]:
+def prepared(phase: Train, order: Tensor) -> tuple[Tail, Ground, Rule, Tensor]:
     (vector, tail), (slope, into) = joined(phase.weights, order), joined(phase.weights, order)
-    g = gradient(tail, into, phase.settings.batch or phase.source.size, phase.constants)
+    g = Classification(tail, into, phase.settings.batch or phase.source.size, phase.constants)
     anchor, optimiser = [vector.clone()] if phase.proximal else [], Optimiser(phase.settings, [vector])
     ground = Ground([vector], [slope], g.weights, g.slopes, g.room, optimiser.moments, anchor)
     return tail, ground, optimiser.rule, g.place

@@ -1,30 +1,16 @@
-"""Gradients of adapter and head by hand, for one client on a CPU: most of a stream's steps are of this kind.
+"""The gradient of `losses.classification` written down, for one client on a CPU. Most steps of a stream are such steps.
 
-Autograd finds the same numbers with one matrix product more, twice the small kernels, and a fresh tensor for each. A
-loss that has such a twin carries it as its `gradient`; autograd on the loss itself is the reference.
+Autograd needs one more matrix product, twice as many small kernels, and a fresh tensor for each result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from profcil.model.net import Tail
-
-Loss = TypeVar("Loss", bound=Callable[..., Tensor])
-
-
-def with_gradient(gradient: type) -> Callable[[Loss], Loss]:
-    """Marks a loss whose gradient is written down, and where: here for adapter and head, in `abreast` for a base."""
-
-    def mark(loss: Loss) -> Loss:
-        loss.gradient = gradient  # type: ignore[attr-defined]
-        return loss
-
-    return mark
 
 
 class Classification:

@@ -1,20 +1,18 @@
 """Values of several clients at once, in the place of one client's tensors.
 
-A loss is written for one client. Where all it does with its tensors is to hand them to the model and to functions that
-know of a leading client axis (`carried`), the same lines give the losses of many clients in one computation. Anything
-else, such as indexing, reducing or branching, would mix clients up, and is refused; those clients are then computed
-one by one. So no loss has to say which kind it is, and none can be taken for the wrong one.
+A loss is written for one client. If it only passes its tensors to the model and to the functions in `BATCHED`, the same
+lines give the losses of several clients in one computation. Any other operation, such as indexing, reducing or
+branching, raises `Refused`; those clients are then computed one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from profcil.model import losses
 
 
 class Refused(Exception):
@@ -22,8 +20,8 @@ class Refused(Exception):
 
 
 class Many:
-    """A tensor with a leading client axis, or a list with an item a client. It can be handed on, scaled by a number and
-    added to its like, and nothing more can be found out about it."""
+    """A tensor with a leading client axis, or a list with one item a client. It can be passed on, scaled by a number,
+    and added to another one; other operations raise `Refused`."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -53,19 +51,23 @@ class Many:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise Refused(str(function))
+        if function not in BATCHED:
+            raise Refused(str(function))
+        return Many(BATCHED[function](*map(_inner, args), **{k: _inner(v) for k, v in (kwargs or {}).items()}))
 
 
-def carried(function: Function) -> Function:
-    """Marks a function of tensors that may all carry a leading client axis: it takes and gives `Many`, too."""
+def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+    """`losses.contrast` of several clients, one value each."""
+    similarity = a @ b.mT / temperature
+    both = similarity.log_softmax(1) + similarity.log_softmax(2)
+    return -0.5 * both.diagonal(dim1=1, dim2=2).mean(1)
 
-    @wraps(function)
-    def either(*args: Any, **more: Any) -> Any:
-        if not any(isinstance(a, Many) for a in (*args, *more.values())):
-            return function(*args, **more)
-        return Many(function(*map(_inner, args), **{k: _inner(a) for k, a in more.items()}))
 
-    return either  # type: ignore[return-value]
+# Losses that can be computed for several clients, and how. The cross-entropy's own formula has no fixed leading axes.
+BATCHED: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    losses.contrast: contrast,
+    losses.cross_entropy: losses.cross_entropy,
+}
 
 
 def _inner(value: Any) -> Any:

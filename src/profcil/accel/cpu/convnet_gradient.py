@@ -1,7 +1,7 @@
-"""Slopes of a small convolutional network, adapter and head by hand, for several clients abreast on a CPU.
+"""The gradient of `losses.supervised` for ConvNet with GroupNorm written down, for several clients on a CPU.
 
-Autograd finds the same numbers, but is called from Python a hundred times a step, and of two stacks on two cores each
-waits for the interpreter while the other has it. Written down, an epoch of steps is one compiled call (see `stacks`).
+Autograd is called from Python a hundred times a step, and two stacks on two cores compete for the interpreter. Written
+down, an epoch of steps is one compiled call (see `stacked_clients`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from profcil.accel.cpu.grouped_layers import ahead, back, evener, filters
 from profcil.encoders.convnet import ConvNet
-from profcil.model.net import Net
 
 
 class Layers(NamedTuple):
@@ -25,23 +24,14 @@ class Layers(NamedTuple):
     barred: Tensor  # [clients, 1, classes]: 0, or the lowest number where a class is not allowed
 
 
-class Supervised:
-    """The mark of a loss that is cross_entropy(net(weak view), y, allowed), and where its slopes are written down."""
-
-    @staticmethod
-    def fits(net: Net) -> bool:
-        base = net.base
-        return isinstance(base, ConvNet) and isinstance(base.norm1, nn.GroupNorm) and not net.cosine
-
-    @staticmethod
-    def layers(base: ConvNet, images: Tensor, allowed: Tensor) -> Layers:
-        height, width = images.shape[-2:]
-        first, second = base.norm1, base.norm2
-        assert isinstance(first, nn.GroupNorm) and isinstance(second, nn.GroupNorm)
-        one = evener(first.num_channels, first.num_groups, height * width, images.dtype)
-        two = evener(second.num_channels, second.num_groups, (height // 2) * (width // 2), images.dtype)
-        barred = torch.zeros_like(allowed, dtype=images.dtype).masked_fill(~allowed, torch.finfo(images.dtype).min)
-        return Layers(one, two, first.eps, barred.unsqueeze(1))
+def layers_of(base: ConvNet, images: Tensor, allowed: Tensor) -> Layers:
+    height, width = images.shape[-2:]
+    first, second = base.norm1, base.norm2
+    assert isinstance(first, nn.GroupNorm) and isinstance(second, nn.GroupNorm)
+    one = evener(first.num_channels, first.num_groups, height * width, images.dtype)
+    two = evener(second.num_channels, second.num_groups, (height // 2) * (width // 2), images.dtype)
+    barred = torch.zeros_like(allowed, dtype=images.dtype).masked_fill(~allowed, torch.finfo(images.dtype).min)
+    return Layers(one, two, first.eps, barred.unsqueeze(1))
 
 
 def slopes(w: dict[str, Tensor], to: dict[str, Tensor], layers: Layers, x: Tensor, y: Tensor) -> Tensor:

@@ -41,6 +41,13 @@ def draw_(library: ctypes.CDLL, out: Tensor, rng: torch.Generator) -> Tensor:
     return out
 
 
+def check() -> str:
+    """Whether the compiled draws are used, in a word."""
+    if built("cpu/normal.c") is None:
+        return "no compiler"
+    return "passed" if trusted() is not None else "failed"
+
+
 @cache
 def trusted() -> ctypes.CDLL | None:
     library = built("cpu/normal.c")

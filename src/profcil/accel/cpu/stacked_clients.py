@@ -1,10 +1,10 @@
 """Phases that move the base, of several clients in one computation on a CPU.
 
-An encoder that can carry a client axis says so by a method `over_clients(own, *inputs)`, and by `mixes` whether the
-examples of a batch depend on each other; losses need not say anything (see `many`). What a client draws, sees and steps
-is as if it were alone; only the rounding differs. Each client's parameters are one row of a matrix, so that pull,
-clipping and update of all are a few operations. Where a loss has its slopes written down (`abreast`), an epoch of steps
-is one call of TorchScript.
+An encoder that can be computed so has a method `over_clients(own, *inputs)`, and `mixes` says whether the examples of
+a batch depend on each other. Losses need no mark (see `client_batch`). Draws, batches and steps of a client do not
+depend on the others; only the rounding differs. Each client's parameters are one row of a matrix, so that proximal
+term, clipping and update of all clients are a few operations. With a written gradient an epoch is one call of
+TorchScript.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from profcil.accel import augmentations
 from profcil.accel.cpu.adapter_head_epoch import compiled
 from profcil.accel.cpu.client_batch import Many, Refused
-from profcil.accel.cpu.convnet_gradient import Layers, Supervised, slopes
+from profcil.accel.cpu.convnet_gradient import Layers, layers_of, slopes
+from profcil.accel.sources import epochs
 from profcil.data.bundle import Inputs
 from profcil.engine.optim import Moments, Optimiser, Rule, fused
 from profcil.engine.phases import Batch, Train, Trained
-from profcil.engine.steps import epochs, generator_of
-from profcil.model import augmentations
+from profcil.engine.steps import generator_of
 from profcil.model.layers import unit
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, project
 
@@ -32,32 +33,17 @@ At = tuple[str, str]  # block and tensor
 Seen = tuple[Many, ...]  # inputs of an encoder
 
 
-def carries(net: Net) -> bool:
-    """Whether this model's base can be computed for several clients at once, and in the same precision."""
-    low = getattr(net, "bf16", False)
-    return hasattr(net.base, "over_clients") and not low and next(net.parameters()).device.type == "cpu"
-
-
-def fit(net: Net, phases: Sequence[Train]) -> bool:
-    """Whether these phases can be: their epochs must have the same number of steps."""
-    return len(phases) > 1 and carries(net) and len({p.length for p in phases}) == 1
-
-
-def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
-    """As `steps.run_on_net` for each."""
+def run(net: Net, phases: Sequence[Train], written: bool) -> list[Trained]:
+    """As `steps.run` for each. `written`: whether the loss's gradient is written down (`convnet_gradient`)."""
     net.train()
-    rows = (Written if written(net, phases[0]) else Rows)(net, phases)
-    rngs, losses = [generator_of(net, p) for p in phases], torch.zeros(0)
+    rows = (Written if written else Rows)(net, phases)
+    rngs = [generator_of(net, p) for p in phases]
+    losses = torch.zeros(0)
     for table, _ in epochs(phases, rngs):
         losses = rows.epoch(table, rngs)
-    means, steps = losses.mean(0).tolist(), phases[0].epochs * len(losses)
+    means = losses.mean(0).tolist()
+    steps = phases[0].epochs * len(losses)
     return [Trained(rows.end(i, p), means[i], steps) for i, p in enumerate(phases)]
-
-
-def written(net: Net, phase: Train) -> bool:
-    """Whether the slopes of this phase are written down."""
-    marked = getattr(phase.loss, "gradient", None) is Supervised and set(phase.blocks) == set(MODEL)
-    return marked and net.twins and Supervised.fits(net)
 
 
 def batch_of(phases: Sequence[Train], rows: Tensors) -> Batch:
@@ -216,7 +202,7 @@ class Written(Rows):
             (x,) = augmentations.weak(self.net.facts, (x,), [rng for rng in rngs for _ in range(steps)])
         x = base.pixels(unit(x)).unflatten(0, (clients, steps, batch)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (steps, batch))
-        return walk(self.ground, Supervised.layers(base, x, self.constants["allowed"]), x, y, *self.how)
+        return walk(self.ground, layers_of(base, x, self.constants["allowed"]), x, y, *self.how)
 
 
 def together(phases: Sequence[Train], block: str, name: str) -> Tensor:

@@ -9,7 +9,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from profcil.engine.steps import in_order
+from profcil.engine.optim import is_channels_last
 from profcil.model.net import MODEL, Net, Weights
 
 At = tuple[str, str]  # block and tensor
@@ -19,7 +19,7 @@ class Layout:
     """Named tensors side by side in one row of a matrix, each in the order in which it lies in memory."""
 
     def __init__(self, tensors: Mapping[At, Tensor]) -> None:
-        self.places = {at: (t.shape, t.numel(), in_order(t, t) is not t) for at, t in tensors.items()}
+        self.places = {at: (t.shape, t.numel(), is_channels_last(t)) for at, t in tensors.items()}
         self.size = sum(size for _, size, _ in self.places.values())
 
     def matrix(self, like: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class Often:
 
 
 def refused(what: str, error: Exception) -> Failure:
-    return Failure(f"{what} could not be recorded as a CUDA graph ({short(error)}); run with --set graphs=false")
+    return Failure(f"{what} could not be recorded as a CUDA graph ({short(error)}); run with --set accelerate=off")
 
 
 def short(error: Exception) -> str:

@@ -5,9 +5,8 @@ one by one from Python takes longer than computing them. See `static` for what i
 from __future__ import annotations
 
 import gc
-import inspect
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,10 +14,12 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from profcil.accel import stacked_heads
 from profcil.accel.graphs.client_models import Bodies, kind
 from profcil.accel.graphs.feature_replay import Lookup
 from profcil.accel.graphs.recorder import WIDTH, Recorder, refused, short
 from profcil.accel.graphs.static_steps import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
+from profcil.accel.sources import epochs
 from profcil.engine import steps
 from profcil.engine.phases import Train, Trained
 from profcil.errors import Failure
@@ -38,18 +39,13 @@ class Graphs:
         self.known: OrderedDict[tuple, Static] = OrderedDict()  # the one used last comes last
         self.bodies: WeakValueDictionary[tuple, Bodies] = WeakValueDictionary()  # those of the steps that are known
         self.made = 0
+        self.eager: Counter[str] = Counter()  # phases whose step could not be recorded, by name
         self.most = WIDTH  # clients whose bases move in one recorded step
 
     def width(self, phase: Train) -> int:
         """How many of these. A step that trains more than the model has several views of each image: a few clients
         fill a GPU with those, and more of them would only take memory."""
         return min(self.most, WIDTH if set(phase.blocks) <= set(MODEL) else NARROW)
-
-    def takes(self, phase: Train) -> bool:
-        """Whether a phase's step can come back: not where a batch is all of a client's examples, nor with a loss that
-        was made for this phase and may hold tensors of its own."""
-        lasting = inspect.ismethod(phase.loss) or (inspect.isfunction(phase.loss) and not phase.loss.__closure__)
-        return phase.settings.batch > 0 and lasting
 
     def run(self, phases: Sequence[Train]) -> list[Trained]:
         """As `steps.run`, by replaying; losses and sizes are left on the device, which may be far behind. Where it has
@@ -87,14 +83,20 @@ class Graphs:
         """A group; eagerly where its step cannot be recorded."""
         step: Static | None = None
         lengths: list[int] = []
-        for table, lengths in steps.epochs(phases, rngs):
+        for table, lengths in epochs(phases, rngs):
             if step is None:
                 step = self.begin(phases, table)
             if step is None:
-                return steps.run(self.net, phases)
+                return self.run_eagerly(phases)
             step.epoch(table, lengths)
         assert step is not None
         return step.end(phases, lengths)
+
+    def run_eagerly(self, phases: Sequence[Train]) -> list[Trained]:
+        self.eager[phases[0].name] += len(phases)
+        if phases[0].on_features and len(phases) > 1:
+            return stacked_heads.run(self.net, phases)
+        return [steps.run(self.net, phase) for phase in phases]
 
     def begin(self, phases: Sequence[Train], table: Table) -> Static | None:
         """The step of these phases with the phases copied in; None where it cannot be recorded."""

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.cpu.adapter_head_gradient import Classification
 from profcil.accel.graphs.client_models import Bodies
 from profcil.accel.graphs.recorder import Do, Recorder
 from profcil.accel.graphs.updates import Descent, MaskedDescent, MaskedRule
@@ -25,6 +24,7 @@ from profcil.accel.loader import found
 from profcil.accel.resnet import recorded
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.steps import loss_of
+from profcil.model import losses
 from profcil.model.net import TAIL, Net, Tail, Weights
 
 UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
@@ -242,13 +242,13 @@ class OnFeaturesByKernels(OnFeatures):
 
     @staticmethod
     def fits(net: Net, phase: Train) -> bool:
-        written = phase.blocks == TAIL and getattr(phase.loss, "gradient", None) is Classification
+        written = phase.blocks == TAIL and phase.loss is losses.classification
         narrow = net.adapter["down"]
         sizes = net.classes, len(narrow), phase.settings.batch
         if not narrow.is_cuda or any(a > b for a, b in zip(sizes, ROOM, strict=True)) or _tails() is None:
             return False
         new = torch.cuda.get_device_capability(narrow.device) >= (8, 0)  # older ones have too little shared memory
-        return written and new and net.twins and not net.cosine
+        return written and new and not net.cosine
 
     def one(self) -> None:
         active, allowed = self.number < self.lengths, self.constants["allowed"]

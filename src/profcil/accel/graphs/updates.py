@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from profcil.accel.loader import found
+from profcil.accel.row_updates import clip_rows_
 from profcil.config import TrainSettings
-from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser, clip_
+from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser
 from profcil.engine.phases import Train
 
 
@@ -55,7 +56,7 @@ class Descent(Update):
         _kernels().squares(*grads, self.row, self.anchor, self.twice, self.partial)
         length = self.partial.sum().sqrt() + 1e-6
         excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
-        where = (self.row, self.optimiser.first[0], self.anchor, self.low)
+        where = (self.row, self.optimiser.moments.first[0], self.anchor, self.low)
         _kernels().descend(*grads, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
 
 
@@ -84,7 +85,7 @@ class MaskedRule:
         """One update of the active rows from this gradient, which is overwritten."""
         if self.anchor is not None:
             g.add_(self.p - self.anchor, alpha=self.twice)
-        clip_([g], self.s.clip, stacked=True)
+        clip_rows_([g], self.s.clip)
         (self.adam if self.s.optimiser == "adam" else self.sgd)(g, ~active.unsqueeze(1))
 
     def sgd(self, g: Tensor, still: Tensor) -> None:

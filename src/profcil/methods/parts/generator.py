@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from profcil.accel.resnet import moments
 from profcil.data.bundle import Inputs
 from profcil.engine.payload import ServerState
 from profcil.model.layers import BatchNorm, drawn
@@ -98,22 +97,17 @@ def frozen(net: Net, weights: Weights) -> Net:
 
 def half(net: Net) -> AbstractContextManager:
     """The precision in which clients train this model, for what a server computes with it."""
-    device = next(net.parameters()).device.type
-    return torch.autocast(device, torch.bfloat16, enabled=getattr(net, "bf16", False))
+    return net.autocast()
 
 
-@torch.no_grad()
-def asked(net: Net, whose: object, function: Callable[[Tensor], Tensor], rows: Tensor, chunk: int = 512) -> Tensor:
-    """A function of the loaded model for many rows, each for itself. Where an executor can, by replaying; `whose` then
-    stands for the function."""
+def asked(net: Net, key: object, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """A function of the loaded model for many rows, each for itself, in the model's precision."""
 
-    def answer(piece: Tensor) -> Tensor:
-        with half(net):
-            return function(piece)
+    def answer(chunk: Tensor) -> Tensor:
+        with net.autocast():
+            return function(chunk)
 
-    if net.lookup is not None and len(rows):
-        return net.lookup(whose, answer, rows)
-    return torch.cat([answer(piece) for piece in rows.split(chunk)])
+    return net.map_rows(answer, rows, key)
 
 
 def made_adam(*groups: dict, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
@@ -161,7 +155,7 @@ class Statistics:
     def __enter__(self) -> Statistics:
         for layer in self.layers:
             if isinstance(layer, BatchNorm):
-                layer.watch = self.note
+                layer.observer = self.note
             else:
                 self.hooks.append(layer.register_forward_pre_hook(lambda own, x: self.note(own, x[0])))
         return self
@@ -169,7 +163,7 @@ class Statistics:
     def __exit__(self, *_: object) -> None:
         for layer in self.layers:
             if isinstance(layer, BatchNorm):
-                layer.watch = None
+                layer.observer = None
         while self.hooks:
             self.hooks.pop().remove()
 
@@ -180,6 +174,12 @@ class Statistics:
     @property
     def batch(self) -> Moments:
         return in_line([self.noted[layer] for layer in self.layers])
+
+
+def moments(x: Tensor) -> Moments:
+    """Mean and variance of every channel over a batch of images."""
+    var, mean = torch.var_mean(x.float(), (0, 2, 3), correction=0)
+    return mean, var
 
 
 def in_line(moments: Sequence[Moments]) -> Moments:

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from profcil.accel.graphs.recorder import Do
 from profcil.data.bundle import Inputs
 from profcil.engine.optim import clip_
-from profcil.engine.server import Server
+from profcil.engine.server import Server, Step
 from profcil.methods.parts.distillation import outputs
 from profcil.methods.parts.generator import (
     Generator,
@@ -43,7 +42,12 @@ class Synthesis:
     can be recorded."""
 
     def __init__(self, params: TargetParams, server: Server, teacher: Net) -> None:
-        self.p, self.teacher, self.statistics, self.often = params, teacher, Statistics(teacher.base), server.often
+        self.p, self.teacher, self.statistics, self.repeated = (
+            params,
+            teacher,
+            Statistics(teacher.base),
+            server.repeated,
+        )
         device, self.first = next(teacher.parameters()).device, torch_generator(server.number("generator"))
         self.seen = torch.tensor(server.seen, device=device)
         self.rng = torch.Generator(device).manual_seed(server.number("synthesis"))
@@ -69,18 +73,18 @@ class Synthesis:
         place = torch.arange(rounds * self.batch, device=self.seen.device) % classes
         made = torch.zeros(len(place), *self.trial.best.shape[1:], dtype=torch.uint8, device=place.device)
         answers = torch.zeros(len(place), self.teacher.classes, device=place.device)
-        steps = [self.often(partial(self.step, student)) for student in (False, True)]
+        steps = [self.repeated(partial(self.step, student)) for student in (False, True)]
         course: Course | None = None
         for number, labels in enumerate(place.split(self.batch)):
             now = slice(number * self.batch, (number + 1) * self.batch)
             made[now] = as_bytes(self.round(labels, steps[number >= p.synthesis_rounds]))
             answers[now] = outputs(self.teacher, made[now])
             if p.adversary and number + 1 >= p.synthesis_rounds:
-                course = course or Course(self.student, made, answers, self.seen, self.batch, self.often)
+                course = course or Course(self.student, made, answers, self.seen, self.batch, self.repeated)
                 course.learn(now.stop, self.rng)
         return made[-wanted:], answers[-wanted:], self.seen[place[-wanted:]]
 
-    def round(self, labels: Tensor, step: Do) -> Tensor:
+    def round(self, labels: Tensor, step: Step) -> Tensor:
         """The best batch on the way of a clone of the generator; its gradients move the generator too."""
         self.trial.begin(self.generator, self.rng, labels)
         for _ in range(self.p.synthesis_steps):
@@ -168,10 +172,16 @@ class Course:
     """What a student learns from: images, of which there are more and more, and the teacher's answers to them."""
 
     def __init__(
-        self, student: Student, images: Tensor, answers: Tensor, seen: Tensor, batch: int, often: Callable[[Do], Do]
+        self,
+        student: Student,
+        images: Tensor,
+        answers: Tensor,
+        seen: Tensor,
+        batch: int,
+        repeated: Callable[[Step], Step],
     ) -> None:
         self.student, self.images, self.answers, self.seen = student, images, answers, seen
-        self.again = often(self.step)
+        self.again = repeated(self.step)
         self.own = list(student.parameters())
         self.rows = torch.zeros(student.p.student_steps, batch, dtype=torch.long, device=images.device)
         self.number = torch.zeros(1, dtype=torch.long, device=images.device)  # of the step, which is a row of those
@@ -194,7 +204,7 @@ class Course:
         target = (self.answers[rows][:, self.seen] / t).softmax(1)
         loss = t**2 * F.kl_div((logits.float() / t).log_softmax(1), target, reduction="batchmean")
         grads = torch.autograd.grad(loss, self.own)
-        clip_(grads, 5.0, stacked=False)
+        clip_(grads, 5.0)
         descend(student.sgd, self.own, grads)
         self.number.add_(1)
 

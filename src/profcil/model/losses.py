@@ -1,0 +1,54 @@
+"""The losses that methods share, as formulas.
+
+A loss of a training phase is a function of (model, batch). The model is a `Net`, or a `Tail` where a phase trains on
+features. Values that carry an axis of clients can take the place of tensors, as with torch's own functions
+(`__torch_function__`): so one loss serves one client and a batch of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import wrap_torch_function
+
+from profcil.data.bundle import Inputs
+
+if TYPE_CHECKING:
+    from profcil.model.net import Net, Tail
+
+
+@wrap_torch_function(lambda logits, y, allowed: (logits, y, allowed))
+def cross_entropy(logits: Tensor, y: Tensor, allowed: Tensor) -> Tensor:
+    """Mean cross-entropy over the last batch axis. Classes outside the mask `allowed` do not compete."""
+    logits = logits.masked_fill(~allowed.unsqueeze(-2), torch.finfo(logits.dtype).min)
+    return -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
+
+
+@wrap_torch_function(lambda a, b, temperature: (a, b))
+def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+    """The symmetric contrastive loss between two views of a batch: the positive of a row is the same row of the other
+    view, its negatives are the other rows."""
+    similarity = a @ b.mT / temperature
+    target = torch.arange(len(a), device=a.device)
+    return 0.5 * (F.cross_entropy(similarity, target) + F.cross_entropy(similarity.T, target))
+
+
+def supervised(net: Net, batch: Mapping[str, Any]) -> Tensor:
+    """Cross-entropy of the model on weakly augmented inputs: FedAvg's loss."""
+    views = net.weak(batch["inputs"], batch["rng"])
+    return cross_entropy(net(*views), batch["y"], batch["allowed"])
+
+
+def classification(tail: Tail, batch: Mapping[str, Any]) -> Tensor:
+    """Cross-entropy of adapter and head on features."""
+    return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
+
+
+def consistency(net: Net, inputs: Inputs, rng: torch.Generator, temperature: float) -> Tensor:
+    """The contrastive loss between two strong views of a batch, through base and projector."""
+    a, b = net.encode(net.strong(inputs, rng), net.strong(inputs, rng))
+    return contrast(net.project(a), net.project(b), temperature)
