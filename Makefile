@@ -1,4 +1,5 @@
-# make demo | test | test-deploy | test-slow | golden-compare | golden-record | lint | bench | results | studies-smoke | deploy-demo
+# make demo | test | test-deploy | test-slow | golden-compare | golden-record | coverage | lint | docs | bench | results
+#      | studies-smoke | deploy-demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +18,8 @@ $(VENV)/triton: $(VENV)/installed
 		|| echo 'no Triton for this machine: kernels for GPUs are not tested'
 	touch $@
 
-.PHONY: demo test test-deploy test-slow golden-compare golden-record lint bench results studies-smoke deploy-demo
+.PHONY: demo test test-deploy test-slow golden-compare golden-record coverage lint docs bench results studies-smoke
+.PHONY: deploy-demo
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
@@ -38,10 +40,21 @@ golden-compare: $(VENV)/installed
 golden-record: $(VENV)/installed
 	$(BIN)/python tests/golden/compare.py --record
 
+# The default suite; what it must reach at least is `fail_under` in pyproject.toml.
+coverage: $(VENV)/triton
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-report=html:build/coverage
+
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests docs/site_hooks.py
+	$(BIN)/ruff format --check src tests docs/site_hooks.py
 	$(BIN)/mypy
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed
 	$(BIN)/profcil bench

@@ -10,7 +10,6 @@ Importing the package imports none of them; they are fetched when they are first
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
     from profcil.runs.reader import load_run
     from profcil.runs.trained_model import load_model
 
-try:
-    __version__ = version("profcil")
-except PackageNotFoundError:  # run from a source tree that was not installed
-    __version__ = "0.1.0"
+__version__ = "0.1.0"  # the one place: pyproject.toml and `profcil --version` read it from here
 
 __all__ = ["__version__", "load_data", "load_model", "load_run", "resume", "run"]
 HOMES = {

@@ -49,7 +49,8 @@ def extended(u: Tensor) -> Tensor:
 def supported(y: Tensor, least: int) -> Tensor:
     """A mask of the examples whose class has at least so many of them."""
     _, row, count = torch.unique(y, return_inverse=True, return_counts=True)
-    return (count >= least)[row]
+    mask: Tensor = (count >= least)[row]
+    return mask
 
 
 def summarise(features: Tensor, y: Tensor, *, packed: bool = False) -> Summary:

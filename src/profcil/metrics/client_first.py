@@ -18,7 +18,8 @@ def accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
 def cumulative_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray, position: int) -> np.ndarray:
     """A_c^(p): each client's accuracy over the pooled test examples of the tasks it has met, [clients]."""
     met = orders[:, : position + 1]
-    return correct[position][met].sum(1) / total[met].sum(1)
+    shares: np.ndarray = correct[position][met].sum(1) / total[met].sum(1)
+    return shares
 
 
 def final_average_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:
@@ -33,7 +34,8 @@ def current_task_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.nda
 def current_by_position(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """CTA at each position, averaged over clients, [positions]."""
     positions = np.arange(orders.shape[1])
-    return accuracy(correct, total)[positions[None, :], orders].mean(0)
+    means: np.ndarray = accuracy(correct, total)[positions[None, :], orders].mean(0)
+    return means
 
 
 def forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np.ndarray:
@@ -41,7 +43,8 @@ def forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np
     a = accuracy(correct, total)
     first = np.argsort(orders, axis=1)  # p_c(t)
     best = np.fmax.accumulate(a[::-1], axis=0)[::-1]  # best from a position on
-    return best[first, np.arange(a.shape[1])[None, :]] - a[-1][None, :]
+    lost: np.ndarray = best[first, np.arange(a.shape[1])[None, :]] - a[-1][None, :]
+    return lost
 
 
 def average_forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:

@@ -18,12 +18,12 @@ Made = TypeVar("Made")
 BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, ConfigError)
 
 
-def encode(header: dict) -> bytes:
+def encode(header: dict[str, Any]) -> bytes:
     """The one spelling of a header, so that it can be hashed."""
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
 
 
-def write(path: str | Path, header: dict, arrays: dict[str, np.ndarray]) -> None:
+def write(path: str | Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     """Write beside the target and rename: a reader meets the old file or the new one, never a part."""
     path = Path(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -42,7 +42,7 @@ def write(path: str | Path, header: dict, arrays: dict[str, np.ndarray]) -> None
         part.unlink(missing_ok=True)
 
 
-def read(path: str | Path, make: Callable[[dict, dict[str, np.ndarray]], Made]) -> Made:
+def read(path: str | Path, make: Callable[[dict[str, Any], dict[str, np.ndarray]], Made]) -> Made:
     """What `make` builds from the header and arrays; whatever is wrong with the file is one sentence."""
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from profcil.protocol.plan import Plan
 
 
-def audit(plan: Plan) -> dict:
+def audit(plan: Plan) -> dict[str, Any]:
     """Realised support, coverage and disorder, the support assumption, and every cell without data, as plain values."""
     missing = sorted({y for task in plan.tasks for y in task} - set(np.unique(plan.labels).tolist()))
     drawn = share_of(plan.settings.support, plan.clients)
@@ -34,14 +34,16 @@ def audit(plan: Plan) -> dict:
 
 def _support(plan: Plan) -> np.ndarray:
     """|C_t| / C per task."""
-    return (plan.counts > 0).mean(axis=0)
+    shares: np.ndarray = (plan.counts > 0).mean(axis=0)
+    return shares
 
 
 def _coverage(plan: Plan) -> np.ndarray:
     """Observed labels over the task's labels, averaged over the clients with data of the task."""
     labels = np.diff(plan.label_starts).reshape(plan.orders.shape).sum(axis=0)
     supporters = np.maximum(1, (plan.counts > 0).sum(axis=0))
-    return labels / supporters / np.array([len(task) for task in plan.tasks])
+    shares: np.ndarray = labels / supporters / np.array([len(task) for task in plan.tasks])
+    return shares
 
 
 def untaught(plan: Plan) -> int:

@@ -129,7 +129,7 @@ class Plan:
             )
 
     @property
-    def header(self) -> dict:
+    def header(self) -> dict[str, Any]:
         """Everything but the arrays, as plain values. A weakened task shows in the arrays, not here."""
         settings = {k: v for k, v in asdict(self.settings).items() if not k.startswith("weak_")}
         return {"settings": settings, "seed": self.seed, "tasks": [list(t) for t in self.tasks]}
@@ -159,7 +159,7 @@ class Plan:
         return archive.read(path, cls._rebuild)
 
     @classmethod
-    def _rebuild(cls, header: dict, arrays: dict[str, np.ndarray]) -> Plan:
+    def _rebuild(cls, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Plan:
         tasks = tuple(tuple(t) for t in header["tasks"])
         known: dict[str, Any] = {name: arrays[name] for name in ARRAYS}
         plan = cls(StreamSettings(**header["settings"]), header["seed"], tasks, **known)
@@ -167,7 +167,7 @@ class Plan:
             raise ValueError("its digest is not that of its content")
         return plan
 
-    def audit(self) -> dict:
+    def audit(self) -> dict[str, Any]:
         """What the draws came to: realised support, coverage, disorder, idle cells and the support assumption."""
         return audit.audit(self)
 
