@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from profcil.encoders.model import MODEL, TAIL
+from profcil.engine import steps
+from profcil.engine.phases import Trained
 from profcil.memory.rehearsal import Rehearsal
 
 LAST = 2  # of three rounds
@@ -43,6 +45,20 @@ def phases(run, position: int, round: int) -> dict[str, object]:
             answer = type("Trained", (), {"weights": phase.weights, "loss": 0.0, "steps": 0})
     except StopIteration:
         return asked
+
+
+def trained(run, client: int, position: int, round: int) -> dict[str, Trained]:
+    """What each phase of a client's turn came to."""
+    inbox = {n: run.server.blocks[n] for n in run.method.broadcast(run.server, run.when(position, round))}
+    turn = run.method.turn(run.client(client, position, round), inbox)
+    found, answer = {}, None
+    try:
+        while True:
+            phase = turn.send(answer)
+            answer = steps.run(run.world.net, [phase])[0]
+            found[phase.name] = answer
+    except StopIteration:
+        return found
 
 
 def filled(fresh, method: str = "pro", **settings):
@@ -133,15 +149,22 @@ def test_without_old_memory_nothing_is_remembered_or_sent(tiny, fresh):
     assert set(asked.source.epoch(torch.Generator())["y"].tolist()) == set(run.world.plan.observed(asked.client, 1))
 
 
-@pytest.mark.parametrize("space", ["seen", "local"])
-def test_the_loss_competes_over_the_chosen_classes_only(fresh, space):
-    run = filled(fresh, label_space=space, weight_decay=0.0)
-    start, old = run.server.weights()["head"]["weight"], set(run.server.blocks["memory"].labels)
-    for reply in run.turns(1, 0):
-        changed = set((reply.weights()["head"]["weight"] != start).any(1).nonzero().flatten().tolist())
-        own = set(run.world.plan.observed(reply.client, 1)) | old
-        assert own < run.world.plan.seen(1)
-        assert changed == (run.world.plan.seen(1) if space == "seen" else own)
+@pytest.mark.parametrize("fit", ["own", "remembered", "seen"])
+@pytest.mark.parametrize("rehearse", ["remembered", "seen"])
+def test_each_phase_competes_over_its_chosen_classes_only(fresh, fit, rehearse):
+    run = filled(fresh, fit_space=fit, rehearse_space=rehearse, weight_decay=0.0)
+    seen, old = run.world.plan.seen(1), set(run.server.blocks["memory"].labels)
+    for client in run.clients(1, 0):
+        own = set(run.world.plan.observed(client, 1))
+        spaces = {"own": own, "remembered": own | old, "seen": seen}
+        assert own < own | old < seen
+        start = run.server.weights()["head"]["weight"]
+        for name, phase in trained(run, client, 1, 0).items():
+            end = phase.weights["head"]["weight"]
+            changed = set((end != start).any(1).nonzero().flatten().tolist())
+            space = spaces[fit if name == "fit" else rehearse]
+            assert changed == (space if len(space) > 1 else set())  # one class alone has no gradient
+            start = end
 
 
 # -- refresh ----------------------------------------------------------------------------------------------------------

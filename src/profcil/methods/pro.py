@@ -6,7 +6,7 @@ class-balanced mixture of its real features and pseudo-features drawn from the m
 last round, clients measure their current classes under the aggregated model, and the server pools the moments. The
 server never takes a gradient.
 
-Where the paper is silent, a setting decides (`label_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
+Where the paper is silent, a setting decides (`fit_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
 ablations of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`,
 `refresh = "local"` (no global refresh), `proximal = 0`, and the protocol's own `warmup.rounds = 0`.
 
@@ -53,10 +53,15 @@ class ProParams(Checked):
     )
     quota: int = setting(20, "features per class, client and local epoch in the balanced set", low=1)
     noise: float = setting(0.1, "γ: scale of the spread in pseudo-features", low=0.0)
-    label_space: str = setting(
-        "local",
-        "classes the loss competes over: the client's own and remembered ones, or all seen",
-        choices=("local", "seen"),
+    fit_space: str = setting(
+        "remembered",
+        "classes the loss of Eq. (sup) competes over: the client's own, those and the remembered ones, or all of Y^(p)",
+        choices=("own", "remembered", "seen"),
+    )
+    rehearse_space: str = setting(
+        "remembered",
+        "classes the loss of Eq. (pro-loss) competes over: the client's own and remembered ones, or all of Y^(p)",
+        choices=("remembered", "seen"),
     )
     refresh: str = setting(
         "global", "statistics under the aggregated or under the local model", choices=("global", "local")
@@ -103,7 +108,7 @@ class Pro(Method):
 
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
         """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss while the base moves, proximal pull."""
-        allowed = client.allowed(self.label_space(client, inbox))
+        allowed = client.allowed(competing(client, inbox, self.params.fit_space))
         weights, pull = weights_of(inbox), self.params.proximal
         if not plastic:
             source = Features(client.features(inbox["base"]), client.y)
@@ -130,7 +135,8 @@ class Pro(Method):
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
         """Projected pseudo multi-task training, Eq. (pro-loss), without a proximal term."""
-        p, allowed = self.params, client.allowed(self.label_space(client, inbox))
+        p = self.params
+        allowed = client.allowed(competing(client, inbox, p.rehearse_space))
         bank = banks.get("adapted" if p.old_memory == "adapted" else "memory")
         old = bank.labels if bank else ()
         roll = client.once(("roll", old), lambda: Roll(client.told, old, p.quota, client.y.device))
@@ -143,11 +149,6 @@ class Pro(Method):
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
         return cross_entropy(tail.score(batch["u"]), batch["y"], batch["allowed"])
-
-    def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
-        if self.params.label_space == "seen":
-            return client.seen
-        return (*client.labels, *(inbox["memory"].labels if "memory" in inbox else ()))
 
     # -- the server, and what it is told ----------------------------------------------------------------------------
 
@@ -234,6 +235,15 @@ class Pro(Method):
         pending = [n for n in state.blocks if n.startswith("pending/")]
         replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
         return self.absorb(state.drop(*pending), replies, when).drop(*(f"settled_{name}" for name in self.banks))
+
+
+def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
+    """The classes that a phase's loss competes over."""
+    if space == "seen":
+        return client.seen
+    if space == "own" or "memory" not in inbox:
+        return client.labels
+    return (*client.labels, *inbox["memory"].labels)
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:
