@@ -117,6 +117,49 @@ def test_a_strong_pull_keeps_the_model_near(fresh):
     assert moved(5.0) < 0.5 * moved(0.0)
 
 
+# -- each phase by its own settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["fit", "rehearse"])
+def test_a_phases_learning_rate_epochs_and_schedule_are_its_own(fresh, phase):
+    (other,) = {"fit", "rehearse"} - {phase}
+    run = filled(fresh, **{f"{phase}_lr": 0.25, f"{phase}_epochs": 4, f"{phase}_schedule": "cosine"})
+    lr, epochs = run.world.config.train.lr, run.world.config.train.epochs
+    for round, share in enumerate((1.0, 0.75, 0.25)):  # of a cosine over three rounds
+        asked = phases(run, 1, round)
+        assert asked[phase].settings.lr == pytest.approx(0.25 * share)
+        assert asked[phase].epochs == 4
+        assert (asked[other].settings.lr, asked[other].epochs) == (lr, epochs)
+
+
+def test_the_learning_rate_of_rehearsal_changes_rehearsal_only(fresh):
+    run = filled(fresh)
+    client = run.clients(1, 0)[0]
+    one = trained(run, client, 1, 0)
+    run.method.params = replace(run.method.params, rehearse_lr=0.001)
+    two = trained(run, client, 1, 0)
+    fitted = [phase["fit"].weights["head"]["weight"] for phase in (one, two)]
+    rehearsed = [phase["rehearse"].weights["head"]["weight"] for phase in (one, two)]
+    assert torch.equal(*fitted)
+    assert not torch.equal(*rehearsed)
+
+
+@pytest.mark.parametrize("method", ["pro", "promax"])
+@pytest.mark.parametrize("auxiliary", [0.0, 0.05])
+def test_broadcast_batch_statistics_come_back_as_they_were_sent(fresh, method, auxiliary):
+    run = filled(fresh, method, model__norm="batch", auxiliary=auxiliary)
+    sent, buffers = run.server.weights()["base"], {name for name, _ in run.world.net.base.named_buffers()}
+    assert buffers & sent.keys()
+
+    def changed() -> set[str]:
+        replies = [reply.weights()["base"] for reply in run.turns(1, 0)]
+        return {k for base in replies for k in base if not torch.equal(base[k], sent[k])}
+
+    assert changed() == sent.keys()
+    run.method.params = replace(run.method.params, batch_statistics="broadcast")
+    assert changed() == sent.keys() - buffers
+
+
 # -- rehearsal --------------------------------------------------------------------------------------------------------
 
 
