@@ -41,6 +41,7 @@ LITERAL = {
     "noise": 0.1,
     "proximal": 0.01,
 }  # PRO as in the paper's text
+PHASES = ("fit_space", "rehearse_space")  # PRO has a label space for each phase
 
 hypothesis_settings.register_profile("same every time", derandomize=True)
 hypothesis_settings.load_profile("same every time")
@@ -117,10 +118,20 @@ class Run:
         return [server for what, _, server in self.trail if what == "position"]
 
 
-def begin(method: str = "pro", dataset: str = "digits", setting: str = "severe", seed: int = 0, **settings: Any) -> Run:
-    """A run that has been warmed up and not yet started. Dots in names are written as double underscores."""
-    literal = LITERAL if method in ("pro", "promax") else {}
-    wanted = TINY | literal | {k.replace("__", "."): v for k, v in settings.items()}
+def begin(
+    method: str = "pro",
+    dataset: str = "digits",
+    setting: str = "severe",
+    seed: int = 0,
+    all_seen: bool = False,
+    **settings: Any,
+) -> Run:
+    """A run that has been warmed up and not yet started. Dots in names are written as double underscores. With
+    `all_seen` every loss competes over all seen classes."""
+    ours = method in ("pro", "promax")
+    literal = LITERAL if ours else {}
+    spaces = dict.fromkeys(PHASES if ours else ("label_space",), "seen") if all_seen else {}
+    wanted = TINY | literal | spaces | {k.replace("__", "."): v for k, v in settings.items()}
     flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)

@@ -26,9 +26,9 @@ def run(
 ) -> Run:
     """Learns a dataset with a method and gives the finished run.
 
-    `recipe` and `flags` (dataset, method, setting, seed, device, ...) are those of `profcil run`; `settings` are those
-    of `--set`, as in {"train.lr": 0.01, "noise": 0.2}. `out` is the run folder, by default one under runs/. `data` is
-    where the datasets lie, by default $PROFCIL_DATA or data. `observe` is told of every round.
+    `recipe` and `flags` (dataset, method, setting, seed, preset, device, ...) are those of `profcil run`; `settings`
+    are those of `--set`, as in {"train.lr": 0.01, "noise": 0.2}. `out` is the run folder, by default one under runs/.
+    `data` is where the datasets lie, by default $PROFCIL_DATA or data. `observe` is told of every round.
     """
     from profcil.engine.run import start
 

@@ -83,6 +83,19 @@ class WarmupSettings(Checked):
     epochs: int = setting(1, "local epochs per warm-up round", low=1)
     batch: int = setting(64, "examples per contrastive step", low=2)
     temperature: float = setting(0.5, "temperature of the contrastive loss", low=1e-3)
+    optimiser: str = setting("sgd", "local optimiser of the warm-up", choices=("sgd", "adam"))
+    lr: float = setting(0.05, "learning rate of the warm-up", low=0.0)
+    momentum: float = setting(0.9, "momentum of SGD in the warm-up", low=0.0, high=1.0)
+    weight_decay: float = setting(5e-4, "weight decay of the warm-up", low=0.0)
+    decay: str = setting(
+        "decoupled", "Adam's weight decay in the warm-up: decoupled or coupled", choices=("decoupled", "coupled")
+    )
+    clip: float = setting(5.0, "largest gradient norm of a warm-up step; 0 = no clipping", low=0.0)
+    projector: str = setting(
+        "averaged",
+        "the projector of Eq. (warmup): sent and averaged like the base, or local to each client, as the paper says",
+        choices=("averaged", "local"),
+    )
 
 
 @dataclass(frozen=True)

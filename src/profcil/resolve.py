@@ -1,6 +1,6 @@
 """From a recipe and flags to one complete, checked configuration of a run.
 
-Later wins: the dataset's built-in recipe, the given recipe file, the heterogeneity setting, flags, `--set`.
+Later wins: the dataset's built-in recipe, the given recipe file, a preset, the heterogeneity setting, flags, `--set`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.settings import StreamSettings
 
 RECIPES = Path(__file__).parent / "recipes"
+PRESETS = RECIPES / "presets"
 SETTINGS = {
     "homogeneous": {"support": 1.0, "coverage": 1.0, "disorder": 0.0},
     "severe": {"support": 0.4, "coverage": 0.5, "disorder": 0.6},
@@ -65,13 +66,16 @@ Sets = Iterable[str] | Mapping[str, Any]  # `key=value` texts of a command line,
 
 
 def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
-    """The configuration behind a command line, or behind a call."""
+    """The configuration behind a command line, or behind a call. The flag `preset` names a preset."""
     chosen = {k: v for k, v in (flags or {}).items() if v is not None}
+    preset = chosen.pop("preset", None)
     given = read_recipe(recipe, chosen)
     dataset = {"dataset": "digits", **given, **chosen}["dataset"]
     if not isinstance(dataset, str) or dataset not in registry.names("data"):
         raise unknown("dataset", str(dataset), registry.names("data"))
     values = merge(recipe_of(dataset), given)
+    method = str({**values, **chosen}.get("method", "promax"))
+    values = merge(values, read_preset(preset, dataset, method))
     values = merge(values, {**chosen, "dataset": dataset})
     check_shape(values)
     return finish(values, str(values.get("method", "promax")), sets)
@@ -178,6 +182,24 @@ def recipe_of(dataset: str) -> dict[str, Any]:
     if path.exists():
         return load_toml(path)
     return {"dataset": dataset, **copy.deepcopy(getattr(registry.find("data", dataset), "RECIPE", {}))}
+
+
+def read_preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
+    """What a preset sets for a dataset and a method; nothing without a name. The method's settings come as `params`, so
+    that they also replace those of a recipe that a run has written."""
+    if name is None:
+        return {}
+    if name not in preset_names():
+        raise unknown("preset", str(name), preset_names())
+    values = load_toml(PRESETS / f"{name}.toml")
+    datasets = values.pop("datasets", {})
+    values = merge(values, datasets.get(dataset, {}))
+    methods = values.pop("methods", {})
+    return {**values, "params": methods.get(method, {})}
+
+
+def preset_names() -> list[str]:
+    return sorted(p.stem for p in PRESETS.glob("*.toml"))
 
 
 def recipe_names() -> list[str]:

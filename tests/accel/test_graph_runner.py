@@ -38,7 +38,7 @@ BATCH, CHUNK = 16, 3
 UNEVEN = {
     "setting": "homogeneous",
     "dirichlet": 0.5,
-    "label_space": "seen",
+    "all_seen": True,
     "warmup__rounds": 0,
     "train__batch": BATCH,
     "train__epochs": 2,

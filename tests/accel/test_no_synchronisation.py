@@ -55,7 +55,7 @@ def turn(run, round):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax", "prolin"])
 def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh, method):
-    run = fresh(method, **({"label_space": "local"} if method in ("pro", "promax") else {}))
+    run = fresh(method)
     for round in range(run.world.config.train.rounds):
         run.play(0, round)
     run.state.server = run.method.end_position(run.server, run.when(0, 2))

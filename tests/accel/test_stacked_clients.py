@@ -18,7 +18,7 @@ from profcil.engine.executor import Executor
 from profcil.engine.phases import Features, Shuffled, Train, Trained
 from profcil.model.losses import cross_entropy
 
-EVEN = {"setting": "homogeneous", "label_space": "seen", "warmup__rounds": 0, "train__batch": 16, "lr": 0.01}
+EVEN = {"setting": "homogeneous", "all_seen": True, "warmup__rounds": 0, "train__batch": 16, "lr": 0.01}
 FEDERATION = {"clients": 5, "participants": 5, "train__epochs": 2}
 RULES: list[dict[str, Any]] = [
     {"optimiser": "sgd"},

@@ -131,12 +131,13 @@ INGREDIENTS = {
     "warmup__epochs": 2,
     "warmup__batch": 32,
     "warmup__temperature": 0.4,
-    "train__optimiser": "adam",
-    "train__lr": 0.02,
-    "train__momentum": 0.5,
-    "train__weight_decay": 0.1,
-    "train__decay": "coupled",
-    "train__clip": 1.0,
+    "warmup__optimiser": "adam",
+    "warmup__lr": 0.02,
+    "warmup__momentum": 0.5,
+    "warmup__weight_decay": 0.1,
+    "warmup__decay": "coupled",
+    "warmup__clip": 1.0,
+    "warmup__projector": "local",
     "train__on_divergence": "skip-client",
     "train__loss_limit": 10.0,
     "model__norm": "none",
@@ -160,6 +161,7 @@ def test_the_key_holds_every_ingredient(tmp_path: Path) -> None:
 
 def test_the_method_and_its_training_are_no_ingredients(tmp_path: Path) -> None:
     others = [tiny("promax"), tiny(train__rounds=9), tiny(params__label_space="local"), tiny(executor="serial")]
+    others += [tiny(train__lr=0.02), tiny(train__optimiser="adam"), tiny(train__clip=1.0)]
     assert {cache_key(make_world(c, tmp_path)) for c in [tiny(), *others]} == {cache_key(make_world(tiny(), tmp_path))}
 
 

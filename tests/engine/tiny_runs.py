@@ -33,7 +33,6 @@ TINY = {
     "train.epochs": 1,
     "train.batch": 64,
     "warmup.rounds": 1,
-    "params.label_space": "seen",
     "threads": 1,
     "workers": 1,
 }
@@ -41,7 +40,9 @@ TINY = {
 
 def tiny(method: str = "fedavg", **more: Any) -> RunConfig:
     """A configuration; `a__b=1` sets a.b."""
-    sets = TINY | {k.replace("__", "."): v for k, v in more.items()}
+    spaces = ("fit_space", "rehearse_space") if method in ("pro", "promax") else ("label_space",)
+    seen = {f"params.{name}": "seen" for name in spaces}
+    sets = TINY | seen | {k.replace("__", "."): v for k, v in more.items()}
     return resolve(flags={"dataset": "digits", "method": method}, sets=[f"{k}={v}" for k, v in sets.items()])
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from profcil.engine import steps
+from profcil.engine.phases import Trained
 from profcil.memory.rehearsal import Rehearsal
 from profcil.model.net import MODEL, TAIL
 
@@ -43,6 +45,20 @@ def phases(run, position: int, round: int) -> dict[str, object]:
             answer = type("Trained", (), {"weights": phase.weights, "loss": 0.0, "steps": 0})
     except StopIteration:
         return asked
+
+
+def trained(run, client: int, position: int, round: int) -> dict[str, Trained]:
+    """What each phase of a client's turn came to."""
+    inbox = {n: run.server.blocks[n] for n in run.method.broadcast(run.server, run.when(position, round))}
+    turn = run.method.turn(run.client(client, position, round), inbox)
+    found, answer = {}, None
+    try:
+        while True:
+            phase = turn.send(answer)
+            answer = steps.run(run.world.net, [phase])[0]
+            found[phase.name] = answer
+    except StopIteration:
+        return found
 
 
 def filled(fresh, method: str = "pro", **settings):
@@ -101,6 +117,49 @@ def test_a_strong_pull_keeps_the_model_near(fresh):
     assert moved(5.0) < 0.5 * moved(0.0)
 
 
+# -- each phase by its own settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["fit", "rehearse"])
+def test_a_phases_learning_rate_epochs_and_schedule_are_its_own(fresh, phase):
+    (other,) = {"fit", "rehearse"} - {phase}
+    run = filled(fresh, **{f"{phase}_lr": 0.25, f"{phase}_epochs": 4, f"{phase}_schedule": "cosine"})
+    lr, epochs = run.world.config.train.lr, run.world.config.train.epochs
+    for round, share in enumerate((1.0, 0.75, 0.25)):  # of a cosine over three rounds
+        asked = phases(run, 1, round)
+        assert asked[phase].settings.lr == pytest.approx(0.25 * share)
+        assert asked[phase].epochs == 4
+        assert (asked[other].settings.lr, asked[other].epochs) == (lr, epochs)
+
+
+def test_the_learning_rate_of_rehearsal_changes_rehearsal_only(fresh):
+    run = filled(fresh)
+    client = run.clients(1, 0)[0]
+    one = trained(run, client, 1, 0)
+    run.method.params = replace(run.method.params, rehearse_lr=0.001)
+    two = trained(run, client, 1, 0)
+    fitted = [phase["fit"].weights["head"]["weight"] for phase in (one, two)]
+    rehearsed = [phase["rehearse"].weights["head"]["weight"] for phase in (one, two)]
+    assert torch.equal(*fitted)
+    assert not torch.equal(*rehearsed)
+
+
+@pytest.mark.parametrize("method", ["pro", "promax"])
+@pytest.mark.parametrize("auxiliary", [0.0, 0.05])
+def test_broadcast_batch_statistics_come_back_as_they_were_sent(fresh, method, auxiliary):
+    run = filled(fresh, method, model__norm="batch", auxiliary=auxiliary)
+    sent, buffers = run.server.weights()["base"], {name for name, _ in run.world.net.base.named_buffers()}
+    assert buffers & sent.keys()
+
+    def changed() -> set[str]:
+        replies = [reply.weights()["base"] for reply in run.turns(1, 0)]
+        return {k for base in replies for k in base if not torch.equal(base[k], sent[k])}
+
+    assert changed() == sent.keys()
+    run.method.params = replace(run.method.params, batch_statistics="broadcast")
+    assert changed() == sent.keys() - buffers
+
+
 # -- rehearsal --------------------------------------------------------------------------------------------------------
 
 
@@ -133,15 +192,22 @@ def test_without_old_memory_nothing_is_remembered_or_sent(tiny, fresh):
     assert set(asked.source.epoch(torch.Generator())["y"].tolist()) == set(run.world.plan.observed(asked.client, 1))
 
 
-@pytest.mark.parametrize("space", ["seen", "local"])
-def test_the_loss_competes_over_the_chosen_classes_only(fresh, space):
-    run = filled(fresh, label_space=space, weight_decay=0.0)
-    start, old = run.server.weights()["head"]["weight"], set(run.server.blocks["memory"].labels)
-    for reply in run.turns(1, 0):
-        changed = set((reply.weights()["head"]["weight"] != start).any(1).nonzero().flatten().tolist())
-        own = set(run.world.plan.observed(reply.client, 1)) | old
-        assert own < run.world.plan.seen(1)
-        assert changed == (run.world.plan.seen(1) if space == "seen" else own)
+@pytest.mark.parametrize("fit", ["own", "remembered", "seen"])
+@pytest.mark.parametrize("rehearse", ["remembered", "seen"])
+def test_each_phase_competes_over_its_chosen_classes_only(fresh, fit, rehearse):
+    run = filled(fresh, fit_space=fit, rehearse_space=rehearse, weight_decay=0.0)
+    seen, old = run.world.plan.seen(1), set(run.server.blocks["memory"].labels)
+    for client in run.clients(1, 0):
+        own = set(run.world.plan.observed(client, 1))
+        spaces = {"own": own, "remembered": own | old, "seen": seen}
+        assert own < own | old < seen
+        start = run.server.weights()["head"]["weight"]
+        for name, phase in trained(run, client, 1, 0).items():
+            end = phase.weights["head"]["weight"]
+            changed = set((end != start).any(1).nonzero().flatten().tolist())
+            space = spaces[fit if name == "fit" else rehearse]
+            assert changed == (space if len(space) > 1 else set())  # one class alone has no gradient
+            start = end
 
 
 # -- refresh ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ SELECTION = {
     "setting": "heterogeneity of the stream: homogeneous or severe",
     "seed": "seed of everything random",
     "evaluate": "which part is scored: test or validation",
+    "preset": "settings above the recipe's: paper, the literal reading of the paper",
 }
 MACHINE = {
     "device": "torch device: cpu, cuda or cuda:N",

@@ -1,6 +1,6 @@
 """Learn a dataset with a method and write a run folder.
 
-Settings come, later ones winning, from the dataset's built-in recipe, RECIPE, --setting, flags and --set.
+Settings come, later ones winning, from the dataset's built-in recipe, RECIPE, --preset, --setting, flags and --set.
 """
 
 from __future__ import annotations

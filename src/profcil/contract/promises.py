@@ -222,12 +222,14 @@ def together(case: Case) -> str:
 def untouched(case: Case) -> str:
     """Whatever its losses compete over: what is replayed may be among it, or not."""
     fields = {f.name: f.metadata.get("choices", ()) for f in dataclasses.fields(case.played.world.config.params)}
-    for space in fields.get("label_space") or (None,):
-        run, changed = case.begin(**({"params.label_space": space} if space else {})), set[str]()
+    spaces = {name: choices for name, choices in fields.items() if name.endswith("_space") and choices}
+    for i in range(max(map(len, spaces.values()), default=1)):
+        chosen = {name: choices[i % len(choices)] for name, choices in spaces.items()}
+        run, changed = case.begin(**{f"params.{name}": space for name, space in chosen.items()}), set[str]()
         guard(run.method, changed)
         run.to_the_end()
         if changed:
-            where = f" with label_space={space}" if space else ""
+            where = "".join(f" with {name}={space}" for name, space in chosen.items())
             return f"a client writes into {', '.join(sorted(changed))}{where}; others read it, too: take a copy"
     return ""
 

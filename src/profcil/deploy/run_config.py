@@ -9,7 +9,7 @@ from typing import Any
 
 from profcil.deploy.federation import Federation
 from profcil.errors import ConfigError
-from profcil.resolve import RunConfig, finish, merge, to_toml
+from profcil.resolve import RunConfig, finish, merge, read_preset, to_toml
 from profcil.resolve import read_recipe as read_file
 
 
@@ -21,8 +21,12 @@ def write_recipe(config: RunConfig) -> str:
 def sites_recipe(terms: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:
     """The configuration of a run on sites' own data: clients and tasks are theirs, the rest as everywhere."""
     chosen = {k: v for k, v in flags.items() if v is not None and k != "dataset"}
+    preset = chosen.pop("preset", None)
     sites, longest = len(terms.sites), max(map(len, terms.tasks))
-    values = merge({"stream": {"participants": sites}}, merge(read_file(recipe, chosen), chosen))
+    given = read_file(recipe, chosen)
+    method = str({**given, **chosen}.get("method", "promax"))
+    given = merge(given, read_preset(preset, "sites", method))
+    values = merge({"stream": {"participants": sites}}, merge(given, chosen))
     values = merge(values, {"dataset": "sites", "stream": {"clients": sites, "task_size": longest}})
     config = finish(values, str(values.get("method", "promax")), sets)
     if config.evaluate != "test":

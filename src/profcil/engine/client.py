@@ -93,9 +93,12 @@ class Client:
         *,
         proximal: float = 0.0,
         epochs: int | None = None,
+        settings: TrainSettings | None = None,
         **constants: Tensor,
     ) -> Train:
-        """A training phase of this client; on its current examples, unless another source is given."""
+        """A training phase of this client; on its current examples, unless another source is given, and with the
+        run's training settings, unless others are given."""
+        settings = settings or self.settings
         inputs = self.examples.inputs if source is None else None
         source = source or source_of(self.examples, self.current)
         return Train(
@@ -105,8 +108,8 @@ class Client:
             blocks=blocks,
             loss=loss,
             source=source,
-            settings=self.settings,
-            epochs=share_of(self.budget, epochs or self.settings.epochs),
+            settings=settings,
+            epochs=share_of(self.budget, epochs or settings.epochs),
             seed=self.number(name),
             proximal=proximal,
             constants=constants,

@@ -1,8 +1,10 @@
 """The shared start: federated contrastive learning of the base on unlabelled client data, the same for all methods.
 
-Written as a method of one position, so that the same turns, door and meter run it. Base and projector are averaged;
-the projector is thrown away afterwards. Labels and task identities are never touched. The result is cached under
-everything it depends on, so that all methods and ablations of a study start from the same bits.
+Written as a method of one position, so that the same turns, door and meter run it. The base is averaged, and the
+projector too (`warmup.projector = "averaged"`), or it stays on its client (`"local"`): then it is drawn from the seed
+in the client's first turn and kept as its private memory until the warm-up ends. The projector is thrown away
+afterwards. Labels and task identities are never touched. The result is cached under everything it depends on, so that
+all methods and ablations of a study start from the same bits.
 """
 
 from __future__ import annotations
@@ -32,14 +34,18 @@ from profcil.methods.base import Method, reply
 from profcil.metrics.ledger import Ledger
 from profcil.model.losses import consistency
 from profcil.model.net import MODEL, Net, Weights
+from profcil.randomness import torch_generator
+from profcil.tensors import onto
 
 BLOCKS = ("base", "projector")
+OPTIMISER = ("optimiser", "lr", "momentum", "weight_decay", "decay", "clip")  # settings of the warm-up's own
 
 
 @dataclass(frozen=True)
 class WarmupParams(Checked):
     temperature: float = setting(0.5, "temperature of the contrastive loss", low=1e-3)
     epochs: int = setting(1, "local epochs per warm-up round", low=1)
+    projector: str = setting("averaged", "the projector: averaged, or local", choices=("averaged", "local"))
 
 
 class Warmup(Method):
@@ -47,15 +53,34 @@ class Warmup(Method):
 
     Params = WarmupParams
 
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """The blocks that travel."""
+        return BLOCKS if self.params.projector == "averaged" else ("base",)
+
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        return BLOCKS
+        return self.sent
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        done = yield client.train("warmup", weights_of(inbox), BLOCKS, self.loss, epochs=self.params.epochs)
-        return reply(client, done.weights, BLOCKS, loss=done.loss)
+        weights = weights_of(inbox)
+        local = "projector" not in self.sent
+        if local:
+            weights["projector"] = dict(client.private or first_projector(client))
+        done = yield client.train("warmup", weights, BLOCKS, self.loss, epochs=self.params.epochs)
+        answer = reply(client, done.weights, self.sent, loss=done.loss)
+        return replace(answer, private=done.weights["projector"]) if local else answer
 
     def loss(self, net: Net, batch: Batch) -> Tensor:
         return consistency(net, batch["inputs"], batch["rng"], self.params.temperature)
+
+
+def first_projector(client: Client) -> dict[str, Tensor]:
+    """A client's own projector before its first turn, drawn from the seed."""
+    rng = torch_generator(client.seed, "warm-up projector", client.id)
+    bound = client.net.features**-0.5
+    shapes = {name: tensor.shape for name, tensor in client.net.projector.items()}
+    drawn = {name: torch.empty(shape).uniform_(-bound, bound, generator=rng) for name, shape in shapes.items()}
+    return {name: onto(tensor, client.current.device) for name, tensor in drawn.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +108,7 @@ def cache_key(world: World) -> str:
         "shapes": {name: list(t.shape) for name, t in world.net.base.state_dict().items()},
         "model": [c.model.norm, c.model.width, bool(world.net.bf16)],
         "warmup": plain(c.warmup),
-        "train": {k: v for k, v in plain(c.train).items() if k not in ("rounds", "epochs", "batch", "augment")},
+        "divergence": [c.train.loss_limit, c.train.on_divergence],
         "transfer": c.transfer,
     }
     if c.accelerate == "off":
@@ -134,10 +159,11 @@ def alone_with(path: Path) -> Iterator[None]:
 
 
 def player(world: World) -> tuple[World, Warmup]:
-    """The world as the warm-up sees it, with batches of its own size, and its method."""
+    """The world as the warm-up sees it, with batches and an optimiser of its own, and its method."""
     c = world.config.warmup
-    train = replace(world.config.train, batch=c.batch)
-    return replace(world, config=replace(world.config, train=train)), Warmup(WarmupParams(c.temperature, c.epochs))
+    train = replace(world.config.train, batch=c.batch, **{name: getattr(c, name) for name in OPTIMISER})
+    params = WarmupParams(c.temperature, c.epochs, c.projector)
+    return replace(world, config=replace(world.config, train=train)), Warmup(params)
 
 
 def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
@@ -150,7 +176,9 @@ def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
     own = (*MODEL, *world.net.attached)
     start = world.net.weights((*own, "projector"))
     inner, method = player(world)
-    state = RunState(method.begin({b: start[b] for b in BLOCKS}), Scores.empty(0, torch.zeros(0).numpy()), Ledger())
+    state = RunState(
+        method.begin({b: start[b] for b in method.sent}), Scores.empty(0, torch.zeros(0).numpy()), Ledger()
+    )
     door = Door(state.ledger, world.config.transfer, held=state.held)
     for r in range(c.rounds):
         when = When("warmup", 0, r, c.rounds)

@@ -6,7 +6,7 @@ class-balanced mixture of its real features and pseudo-features drawn from the m
 last round, clients measure their current classes under the aggregated model, and the server pools the moments. The
 server never takes a gradient.
 
-Where the paper is silent, a setting decides (`label_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
+Where the paper is silent, a setting decides (`fit_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
 ablations of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`,
 `refresh = "local"` (no global refresh), `proximal = 0`, and the protocol's own `warmup.rounds = 0`.
 
@@ -15,14 +15,15 @@ Stored: on the server mean, diagonal spread and count of every class; on a clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from profcil.config import Checked, setting
+from profcil.config import Checked, TrainSettings, setting
 from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
@@ -35,6 +36,8 @@ from profcil.model.losses import contrast, cross_entropy
 from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
 from profcil.tensors import onto
+
+SCHEDULES = ("constant", "cosine")
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,39 @@ class ProParams(Checked):
     )
     quota: int = setting(20, "features per class, client and local epoch in the balanced set", low=1)
     noise: float = setting(0.1, "γ: scale of the spread in pseudo-features", low=0.0)
-    label_space: str = setting(
-        "local",
-        "classes the loss competes over: the client's own and remembered ones, or all seen",
-        choices=("local", "seen"),
+    fit_space: str = setting(
+        "remembered",
+        "classes the loss of Eq. (sup) competes over: the client's own, those and the remembered ones, or all of Y^(p)",
+        choices=("own", "remembered", "seen"),
+    )
+    rehearse_space: str = setting(
+        "remembered",
+        "classes the loss of Eq. (pro-loss) competes over: the client's own and remembered ones, or all of Y^(p)",
+        choices=("remembered", "seen"),
+    )
+    fit_lr: float = setting(
+        0.0, "learning rate of Eq. (plastic); 0 = train.lr, the paper's one rate for everything", low=0.0
+    )
+    rehearse_lr: float = setting(
+        0.0, "learning rate of Eq. (pro-loss); 0 = train.lr, the paper's one rate for everything", low=0.0
+    )
+    fit_epochs: int = setting(
+        0, "local epochs of fitting, which the paper calls short and gives no number; 0 = train.epochs", low=0
+    )
+    rehearse_epochs: int = setting(
+        0, "local epochs of rehearsal; 0 = train.epochs, the local epochs of the protocol table", low=0
+    )
+    fit_schedule: str = setting(
+        "constant",
+        "learning rate of fitting over a position's rounds; the paper calls its rate initial and gives no schedule",
+        choices=SCHEDULES,
+    )
+    rehearse_schedule: str = setting("constant", "the same for the learning rate of rehearsal", choices=SCHEDULES)
+    batch_statistics: str = setting(
+        "averaged",
+        "BatchNorm statistics a client returns after fitting: its own, to be averaged as Eq. (fedavg) says, or those "
+        "of the broadcast model",
+        choices=("averaged", "broadcast"),
     )
     refresh: str = setting(
         "global", "statistics under the aggregated or under the local model", choices=("global", "local")
@@ -88,6 +120,8 @@ class Pro(Method):
         if plastic or self.params.fit_when_frozen:
             fitted = yield self.fit(client, inbox, plastic)
             weights = {b: fitted.weights[b] for b in MODEL}
+            if self.params.batch_statistics == "broadcast":
+                weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
         features = client.features(weights["base"] if plastic else inbox["base"])
         banks, sent = self.align(client, inbox, banks, weights)
         phase = self.rehearse(client, inbox, weights, features, banks)
@@ -104,16 +138,19 @@ class Pro(Method):
 
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
         """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss while the base moves, proximal pull."""
-        allowed = client.allowed(self.label_space(client, inbox))
-        weights, pull = weights_of(inbox), self.params.proximal
+        allowed = client.allowed(competing(client, inbox, self.params.fit_space))
+        weights = weights_of(inbox)
+        pull = self.params.proximal
+        how = phase_settings(self.params, client, "fit")
         if not plastic:
             source = Features(client.features(inbox["base"]), client.y)
-            return client.train("fit", weights, TAIL, self.tail_loss, source, proximal=pull, allowed=allowed)
+            loss = self.tail_loss
+            return client.train("fit", weights, TAIL, loss, source, proximal=pull, settings=how, allowed=allowed)
         if not self.params.auxiliary:
-            return client.train("fit", weights, MODEL, self.fit_loss, proximal=pull, allowed=allowed)
+            return client.train("fit", weights, MODEL, self.fit_loss, proximal=pull, settings=how, allowed=allowed)
         weights["projector"] = fresh_projector(client)
         blocks = (*MODEL, "projector")
-        return client.train("fit", weights, blocks, self.plastic_loss, proximal=pull, allowed=allowed)
+        return client.train("fit", weights, blocks, self.plastic_loss, proximal=pull, settings=how, allowed=allowed)
 
     def plastic_loss(self, net: Net, batch: Batch) -> Tensor:
         x, rng = batch["inputs"], batch["rng"]
@@ -129,24 +166,21 @@ class Pro(Method):
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
         """Projected pseudo multi-task training, Eq. (pro-loss), without a proximal term."""
-        p, allowed = self.params, client.allowed(self.label_space(client, inbox))
+        p = self.params
+        allowed = client.allowed(competing(client, inbox, p.rehearse_space))
+        how = phase_settings(p, client, "rehearse")
         bank = banks.get("adapted" if p.old_memory == "adapted" else "memory")
         old = bank.labels if bank else ()
         roll = client.once(("roll", old), lambda: Roll(client.told, old, p.quota, client.y.device))
         if p.old_memory == "adapted":
             z = Tail(weights["adapter"], {}).adapt(features)
             source = Rehearsal(z, roll, bank, noise=p.noise)
-            return client.train("rehearse", weights, ("head",), self.head_loss, source, allowed=allowed)
+            return client.train("rehearse", weights, ("head",), self.head_loss, source, settings=how, allowed=allowed)
         source = Rehearsal(features, roll, bank, noise=p.noise)
-        return client.train("rehearse", weights, TAIL, self.tail_loss, source, allowed=allowed)
+        return client.train("rehearse", weights, TAIL, self.tail_loss, source, settings=how, allowed=allowed)
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
         return cross_entropy(tail.score(batch["u"]), batch["y"], batch["allowed"])
-
-    def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
-        if self.params.label_space == "seen":
-            return client.seen
-        return (*client.labels, *(inbox["memory"].labels if "memory" in inbox else ()))
 
     # -- the server, and what it is told ----------------------------------------------------------------------------
 
@@ -233,6 +267,31 @@ class Pro(Method):
         pending = [n for n in state.blocks if n.startswith("pending/")]
         replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
         return self.absorb(state.drop(*pending), replies, when).drop(*(f"settled_{name}" for name in self.banks))
+
+
+def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
+    """The classes that a phase's loss competes over."""
+    if space == "seen":
+        return client.seen
+    if space == "own" or "memory" not in inbox:
+        return client.labels
+    return (*client.labels, *inbox["memory"].labels)
+
+
+def phase_settings(params: ProParams, client: Client, phase: str) -> TrainSettings:
+    """The run's training settings with a phase's own learning rate and epochs, where it has them. A cosine schedule
+    begins at the full rate and falls towards zero, a step a round, anew at every position."""
+    lr = getattr(params, f"{phase}_lr") or client.settings.lr
+    epochs = getattr(params, f"{phase}_epochs") or client.settings.epochs
+    if getattr(params, f"{phase}_schedule") == "cosine":
+        lr *= (1 + math.cos(math.pi * client.when.round / client.when.rounds)) / 2
+    return replace(client.settings, lr=lr, epochs=epochs)
+
+
+def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A base's weights with the buffers of another."""
+    buffers = {name for name, _ in net.base.named_buffers()}
+    return {name: other[name] if name in buffers else tensor for name, tensor in base.items()}
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:
