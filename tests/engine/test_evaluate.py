@@ -94,3 +94,16 @@ def test_a_stream_is_scored_after_each_position_under_the_model_of_that_moment(t
         again = count(run.world, logits, position)
         assert run.state.scores.correct[position].tolist() == again.tolist()
     assert run.state.scores.correct[-1].min() >= 0
+
+
+def test_the_tally_sums_what_rounds_report(fresh):
+    """Replays asked for and served are sums over all rounds of the stream."""
+    sums: dict[str, float] = {}
+
+    def watch(what: str, when: Any, facts: dict) -> None:
+        for name in ("replay_requested", "replay_served"):
+            sums[name] = sums.get(name, 0.0) + facts.get(name, 0.0)
+
+    run = fresh("pro").stream(watch)
+    assert sums["replay_served"] > 0
+    assert run.state.tally == sums

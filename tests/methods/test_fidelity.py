@@ -159,6 +159,41 @@ def test_current_features_of_a_frozen_round_come_from_the_broadcast_base(fresh):
     assert torch.equal(rehearse.weights["head"]["weight"], fitted["head"]["weight"])
 
 
+def test_pseudo_features_spread_by_the_noise_times_the_remembered_spread(fresh):
+    """Rehearsal draws μ + γ σ ε of every remembered class that is not current."""
+    run = fresh("pro", noise=0.5, quota=400)
+    for round in range(3):
+        run.play(0, round)
+    client = run.client(run.clients(1, 0)[0], 1, 0)
+    turn = turn_of(run, client)
+    rehearse = turn.send(trained(next(turn).weights))
+    epoch = rehearse.source.epoch(torch.Generator().manual_seed(0))
+    memory = run.server.blocks["memory"]
+    old = [y for y in memory.labels if y not in client.labels]
+    assert old
+    for label in old:
+        row = memory.labels.index(label)
+        spread = memory.tensors["spread"][row]
+        wide = spread > 0.01
+        away = (epoch["u"][epoch["y"] == label] - memory.tensors["mean"][row])[:, wide] / spread[wide]
+        assert len(away) == 400
+        assert float(away.mean()) == pytest.approx(0.0, abs=0.05)
+        assert float(away.std()) == pytest.approx(0.5, rel=0.1)
+
+
+def test_every_client_round_position_and_phase_has_draws_of_its_own(fresh):
+    """And the same ones whenever it is asked again."""
+    run = fresh("pro", setting="homogeneous")
+    moments = [(id, position, round) for id in (0, 1) for position in (0, 1) for round in (0, 1)]
+    seeds = []
+    for moment in moments:
+        turn = turn_of(run, run.client(*moment))
+        fit = next(turn)
+        seeds += [fit.seed, turn.send(trained(fit.weights)).seed]
+    assert len(set(seeds)) == len(seeds) == 16
+    assert fit_of(run, *moments[0]).seed == seeds[0]
+
+
 @pytest.mark.parametrize(("method", "name", "factor"), [("fedprox", "mu", 0.5), ("pro", "proximal", 1.0)])
 def test_the_proximal_term_has_its_factor(fresh, method, name, factor):
     """Two whole-batch steps against autograd on the objective: FedProx adds μ/2 ‖w − w_g‖², PRO λ ‖w − w_g‖²."""
