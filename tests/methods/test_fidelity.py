@@ -81,7 +81,7 @@ def test_the_contrastive_loss_is_its_formula():
 @pytest.mark.parametrize("settings", [{}, {"auxiliary": 2.0, "params__temperature": 0.1}], ids=["defaults", "others"])
 def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, settings):
     """The value of the loss on one batch, from the same draws. The defaults are 0.05 and 0.5."""
-    run = fresh("pro", **settings)
+    run = fresh("pro", label_space="seen", **settings)
     weight = settings.get("auxiliary", 0.05)
     temperature = settings.get("params__temperature", 0.5)
     phase = fit_of(run, run.clients(0, 0)[0])
@@ -94,13 +94,15 @@ def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, setti
         first = net.project(net.base(*views.strong(net.facts, batch["inputs"], rng)))
         second = net.project(net.base(*views.strong(net.facts, batch["inputs"], rng)))
         u = net.base(*views.weak(net.facts, batch["inputs"], rng))
-        expected = supervised(run, u, batch) + weight * by_hand(first, second, temperature)
+        plain = supervised(run, u, batch)
+        expected = plain + weight * by_hand(first, second, temperature)
+        assert plain > 0.1  # several classes compete
     assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_auxiliary_loss_sees_strong_views_and_the_supervised_one_weak_views(fresh, monkeypatch):
     """With strong views that are all alike, no partner can be told from the others: the auxiliary loss is log n."""
-    run = fresh("pro")
+    run = fresh("pro", label_space="seen")
     phase = fit_of(run, run.clients(0, 0)[0])
     net = run.world.net
     net.load(phase.weights)
@@ -159,6 +161,19 @@ def test_current_features_of_a_frozen_round_come_from_the_broadcast_base(fresh):
     assert torch.equal(rehearse.weights["head"]["weight"], fitted["head"]["weight"])
 
 
+def test_features_are_kept_for_one_version_of_the_base_only(fresh):
+    """A base that was written again is looked through again; the same one is not."""
+    run = fresh("pro")
+    client = run.client(run.clients(0, 0)[0], 0, 0)
+    old = run.server.blocks["base"]
+    other = {k: t + 0.05 for k, t in old.tensors.items()}
+    new = run.server.put(base=replace(old, tensors=other)).blocks["base"]
+    first = client.features(old)
+    assert torch.equal(client.features(new), embed(client.net, other, client.examples, client.current))
+    assert not torch.allclose(client.features(new), first)
+    assert client.features(old) is first
+
+
 def test_pseudo_features_spread_by_the_noise_times_the_remembered_spread(fresh):
     """Rehearsal draws μ + γ σ ε of every remembered class that is not current."""
     run = fresh("pro", noise=0.5, quota=400)
@@ -200,7 +215,7 @@ def test_the_proximal_term_has_its_factor(fresh, method, name, factor):
     pull = 3.0
     settings = {f"train__{k}": v for k, v in PLAIN.items()} | {"train__epochs": 2, "train__batch": 0, "lr": 0.05}
     settings |= {"auxiliary": 0.0} if method == "pro" else {}
-    run = fresh(method, train__augment=False, **{name: pull}, **settings)
+    run = fresh(method, label_space="seen", train__augment=False, **{name: pull}, **settings)
     id = run.clients(0, 0)[0]
     phase = fit_of(run, id)
     net = run.world.net
@@ -218,6 +233,7 @@ def test_the_proximal_term_has_its_factor(fresh, method, name, factor):
             for p, slope in zip(moving, slopes, strict=True):
                 p.sub_(slope, alpha=0.05)
     expected = net.weights(MODEL)
+    assert not torch.allclose(expected["head"]["weight"], phase.weights["head"]["weight"], atol=1e-3)
     found = run.world.executor.run([phase])[id].weights
     for block in MODEL:
         for k, t in expected[block].items():
@@ -388,6 +404,19 @@ def test_promax_watches_the_calibration_subset_in_every_round(fresh, monkeypatch
         turn = turn_of(run, client)
         turn.send(trained(next(turn).weights))
     assert watched == [expected] * 6
+
+
+def test_memories_move_with_the_drift_of_the_nearest_calibration_features(fresh):
+    """By the formula with PRO-MAX's own settings: K neighbours, τ the median distance times the bandwidth."""
+    run = fresh("promax", neighbours=2, bandwidth=0.5, warmup__rounds=0)
+    means = torch.tensor([[0.0, 0.0]])
+    before = torch.tensor([[1.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
+    after = before + torch.tensor([[1.0, 0.0], [0.0, 3.0], [50.0, 50.0]])
+    near = exp(-1 / 2)  # distances are 1, 2 and 4, and τ is 0.5 · 2
+    far = exp(-4 / 2)
+    shift, confidence = run.method.move(means, before, after)
+    assert shift[0].tolist() == pytest.approx([near / (near + far), 3 * far / (near + far)], rel=1e-5)
+    assert confidence.tolist() == pytest.approx([near + far], rel=1e-5)
 
 
 # -- the warm-up ------------------------------------------------------------------------------------------------------

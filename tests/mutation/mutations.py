@@ -138,7 +138,7 @@ MUTATIONS = (
         "local_transport(means, before, after,",
         "local_transport(means, after, before,",
         "Memories move against the drift.",
-        (FORMULAS, PROMAX),
+        (FORMULAS,),
     ),
     Mutation(
         "rehearsal-from-stale-means",
@@ -203,7 +203,7 @@ MUTATIONS = (
         "masked_fill(~allowed.unsqueeze(-2),",
         "masked_fill(~allowed.unsqueeze(-2) & False,",
         "Classes outside the label space compete in the loss.",
-        (FORMULAS, BASELINES),
+        (FORMULAS,),
     ),
     Mutation(
         "proximal-factor",
@@ -243,7 +243,7 @@ MUTATIONS = (
         "key = (self.id, lens.version)",
         "key = (self.id, 0)",
         "Cached features outlive the base that they were computed by.",
-        (FORMULAS, PRO),
+        (FORMULAS,),
     ),
     Mutation(
         "draws-without-round",
