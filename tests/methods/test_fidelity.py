@@ -240,6 +240,36 @@ def test_the_proximal_term_has_its_factor(fresh, method, name, factor):
             torch.testing.assert_close(found[block][k], t, rtol=1e-4, atol=1e-6)
 
 
+def test_fedssi_measures_importance_along_the_tied_surrogate(fresh):
+    """Two whole-batch steps by hand: v ← v − η(∇ℓ + q(v − w)) with q = (1 − λ)/2λ, and Ω = max(s, 0)/((v − w)² + ξ)."""
+    settings = {f"train__{k}": v for k, v in PLAIN.items()} | {"train__batch": 0, "lr": 0.2, "train__augment": False}
+    run = fresh("fedssi", mix=0.25, xi=0.001, walk_epochs=2, **settings)
+    client = run.client(run.clients(0, 0)[0], 0, 0)
+    allowed = client.allowed(client.seen)
+    weights = run.server.weights()
+    found = run.method.surrogate(client, weights, allowed)["head.weight"]
+    net = run.world.net
+    net.load(weights)
+    net.requires_grad_(True)
+    net.train()
+    moving = net.trainable(MODEL)
+    start = [p.detach().clone() for p in moving]
+    head = len(moving) - 1  # the head comes last, and its weight is all of it
+    path = torch.zeros_like(start[head])
+    for _ in range(2):
+        before = moving[head].detach().clone()
+        batch = {"inputs": client.examples.inputs(client.current), "y": client.y, "allowed": allowed, "rng": None}
+        slopes = torch.autograd.grad(run.method.fit_loss(net, batch), moving)
+        with torch.no_grad():
+            for p, slope, origin in zip(moving, slopes, start, strict=True):
+                p.sub_(slope + 1.5 * (p - origin), alpha=0.2)
+        path -= slopes[head] * (moving[head].detach() - before)
+    moved = moving[head].detach() - start[head]
+    expected = path.clamp(min=0) / (moved.square() + 0.001)
+    assert float(expected.max()) > 0.01
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
 # -- BatchNorm --------------------------------------------------------------------------------------------------------
 
 
@@ -281,8 +311,8 @@ def test_features_are_computed_by_running_statistics(fresh):
 
 
 def test_the_memory_is_measured_by_running_statistics(fresh):
-    """The refresh measures class means under the aggregated base in evaluation mode."""
-    run = fresh("pro", **BATCH_NORM)
+    """The refresh measures class means under the base that this round has moved, in evaluation mode."""
+    run = fresh("pro", base_rounds=3, **BATCH_NORM)
     for round in range(3):
         run.play(1, round)
     base = dict(run.server.blocks["base"].tensors)

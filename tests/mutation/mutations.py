@@ -274,7 +274,7 @@ MUTATIONS = (
         "warm-up-sees-labels",
         "engine/warmup.py",
         "return consistency(",
-        'return (1 + batch["y"].float().mean()) * consistency(',
+        'return (1 + 1e-3 * batch["y"].float().mean()) * consistency(',
         "The warm-up's loss depends on labels.",
         (FORMULAS,),
     ),
@@ -357,7 +357,7 @@ MUTATIONS = (
         "/ (2 * self.params.mix)",
         "/ self.params.mix",
         "FedSSI's surrogate is tied twice as strongly to the global model.",
-        ("methods/test_fedssi.py",),
+        (FORMULAS,),
     ),
     Mutation(
         "fedspace-inertia",
@@ -697,7 +697,7 @@ MUTATIONS = (
         "inboxes = {c: door.down(c, server, names, asked) for c in here}",
         "inboxes = {c: door.down(c, state.server, names, asked) for c in here}",
         "Statistics are measured under the model from before the round.",
-        (PRO,),
+        (FORMULAS,),
     ),
     Mutation(
         "private-memory-lost",
