@@ -117,3 +117,8 @@ def test_a_small_concentration_is_uneven() -> None:
     spread = {a: sizes(10_000, 10, a, generator(0, "n")).std() for a in (0.1, 1.0, 1000.0)}
     assert spread[0.1] > spread[1.0] > spread[1000.0]
     assert spread[1000.0] < 100
+
+
+def test_an_even_division_leaves_nothing_over() -> None:
+    """Seven examples of a class among three owners are two, two and three, in any order."""
+    assert {tuple(sizes(7, 3, 0.0, generator(seed, "n"))) for seed in range(20)} == {(2, 2, 3), (2, 3, 2), (3, 2, 2)}
