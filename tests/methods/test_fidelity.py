@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from profcil.accel.cpu.client_batch import Many
 from profcil.diagnostics.probe import nearest_mean_accuracy
-from profcil.encoders import views
-from profcil.encoders.model import MODEL, Tail, contrast
 from profcil.engine import warmup
 from profcil.engine.client import embed
 from profcil.engine.loop import examine, judged_features
 from profcil.methods.promax import calibration_subset
+from profcil.model import augmentations
+from profcil.model.losses import contrast
+from profcil.model.net import MODEL, Tail
 
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "optimiser": "sgd"}  # a step is −lr · gradient
 BATCH_NORM = {"model__norm": "batch", "participants": 4}
@@ -74,14 +76,15 @@ def test_the_contrastive_loss_is_its_formula():
     b = F.normalize(torch.randn(5, 4, generator=rng), dim=1)
     assert float(contrast(a, b, 0.3)) == pytest.approx(by_hand(a, b, 0.3), rel=1e-5)
     assert float(contrast(a, a, 0.3)) < float(contrast(a, b, 0.3))
-    stacked = contrast(torch.stack([a, b]), torch.stack([b, b]), 0.3)
+    stacked = contrast(Many(torch.stack([a, b])), Many(torch.stack([b, b])), 0.3).of
     assert stacked.tolist() == pytest.approx([by_hand(a, b, 0.3), by_hand(b, b, 0.3)], rel=1e-5)
 
 
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
 @pytest.mark.parametrize("settings", [{}, {"auxiliary": 2.0, "params__temperature": 0.1}], ids=["defaults", "others"])
-def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, settings):
+def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, settings, accelerate):
     """The value of the loss on one batch, from the same draws. The defaults are 0.05 and 0.5."""
-    run = fresh("pro", label_space="seen", **settings)
+    run = fresh("pro", all_seen=True, accelerate=accelerate, **settings)
     weight = settings.get("auxiliary", 0.05)
     temperature = settings.get("params__temperature", 0.5)
     phase = fit_of(run, run.clients(0, 0)[0])
@@ -91,9 +94,9 @@ def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, setti
     batch = batch_of(phase)
     rng = batch["rng"]
     with torch.no_grad():
-        first = net.project(net.base(*views.strong(net.facts, batch["inputs"], rng)))
-        second = net.project(net.base(*views.strong(net.facts, batch["inputs"], rng)))
-        u = net.base(*views.weak(net.facts, batch["inputs"], rng))
+        first = net.project(net.base(*augmentations.strong(net.facts, batch["inputs"], rng)))
+        second = net.project(net.base(*augmentations.strong(net.facts, batch["inputs"], rng)))
+        u = net.base(*augmentations.weak(net.facts, batch["inputs"], rng))
         plain = supervised(run, u, batch)
         expected = plain + weight * by_hand(first, second, temperature)
         assert plain > 0.1  # several classes compete
@@ -102,7 +105,7 @@ def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, setti
 
 def test_the_auxiliary_loss_sees_strong_views_and_the_supervised_one_weak_views(fresh, monkeypatch):
     """With strong views that are all alike, no partner can be told from the others: the auxiliary loss is log n."""
-    run = fresh("pro", label_space="seen")
+    run = fresh("pro", all_seen=True)
     phase = fit_of(run, run.clients(0, 0)[0])
     net = run.world.net
     net.load(phase.weights)
@@ -215,7 +218,7 @@ def test_the_proximal_term_has_its_factor(fresh, method, name, factor):
     pull = 3.0
     settings = {f"train__{k}": v for k, v in PLAIN.items()} | {"train__epochs": 2, "train__batch": 0, "lr": 0.05}
     settings |= {"auxiliary": 0.0} if method == "pro" else {}
-    run = fresh(method, label_space="seen", train__augment=False, **{name: pull}, **settings)
+    run = fresh(method, all_seen=True, train__augment=False, **{name: pull}, **settings)
     id = run.clients(0, 0)[0]
     phase = fit_of(run, id)
     net = run.world.net

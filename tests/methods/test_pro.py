@@ -55,7 +55,7 @@ def trained(run, client: int, position: int, round: int) -> dict[str, Trained]:
     try:
         while True:
             phase = turn.send(answer)
-            answer = steps.run(run.world.net, [phase])[0]
+            answer = steps.run(run.world.net, phase)
             found[phase.name] = answer
     except StopIteration:
         return found

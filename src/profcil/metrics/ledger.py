@@ -47,9 +47,9 @@ class Ledger:
         """Bytes over all entries that match, e.g. `total(direction="up", kind="transport")`."""
         return sum(e.bytes for e in self.entries if all(getattr(e, k) == v for k, v in where.items()))
 
-    def by(self, *columns: str) -> dict[tuple, int]:
+    def by(self, *columns: str) -> dict[tuple[Any, ...], int]:
         """Bytes summed over groups, e.g. `by("kind", "direction")`."""
-        sums: dict[tuple, int] = {}
+        sums: dict[tuple[Any, ...], int] = {}
         for e in self.entries:
             key = tuple(getattr(e, c) for c in columns)
             sums[key] = sums.get(key, 0) + e.bytes

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from profcil.metrics.ledger import Ledger
-from profcil.io.atomic_files import copies, read_tensors, write_copies, write_json, write_text
-from profcil.engine.loop import RunState
 from profcil.engine.client_store import Parked, sweep
+from profcil.engine.loop import RunState
 from profcil.engine.payload import Block, ServerState
 from profcil.errors import RunFolderError
+from profcil.io.atomic_files import copies, read_tensors, write_copies, write_json, write_text
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, to_toml

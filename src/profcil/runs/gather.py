@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profcil.runs.settings_check import flat
 from profcil.errors import RunFolderError
-from profcil.runs.reader import Run, load_run, readable
 from profcil.reporting.tables import FREE
+from profcil.runs.reader import Run, load_run, readable
+from profcil.runs.settings_check import flat
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profcil.runs.settings_check import check_settings, flat
-from profcil.metrics.ledger import Ledger
 from profcil.errors import RunFolderError
 from profcil.metrics.client_first import summary
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
+from profcil.runs.settings_check import check_settings, flat
 
 Made = TypeVar("Made")
 NAMES = ("dataset", "method", "setting", "seed")

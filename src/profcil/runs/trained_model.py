@@ -11,16 +11,16 @@ from torch import Tensor
 
 from profcil import registry
 from profcil.data.bundle import Examples, Inputs, Nodes, Rows
-from profcil.model.net import Net
 from profcil.engine.client import embed
-from profcil.io.atomic_files import read_tensors
-from profcil.runs.folder import unpack
 from profcil.engine.payload import ServerState
 from profcil.engine.world import make_world
 from profcil.errors import DataError, RunFolderError
+from profcil.io.atomic_files import read_tensors
 from profcil.methods.base import Method
-from profcil.runs.reader import load_run
+from profcil.model.net import Net
 from profcil.resolve import resolve
+from profcil.runs.folder import unpack
+from profcil.runs.reader import load_run
 
 
 class Model:
