@@ -100,9 +100,9 @@ def certs(args: argparse.Namespace) -> int:
 
 
 def env(args: argparse.Namespace) -> int:
-    from profcil.deploy.cluster import QUIET
+    from profcil.deploy.cluster import FLOWER_ENVIRONMENT
 
-    say(args, dict(QUIET), [f"export {name}={value}" for name, value in QUIET.items()])
+    say(args, dict(FLOWER_ENVIRONMENT), [f"export {name}={value}" for name, value in FLOWER_ENVIRONMENT.items()])
     return 0
 
 

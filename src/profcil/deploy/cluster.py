@@ -20,7 +20,7 @@ from profcil.errors import ConfigError, Failure
 from profcil.io.interrupts import undisturbed
 
 # Nothing is reported to anyone, nothing is downloaded or installed, and a started task is noticed at once.
-QUIET = {
+FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -43,7 +43,7 @@ class Trial:
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(self.connection())
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        self.env = {**os.environ, **QUIET, **threads, "FLWR_HOME": str(home), "PATH": search_path()}
+        self.env = {**os.environ, **FLOWER_ENVIRONMENT, **threads, "FLWR_HOME": str(home), "PATH": search_path()}
 
     @property
     def address(self) -> str:
