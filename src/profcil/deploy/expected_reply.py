@@ -54,8 +54,8 @@ class Understudy:
         """As a new client, as one that has played where it last had data, and as one that has played this position."""
         before = [replace(when, position=p) for p in range(when.position) if world.plan.observed(client, p)][-1:]
         before += [replace(when, round=when.round - 1)] if when.round else []
-        pasts = [turn(method, actor(world, then, client, None), inbox).private for then in before]
-        replies = [turn(method, actor(world, when, client, past), inbox) for past in (None, *pasts)]
+        pasts = [run_untrained_turn(method, actor(world, then, client, None), inbox).private for then in before]
+        replies = [run_untrained_turn(method, actor(world, when, client, past), inbox) for past in (None, *pasts)]
         self.past = {**self.past, client: replies[-1].private} if method.surveys(when) else {}
         return replies
 
@@ -66,7 +66,7 @@ class Understudy:
             return [method.survey(actor(world, when, client, past), inbox) for past in pasts]
 
 
-def turn(method: Any, client: Client, inbox: Inbox) -> Reply:
+def run_untrained_turn(method: Any, client: Client, inbox: Inbox) -> Reply:
     acting = method.turn(client, inbox)
     try:
         phase = next(acting)
