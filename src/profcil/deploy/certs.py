@@ -41,7 +41,7 @@ def write_all(files: Mapping[Path, bytes]) -> list[Path]:
     made: list[Path] = []
     for path, data in files.items():
         try:
-            (public if path.suffix in (".crt", ".pub") else secret)(path, data)
+            (write_public if path.suffix in (".crt", ".pub") else write_secret)(path, data)
         except OSError as error:
             for one in made if isinstance(error, FileExistsError) else [*made, path]:
                 one.unlink(missing_ok=True)
@@ -119,10 +119,10 @@ def ssh_public(key: Any) -> bytes:
     return key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
 
 
-def secret(path: Path, data: bytes) -> None:
+def write_secret(path: Path, data: bytes) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 
-def public(path: Path, data: bytes) -> None:
+def write_public(path: Path, data: bytes) -> None:
     path.write_bytes(data)
