@@ -50,7 +50,8 @@ def replaying(run):
 
 def turn(run, round):
     """One client's whole turn at the second position, as if its phases gave back what they were given."""
-    return expected_reply.turn(run.method, run.client(run.clients(1, 0)[0], 1, round), dict(run.server.blocks))
+    client = run.client(run.clients(1, 0)[0], 1, round)
+    return expected_reply.run_untrained_turn(run.method, client, dict(run.server.blocks))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax", "prolin"])
@@ -87,7 +88,7 @@ def test_a_table_of_prototypes_is_made_without_sending_numbers_one_by_one(fresh,
 def test_nor_does_one_that_is_asked_for_statistics_after_a_turn(fresh, method):
     run = fresh(method, base_rounds=1)
     id, when, inbox = run.clients(0, 0)[0], replace(run.when(0, 2), stage="refresh"), dict(run.server.blocks)
-    expected_reply.turn(run.method, run.client(id, 0, 2), inbox)
+    expected_reply.run_untrained_turn(run.method, run.client(id, 0, 2), inbox)
     assert run.method.survey(run.world.client(id, when), inbox).blocks
     with waits() as found:
         assert run.method.survey(run.world.client(id, when), inbox).blocks

@@ -183,7 +183,7 @@ def test_certificates_are_all_there_or_none(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(certs, "public", refuse)
+        patch.setattr(certs, "write_public", refuse)
         assert "certs/ca.crt could not be" in sentence(capsys, "deploy", "certs")
     assert not list(Path("certs").iterdir())
     assert main(["deploy", "certs", "--nodes", "1"]) == 0

@@ -1,4 +1,4 @@
-"""A grid in memory: the real apps, the real records, no network. Faults are put in where the network would be."""
+"""A grid in memory with the real apps and the real records. Faults are injected in place of the network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = {
     "stream.clients": 3,
     "stream.participants": 2,
     "stream.task_size": 5,  # two positions
-    "stream.support": 1.0,  # everyone has a part of every task
+    "stream.support": 1.0,  # each client has examples of each task
     "train.rounds": 2,
     "train.epochs": 1,
     "warmup.rounds": 1,
@@ -23,25 +23,25 @@ TINY = {
     "threads": 1,
     "workers": 1,
 }
-Fault = Callable[["Grid", Message, Message], list[Message]]  # what comes of an ask and its answer
+Fault = Callable[["Grid", Message, Message], list[Message]]  # (grid, request, reply) → the replies that arrive
 
 
 def tiny(method: str = "fedavg", **more: Any) -> RunConfig:
-    """A configuration; `a__b=1` sets a.b."""
+    """A small configuration; `a__b=1` sets a.b."""
     sets = TINY | {k.replace("__", "."): v for k, v in more.items()}
-    flags = {"dataset": "digits", "method": method, "executor": "serial"}
+    flags = {"dataset": "digits", "method": method, "accelerate": "off"}
     return resolve(flags=flags, sets=[f"{k}={v}" for k, v in sets.items()])
 
 
 @dataclass
 class Grid:
-    """What the fleet needs of Flower's grid. A node answers as soon as it is asked, unless the fault says otherwise."""
+    """The part of Flower's grid that a fleet uses. A node replies at once, unless the fault changes that."""
 
     settings: dict[str, Any]
     nodes: dict[int, dict[str, Any]]
-    fault: Fault = lambda grid, ask, answer: [answer]
+    fault: Fault = lambda grid, request, reply: [reply]
     mail: dict[str, list[Message]] = field(default_factory=dict)
-    asked: list[tuple[int, str]] = field(default_factory=list)  # who was asked what
+    sent: list[tuple[int, str]] = field(default_factory=list)  # node and message type of each request
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
@@ -50,14 +50,15 @@ class Grid:
         return [self.deliver(m) for m in messages]
 
     def deliver(self, message: Message) -> str:
-        id, node = message.object_id, message.metadata.dst_node_id
+        id = message.object_id
+        node = message.metadata.dst_node_id
         message.metadata.__dict__["_message_id"] = id
-        self.asked.append((node, message.metadata.message_type))
-        self.mail[id] = self.fault(self, message, self.answer(message)) if node in self.nodes else []
+        self.sent.append((node, message.metadata.message_type))
+        self.mail[id] = self.fault(self, message, self.reply(message)) if node in self.nodes else []
         return id
 
-    def answer(self, message: Message) -> Message:
-        """What the app says; an exception becomes an error, as in Flower's own runtime."""
+    def reply(self, message: Message) -> Message:
+        """The app's reply. An exception becomes an error message, as in Flower's runtime."""
         node = message.metadata.dst_node_id
         try:
             return client_app(message, Context(1, node, self.nodes[node], RecordDict(), self.settings))
@@ -67,6 +68,6 @@ class Grid:
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
         return [m for id in ids for m in self.mail.pop(id, [])]
 
-    def work(self, node: int) -> int:
-        """How often a node was given work."""
-        return sum(n == node and what != "query.hello" for n, what in self.asked)
+    def work_count(self, node: int) -> int:
+        """How many turns and surveys a node was asked for."""
+        return sum(n == node and what != "query.hello" for n, what in self.sent)

@@ -1,4 +1,4 @@
-"""Clients that are silent, late, double, stale or wrong: the run goes on by its policy, and its folder says so."""
+"""Missing, late, duplicate, stale and invalid replies: the run follows its policy and records them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import pytest
 import torch
 from flwr.app import Message
 from memory_grid import tiny
-from test_same_run import essence
+from test_same_run import outcome
 
-from profcil.deploy.client import answer
-from profcil.deploy.fleet import TooFew
-from profcil.deploy.identity import Share
-from profcil.deploy.run_config import write_recipe
-from profcil.deploy.wire import Ask, answer_records, read_answer
+from profcil.deploy.client import respond
+from profcil.deploy.fleet import TooFewClients
+from profcil.deploy.identity import PartitionIdentity
+from profcil.deploy.run_config import config_to_text
+from profcil.deploy.wire import Request, read_response, response_records
 from profcil.engine import run as engine
 from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.errors import Diverged, ProfcilError
 
 VICTIM = 101  # the node of client 1
-SILENT: dict = {}
+OUTCOME_WITHOUT_REPLY: dict = {}  # filled by the fixture `without_reply`
 
 
-def work(message: Message) -> bool:
+def is_work(message: Message) -> bool:
     return message.metadata.message_type != "query.hello"
 
 
@@ -39,246 +39,277 @@ def tally(folder: Path) -> dict[str, float]:
     return json.loads((folder / "run.json").read_text())["tally"]
 
 
-def at(number: int, do, node: int = VICTIM):
-    """A fault at the n-th time that a node is given work."""
+def fault_at(number: int, action, node: int = VICTIM):
+    """A fault that replaces the n-th reply of a node by the messages that `action` returns."""
 
-    def fault(grid, ask, answer):
-        hit = work(ask) and ask.metadata.dst_node_id == node and grid.work(node) == number
-        return do(grid, ask, answer) if hit else [answer]
+    def fault(grid, request, reply):
+        hit = is_work(request) and request.metadata.dst_node_id == node and grid.work_count(node) == number
+        return action(grid, request, reply) if hit else [reply]
 
     return fault
 
 
-def altered(change):
-    """The answer with its reply changed, as a broken or hostile client would send it."""
+def no_reply(grid, request, reply):
+    return []
 
-    def do(grid, ask, answer):
-        said = read_answer(answer.content)
-        change(said)
-        return [Message(answer_records(said), reply_to=ask)]
 
-    return do
+def changed_by(change):
+    """The reply with a change, as a broken or malicious client would send it."""
+
+    def action(grid, request, reply):
+        response = read_response(reply.content)
+        change(response)
+        return [Message(response_records(response), reply_to=request)]
+
+    return action
 
 
 @pytest.fixture
-def silent(deployed) -> dict:
-    """What a run comes to whose client 1 says nothing in its second round; played once."""
-    if not SILENT:
-        SILENT.update(essence(deployed(everyone(), fault=at(2, lambda *_: []), out="silent")[0]))
-    return SILENT
+def without_reply(deployed) -> dict:
+    """The outcome of a run in which client 1 does not reply in its second round. It is computed once."""
+    if not OUTCOME_WITHOUT_REPLY:
+        folder, _ = deployed(all_clients(), fault=fault_at(2, no_reply), out="without-reply")
+        OUTCOME_WITHOUT_REPLY.update(outcome(folder))
+    return OUTCOME_WITHOUT_REPLY
 
 
-def everyone(**more):
-    """Three clients, all of them in every round, no warm-up, one step an epoch."""
+def all_clients(**more):
+    """Three clients that take part in every round, no warm-up, one step per epoch."""
     usual = {"warmup.rounds": 0, "stream.participants": 3, "setting": "homogeneous", "train.batch": 0}
     return tiny(more.pop("method", "fedavg"), **{k.replace(".", "__"): v for k, v in (usual | more).items()})
 
 
-def test_a_silent_client_is_left_out_greeted_and_back_again(deployed):
-    folder, _ = deployed(everyone(), fault=at(2, lambda *_: []))
+def test_a_client_without_a_reply_is_left_out_and_rejoins_after_a_hello(deployed):
+    folder, _ = deployed(all_clients(), fault=fault_at(2, no_reply))
     asked = events(folder, "asked")
     assert [e["silent"] for e in asked] == [[], [1], [], []]
     assert asked[1]["answered"] == [0, 2]
-    assert [e["client"] for e in events(folder, "joined")].count(1) == 2  # greeted anew before it was asked again
+    assert [e["client"] for e in events(folder, "joined")].count(1) == 2  # a second hello before it was asked again
     assert tally(folder)["silent_clients"] == 1
     assert [e["skipped"] for e in events(folder, "round")] == [[], [1], [], []]
 
 
-def test_a_late_reply_changes_nothing_and_is_counted(deployed, silent):
-    def late(grid, ask, answer):
-        grid.kept = (ask.metadata.message_id, answer)
+def test_a_late_reply_changes_nothing_and_is_counted(deployed, without_reply):
+    def hold_back(grid, request, reply):
+        grid.held_back = (request.metadata.message_id, reply)
         return []
 
-    def then(grid, ask, answer):
-        if work(ask) and hasattr(grid, "kept") and grid.work(100) == 4:  # two rounds later
-            id, old = grid.kept
+    def deliver_later(grid, request, reply):
+        if is_work(request) and hasattr(grid, "held_back") and grid.work_count(100) == 4:  # two rounds later
+            id, old = grid.held_back
             grid.mail[id] = [old]
-        return at(2, late)(grid, ask, answer)
+        return fault_at(2, hold_back)(grid, request, reply)
 
-    folder, _ = deployed(everyone(), fault=then, out="late")
+    folder, _ = deployed(all_clients(), fault=deliver_later, out="late")
     [dropped] = events(folder, "late reply dropped")
     assert (dropped["client"], dropped["position"], dropped["round"]) == (1, 0, 1)
     assert tally(folder)["late_replies"] == 1
-    assert essence(folder) == silent
+    assert outcome(folder) == without_reply
 
 
-def test_a_second_reply_to_the_same_ask_is_dropped(deployed, tmp_path):
-    folder, _ = deployed(everyone(), fault=at(1, lambda grid, ask, answer: [answer, answer]))
+def test_a_second_reply_to_the_same_request_is_dropped(deployed, tmp_path):
+    folder, _ = deployed(all_clients(), fault=fault_at(1, lambda grid, request, reply: [reply, reply]))
     assert [e["client"] for e in events(folder, "second reply dropped")] == [1]
-    assert essence(folder) == essence(engine.start(everyone(), tmp_path / "alone", tmp_path))
+    assert outcome(folder) == outcome(engine.start(all_clients(), tmp_path / "serial", tmp_path))
 
 
-def stale(said) -> None:
-    object.__setattr__(said, "when", type(said.when)("round", 0, 0, said.when.rounds))
+def earlier_round(response) -> None:
+    object.__setattr__(response, "when", type(response.when)("round", 0, 0, response.when.rounds))
 
 
-def impostor(said) -> None:
-    object.__setattr__(said.reply, "client", 2)
+def malformed_round(response) -> None:
+    object.__setattr__(response, "when", type(response.when)("round", None, "x", response.when.rounds))
 
 
-def nan(said) -> None:
-    said.reply.blocks["head"].tensors["weight"].fill_(torch.nan)
+def other_client(response) -> None:
+    object.__setattr__(response.reply, "client", 2)
 
 
-def huge(said) -> None:
-    said.reply.blocks["head"].tensors["weight"].mul_(1e9)
+def nan(response) -> None:
+    response.reply.blocks["head"].tensors["weight"].fill_(torch.nan)
 
 
-def shorn(said) -> None:
-    del said.reply.blocks["base"]
+def huge_values(response) -> None:
+    response.reply.blocks["head"].tensors["weight"].mul_(1e9)
 
 
-def grown(said) -> None:
-    said.reply.blocks["more"] = Block("model", {})
+def missing_block(response) -> None:
+    del response.reply.blocks["base"]
 
 
-def boastful(said) -> None:
-    object.__setattr__(said.reply, "samples", 10**6)
+def extra_block(response) -> None:
+    response.reply.blocks["more"] = Block("model", {})
 
 
-@pytest.mark.parametrize("change", [stale, impostor, nan, huge, shorn, grown, boastful])
-def test_a_reply_that_cannot_be_used_is_refused_counted_and_never_aggregated(deployed, silent, change):
-    folder, _ = deployed(everyone(), fault=at(2, altered(change)), out="bad")
+def too_many_examples(response) -> None:
+    object.__setattr__(response.reply, "samples", 10**6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        earlier_round,
+        malformed_round,
+        other_client,
+        nan,
+        huge_values,
+        missing_block,
+        extra_block,
+        too_many_examples,
+    ],
+)
+def test_an_invalid_reply_is_refused_counted_and_not_aggregated(deployed, without_reply, change):
+    folder, _ = deployed(all_clients(), fault=fault_at(2, changed_by(change)), out="invalid")
     refused = [e["refused"] for e in events(folder, "asked")]
     assert [list(r) for r in refused] == [[], ["1"], [], []]
     assert len(refused[1]["1"]) > 10
     assert tally(folder)["refused_replies"] == 1
-    assert essence(folder)["tensors"] == silent["tensors"]
+    assert outcome(folder)["tensors"] == without_reply["tensors"]
 
 
-def test_garbage_is_refused(deployed):
+def test_a_refusal_counts_positions_and_rounds_from_one(deployed):
+    folder, _ = deployed(all_clients(), fault=fault_at(2, changed_by(earlier_round)))
+    assert events(folder, "asked")[1]["refused"]["1"] == "the reply is for round 1 of position 1"
+
+
+def test_a_message_of_another_form_is_refused(deployed):
     from flwr.app import ConfigRecord, RecordDict
 
-    rubbish = RecordDict({"x": ConfigRecord({"y": 1})})
-    folder, _ = deployed(everyone(), fault=at(1, lambda grid, ask, answer: [Message(rubbish, reply_to=ask)]))
+    other = RecordDict({"x": ConfigRecord({"y": 1})})
+    folder, _ = deployed(
+        all_clients(), fault=fault_at(1, lambda grid, request, reply: [Message(other, reply_to=request)])
+    )
     assert "cannot be read" in events(folder, "asked")[0]["refused"]["1"]
 
 
-def test_a_refused_client_keeps_its_old_private_memory(deployed, tmp_path):
-    """Its turn did not happen: the next one starts from the memory that the last accepted reply left behind."""
-    config = everyone(method="fedssi")
-    silent, _ = deployed(config, fault=at(2, lambda *_: []), out="silent")
-    folder, _ = deployed(config, fault=at(2, altered(nan)), out="bad")
-    assert essence(folder)["tensors"] == essence(silent)["tensors"]
+def test_after_a_refusal_a_client_starts_from_its_old_private_tensors(deployed, tmp_path):
+    """The next turn starts from the private tensors of the last accepted reply."""
+    config = all_clients(method="fedssi")
+    without, _ = deployed(config, fault=fault_at(2, no_reply), out="without-reply")
+    folder, _ = deployed(config, fault=fault_at(2, changed_by(nan)), out="invalid")
+    assert outcome(folder)["tensors"] == outcome(without)["tensors"]
 
 
-def test_too_few_replies_are_asked_for_again(deployed, tmp_path):
-    """Nothing is lost where the second attempt succeeds."""
-    folder, _ = deployed(everyone(), fault=at(2, lambda *_: []), min_replies=3)
+def test_with_too_few_replies_the_other_clients_are_asked_again(deployed, tmp_path):
+    """If the second attempt succeeds, the result is that of a run without faults."""
+    folder, _ = deployed(all_clients(), fault=fault_at(2, no_reply), min_replies=3)
     assert [e["answered"] for e in events(folder, "asked")] == [[0, 1, 2], [0, 2], [1], [0, 1, 2], [0, 1, 2]]
-    alone = engine.start(everyone(), tmp_path / "alone", tmp_path)
-    assert essence(folder)["tensors"] == essence(alone)["tensors"]
+    serial = engine.start(all_clients(), tmp_path / "serial", tmp_path)
+    assert outcome(folder)["tensors"] == outcome(serial)["tensors"]
     assert tally(folder)["resent_bytes"] > 0
 
 
-def test_the_run_stops_where_too_few_answer_and_goes_on_from_there(deployed, tmp_path):
-    config = everyone(method="fedcbdr")
+def test_a_run_stops_with_too_few_replies_and_can_be_resumed(deployed, tmp_path):
+    config = all_clients(method="fedcbdr")
 
-    def gone(grid, ask, answer):
-        return [] if work(ask) and grid.work(VICTIM) >= 3 and ask.metadata.dst_node_id == VICTIM else [answer]
+    def no_more_replies(grid, request, reply):
+        is_victim = is_work(request) and request.metadata.dst_node_id == VICTIM
+        return [] if is_victim and grid.work_count(VICTIM) >= 3 else [reply]
 
-    with pytest.raises(TooFew, match="run the same app again"):
-        deployed(config, fault=gone, min_replies=3)
+    with pytest.raises(TooFewClients, match="run the same app again"):
+        deployed(config, fault=no_more_replies, min_replies=3)
     assert not json.loads((tmp_path / "run" / "run.json").read_text())["done"]
     folder, _ = deployed(config, min_replies=3)
     assert [e["round"] for e in events(folder, "resumed")] == [1]
-    assert essence(folder)["tensors"] == essence(engine.start(config, tmp_path / "alone", tmp_path))["tensors"]
+    serial = engine.start(config, tmp_path / "serial", tmp_path)
+    assert outcome(folder)["tensors"] == outcome(serial)["tensors"]
 
 
-def test_a_deployment_is_not_resumed_as_a_simulation(deployed, tmp_path):
-    with pytest.raises(TooFew):
-        deployed(everyone(), fault=at(3, lambda *_: []), min_replies=3, attempts=1)
+def test_a_deployment_cannot_be_resumed_as_a_simulation(deployed, tmp_path):
+    with pytest.raises(TooFewClients):
+        deployed(all_clients(), fault=fault_at(3, no_reply), min_replies=3, attempts=1)
     with pytest.raises(ProfcilError, match="flower"):
         engine.resume(tmp_path / "run")
 
 
-def test_nobody_there_is_told_in_one_sentence(deployed):
-    with pytest.raises(TooFew, match="0 of 3 clients are there"):
-        deployed(everyone(), nodes=0)
+def test_without_any_node_the_error_is_one_sentence(deployed):
+    with pytest.raises(TooFewClients, match="0 of 3 clients are connected"):
+        deployed(all_clients(), nodes=0)
 
 
 def test_a_client_that_joins_late_takes_part_from_then_on(deployed):
-    def join(grid, ask, answer):
-        if grid.work(100) == 2:
+    def add_node(grid, request, reply):
+        if grid.work_count(100) == 2:
             grid.nodes.setdefault(102, {"client": 2, "home": grid.nodes[100]["home"]})
-        return [answer]
+        return [reply]
 
-    folder, _ = deployed(everyone(), fault=join, nodes=2)
+    folder, _ = deployed(all_clients(), fault=add_node, nodes=2)
     assert [e["answered"] for e in events(folder, "asked")] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
     assert [e["clients"] for e in events(folder, "absent")] == [[2], [2]]
 
 
-def test_of_two_nodes_that_claim_a_client_the_first_speaks(deployed, tmp_path):
-    def rival(grid, ask, answer):
+def test_the_first_of_two_nodes_that_claim_a_client_is_used(deployed, tmp_path):
+    def add_rival(grid, request, reply):
         grid.nodes.setdefault(200, {"client": 1, "home": str(tmp_path / "rival")})
-        return at(3, lambda *_: [])(grid, ask, answer)
+        return fault_at(3, no_reply)(grid, request, reply)
 
-    folder, grid = deployed(everyone(), fault=rival)
+    folder, grid = deployed(all_clients(), fault=add_rival)
     assert {e["client"] for e in events(folder, "claimed twice")} == {1}
-    assert grid.work(VICTIM) == 3  # until it misses a deadline,
-    assert grid.work(200) == 1  # and then the other one
+    assert grid.work_count(VICTIM) == 3  # until it misses a deadline
+    assert grid.work_count(200) == 1  # then the second node is used
 
 
-def test_a_node_that_leaves_is_missed(deployed):
-    def leave(grid, ask, answer):
-        if grid.work(102) == 2:  # the last one to be asked
+def test_a_run_continues_without_a_node_that_disconnects(deployed):
+    def disconnect(grid, request, reply):
+        if grid.work_count(102) == 2:  # the last node that is asked in a round
             grid.nodes.pop(VICTIM, None)
-        return [answer]
+        return [reply]
 
-    folder, _ = deployed(everyone(), fault=leave)
+    folder, _ = deployed(all_clients(), fault=disconnect)
     assert [e["client"] for e in events(folder, "left")] == [1]
     assert events(folder, "asked")[-1]["answered"] == [0, 2]
 
 
-def test_a_site_that_lost_its_folder_is_sent_everything_again(deployed, tmp_path):
-    """PRO's base does not travel in frozen rounds, so a client without its folder lacks it once."""
+def test_a_site_that_lost_its_folder_is_sent_all_blocks_again(deployed, tmp_path):
+    """PRO does not send the frozen base again, so a client without its folder lacks it in one round."""
 
-    def lose(grid, ask, answer):
-        if grid.work(VICTIM) == 2 and ask.metadata.dst_node_id == VICTIM:
+    def delete_folder(grid, request, reply):
+        if grid.work_count(VICTIM) == 2 and request.metadata.dst_node_id == VICTIM:
             shutil.rmtree(tmp_path / "sites", ignore_errors=True)
-        return [answer]
+        return [reply]
 
-    folder, _ = deployed(everyone(method="pro", base_rounds=1, refresh_at="final"), fault=lose)
+    folder, _ = deployed(all_clients(method="pro", base_rounds=1, refresh_at="final"), fault=delete_folder)
     reasons = [r for e in events(folder, "asked") for r in e["refused"].values()]
     assert reasons
     assert all("does not hold block" in r for r in reasons)
     assert json.loads((folder / "run.json").read_text())["done"]
 
 
-def test_a_lost_private_memory_is_noticed(deployed, tmp_path):
-    def lose(grid, ask, answer):
-        if grid.work(VICTIM) == 1 and ask.metadata.dst_node_id == VICTIM:
+def test_lost_private_tensors_are_counted(deployed, tmp_path):
+    def delete_private(grid, request, reply):
+        if grid.work_count(VICTIM) == 1 and request.metadata.dst_node_id == VICTIM:
             for path in (tmp_path / "sites").rglob("*/1/private-*"):
                 path.unlink()
-        return [answer]
+        return [reply]
 
-    folder, _ = deployed(everyone(method="fedspace"), fault=lose)
+    folder, _ = deployed(all_clients(method="fedspace"), fault=delete_private)
     assert tally(folder)["memories_lost"] == 1
 
 
 def test_a_diverged_client_ends_the_run_or_is_skipped(deployed):
     with pytest.raises(Diverged, match="client"):
-        deployed(everyone(lr=1e9, clip=0, batch=32), out="fail")
-    with pytest.raises(TooFew):  # all of them diverge
-        deployed(everyone(lr=1e9, clip=0, batch=32, on_divergence="skip-client"), out="skip")
+        deployed(all_clients(lr=1e9, clip=0, batch=32), out="fail")
+    with pytest.raises(TooFewClients):  # all clients diverge
+        deployed(all_clients(lr=1e9, clip=0, batch=32, on_divergence="skip-client"), out="skip")
 
 
 @pytest.mark.parametrize("what", ["plan", "data"])
-def test_a_client_with_another_plan_or_other_data_says_so(tmp_path, what):
-    seat = Share(1, tmp_path, tmp_path, write_recipe(everyone()))
-    world = seat.world()
+def test_a_client_with_another_plan_or_other_data_reports_an_error(tmp_path, what):
+    identity = PartitionIdentity(1, tmp_path, tmp_path, config_to_text(all_clients()))
+    world = identity.make_world()
     facts = {"run": "x", "plan": world.plan.digest, "data": world.bundle.fingerprint}
-    said = answer("turn", Ask(1, When("round", 0, 0, 2), {}, {}, 0, 1, (), {**facts, what: "other"}), seat)
-    assert said.kind == "broken"
-    assert f"another {what}" in said.trouble
+    request = Request(1, When("round", 0, 0, 2), {}, {}, 0, 1, (), {**facts, what: "other"})
+    response = respond("turn", request, identity)
+    assert response.error_kind == "broken"
+    assert f"another {what}" in response.error
 
 
-def test_a_node_that_cannot_say_who_it_is_is_refused_once(deployed, tmp_path):
-    def lost(grid, ask, answer):
+def test_a_node_with_an_invalid_client_number_is_refused_once(deployed, tmp_path):
+    def add_invalid_node(grid, request, reply):
         grid.nodes.setdefault(300, {"client": -4})
-        return [answer]
+        return [reply]
 
-    folder, grid = deployed(everyone(), fault=lost)
+    folder, grid = deployed(all_clients(), fault=add_invalid_node)
     [refused] = events(folder, "refused")
     assert "whole number from 0" in refused["reason"]
-    assert grid.asked.count((300, "query.hello")) == 1
+    assert grid.sent.count((300, "query.hello")) == 1

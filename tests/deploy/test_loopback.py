@@ -1,6 +1,6 @@
-"""Real SuperLinks and SuperNodes in processes of their own on this machine; minutes, not seconds.
+"""Real SuperLinks and SuperNodes in separate processes on this machine. These tests take minutes.
 
-Every wait has an end, and whatever was started is ended by its id.
+Every wait has a time limit, and every process is stopped by its id.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from typing import Any
 
 import pytest
 from memory_grid import tiny
-from test_same_run import essence
+from test_same_run import outcome
 
 from profcil.cli.main import main
 from profcil.deploy.app_folder import settings_table, write_app
 from profcil.deploy.certs import write_certs
-from profcil.deploy.cluster import Trial, federation, finished, wait_for
+from profcil.deploy.cluster import CONNECTION, LocalCluster, is_finished, start_federation, wait_until
 from profcil.engine import run as engine
 from profcil.resolve import RunConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
-LONG = 400.0  # seconds: several times what an idle machine needs, for one that is not
-FAULTY = '''
+TIME_LIMIT = 400.0  # seconds; several times what an idle machine needs
+FAULTY_APP = '''
 import time
 from pathlib import Path
 
 from profcil.deploy import app
 
 
-def trip(message, context, call_next):
-    """Leaves a mark when work begins; hangs where the node's configuration says so."""
-    node, at = context.node_config, message.metadata.group_id
-    if at:
-        Path(node["marks"], f"{node['client']} {at}").touch()
-    if at and at == node.get("hang-at"):
+def inject_fault(message, context, call_next):
+    """Writes a marker file when work begins, and hangs in the round that the node's configuration names."""
+    node = context.node_config
+    group = message.metadata.group_id
+    if group:
+        Path(node["marks"], f"{node['client']} {group}").touch()
+    if group and group == node.get("hang-at"):
         time.sleep(float(node["hang"]))
     return call_next(message, context)
 
 
 server_app = app.server_app
-client_app = app.make_client_app([trip])
+client_app = app.make_client_app([inject_fault])
 '''
 
 
 def events(folder: Path, *kinds: str) -> list[dict]:
-    """Whole lines only: somebody may be writing."""
+    """The events in a run folder. The server may be writing, so an incomplete last line is left out."""
     try:
         lines = (folder / "events.jsonl").read_text().split("\n")[:-1]
     except OSError:
@@ -56,36 +57,37 @@ def events(folder: Path, *kinds: str) -> list[dict]:
     return [e for e in map(json.loads, lines) if e["event"] in kinds]
 
 
-def app_of(folder: Path, config: RunConfig, **policy: Any) -> Path:
+def write_test_app(folder: Path, config: RunConfig, **policy: Any) -> Path:
     write_app(
-        folder / "app", settings_table(config, folder / "run", folder, **{"deadline": LONG, "join": LONG, **policy})
+        folder / "app",
+        settings_table(config, folder / "run", folder, **{"deadline": TIME_LIMIT, "join": TIME_LIMIT, **policy}),
     )
     return folder / "app"
 
 
-def node(folder: Path, client: int, **more: Any) -> dict[str, Any]:
+def node_config(folder: Path, client: int, **more: Any) -> dict[str, Any]:
     (folder / "marks").mkdir(exist_ok=True)
     return {"client": client, "home": folder / "sites", "marks": folder / "marks", **more}
 
 
-def ends(trial: Trial, run: Path) -> bool:
-    return wait_for(lambda: finished(run) or trial.ended(), LONG) and finished(run)
+def run_finishes(cluster: LocalCluster, run: Path) -> bool:
+    return wait_until(lambda: is_finished(run) or cluster.end_reason(), TIME_LIMIT) and is_finished(run)
 
 
-def everyone(clients: int, **more: Any) -> RunConfig:
-    """All clients in every round, one position, no warm-up."""
+def all_clients(clients: int, **more: Any) -> RunConfig:
+    """All clients take part in every round; one position, no warm-up."""
     usual = {"stream__clients": clients, "stream__participants": clients, "setting": "homogeneous"}
     return tiny("fedavg", **{**usual, "stream__task_size": 10, "warmup__rounds": 0, "train__batch": 0, **more})
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Iterator[Trial]:
-    with Trial(tmp_path / "trial") as made:
-        yield made
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path / "cluster") as started:
+        yield started
 
 
-def test_the_demo_plays_promax_on_four_nodes_to_the_same_bits(tmp_path, capsys):
-    """The documented walk-through, a little shorter: its verdict, and the same looked at from here."""
+def test_the_demo_runs_promax_on_four_nodes_with_the_same_bits(tmp_path, capsys):
+    """A shorter form of the documented walk-through. Its own comparison is checked against ours."""
     sizes = ("task_size=5", "rounds=2", "base_rounds=1", "epochs=1", "model.width=4")
     sets = [part for size in sizes for part in ("--set", size)]
     assert main(["deploy", "demo", "--out", str(tmp_path / "demo"), "--json", *sets]) == 0
@@ -94,43 +96,46 @@ def test_the_demo_plays_promax_on_four_nodes_to_the_same_bits(tmp_path, capsys):
     assert found["deployed_seconds_per_round"] > found["serial_seconds_per_round"] > 0
     assert found["envelope_bytes"] > 0
     run = tmp_path / "demo" / "run"
-    assert essence(run) == essence(tmp_path / "demo" / "serial")
+    assert outcome(run) == outcome(tmp_path / "demo" / "serial")
     assert sorted(e["client"] for e in events(run, "joined")) == [0, 1, 2, 3]
     assert not any(e["silent"] or e["refused"] for e in events(run, "asked"))
 
 
-def test_a_server_killed_in_the_middle_of_a_position_goes_on_to_the_same_bits(tmp_path, trial):
-    """A replay method: what its clients keep privately must be the memory of the last whole round."""
-    config, run = tiny("fedcbdr", warmup__rounds=0), tmp_path / "run"
-    app = app_of(tmp_path, config)
-    federation(trial, app, [node(tmp_path, c) for c in range(3)])
-    assert wait_for(lambda: len(events(run, "asked")) >= 4, LONG, 0.05)  # in position 1, its second round to come
-    [began] = events(run, "started")
-    os.kill(began["pid"], signal.SIGKILL)
-    assert not finished(run)
-    trial.run(app)
-    assert wait_for(lambda: finished(run), LONG)
+def test_a_server_killed_within_a_position_is_resumed_with_the_same_bits(tmp_path, cluster):
+    """With a replay method: its clients must start from the private tensors of the last complete round."""
+    config = tiny("fedcbdr", warmup__rounds=0)
+    run = tmp_path / "run"
+    app = write_test_app(tmp_path, config)
+    start_federation(cluster, app, [node_config(tmp_path, c) for c in range(3)])
+    # After four requests the run is in position 1, before its second round.
+    assert wait_until(lambda: len(events(run, "asked")) >= 4, TIME_LIMIT, 0.05)
+    [started] = events(run, "started")
+    os.kill(started["pid"], signal.SIGKILL)
+    assert not is_finished(run)
+    cluster.submit(app)
+    assert wait_until(lambda: is_finished(run), TIME_LIMIT)
     assert [e["position"] for e in events(run, "resumed")] == [1]
-    assert essence(run) == essence(engine.start(config, tmp_path / "alone", tmp_path))
+    assert outcome(run) == outcome(engine.start(config, tmp_path / "serial", tmp_path))
 
 
-def test_killed_hanging_late_and_double_nodes_do_not_stop_a_run(tmp_path, trial):
-    """Node 1 is killed in round 1, node 2 hangs past its deadline, client 3 joins late, client 0 is claimed twice."""
-    run, marks = tmp_path / "run", tmp_path / "marks"
-    app = app_of(tmp_path, everyone(4, train__rounds=7), deadline=30.0, join=25.0)
-    (app / "profcil_app.py").write_text(FAULTY)
-    first = [node(tmp_path, 0), node(tmp_path, 1, **{"hang-at": "round 0.1", "hang": 600.0})]
-    federation(trial, app, [*first, node(tmp_path, 2, **{"hang-at": "round 0.1", "hang": 35.0})])
-    assert wait_for(lambda: (marks / "1 round 0.1").exists(), LONG)
-    trial.stop("node1", signal.SIGKILL)
-    trial.node("late", node(tmp_path, 3))
-    trial.node("rival", node(tmp_path, 0))
-    assert ends(trial, run)
+def test_a_run_continues_with_killed_hanging_late_and_duplicate_nodes(tmp_path, cluster):
+    """Node 1 is killed in round 1, node 2 hangs past the deadline, client 3 joins late, two nodes claim client 0."""
+    run = tmp_path / "run"
+    marks = tmp_path / "marks"
+    app = write_test_app(tmp_path, all_clients(4, train__rounds=7), deadline=30.0, join=25.0)
+    (app / "profcil_app.py").write_text(FAULTY_APP)
+    first = [node_config(tmp_path, 0), node_config(tmp_path, 1, **{"hang-at": "round 0.1", "hang": 600.0})]
+    start_federation(cluster, app, [*first, node_config(tmp_path, 2, **{"hang-at": "round 0.1", "hang": 35.0})])
+    assert wait_until(lambda: (marks / "1 round 0.1").exists(), TIME_LIMIT)
+    cluster.stop("node1", signal.SIGKILL)
+    cluster.start_node("late", node_config(tmp_path, 3))
+    cluster.start_node("rival", node_config(tmp_path, 0))
+    assert run_finishes(cluster, run)
     asked = events(run, "asked")
-    assert asked[0]["answered"] == [0, 1, 2]  # client 3 is not there yet
+    assert asked[0]["answered"] == [0, 1, 2]  # client 3 has not joined yet
     assert asked[1]["answered"] == [0]
     assert {*asked[1]["silent"], *map(int, asked[1]["refused"])} == {1, 2}
-    assert asked[-1]["answered"] == [0, 2, 3]  # the hanging one is back, the late one is in, the killed one is not
+    assert asked[-1]["answered"] == [0, 2, 3]  # with the node that hung and the late one, without the killed one
     assert [(e["client"], e["round"]) for e in events(run, "late reply dropped")] == [(2, 1)]
     assert {e["client"] for e in events(run, "claimed twice")} == {0}
     assert len(asked) == 7
@@ -139,26 +144,27 @@ def test_killed_hanging_late_and_double_nodes_do_not_stop_a_run(tmp_path, trial)
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run behind TLS and node keys, with one node that may come in and three that may not."""
+    """A run with TLS and node keys, one node that is accepted and three that are rejected."""
     folder = tmp_path_factory.mktemp("secured")
-    certs, others = folder / "certs", folder / "others"
+    certs = folder / "certs"
+    others = folder / "others"
     write_certs(certs, nodes=2)
     write_certs(others, nodes=0)
-    with Trial(folder / "trial", secure=certs) as trial:
-        app = app_of(folder, everyone(4, train__rounds=1), join=20.0)
-        trial.superlink()
-        registered = trial.flwr("supernode", "register", certs / "node-0.pub", "trial")
+    with LocalCluster(folder / "cluster", secure=certs) as cluster:
+        app = write_test_app(folder, all_clients(4, train__rounds=1), join=20.0)
+        cluster.start_superlink()
+        registered = cluster.flwr("supernode", "register", certs / "node-0.pub", CONNECTION)
         assert registered.returncode == 0, registered.stdout + registered.stderr
-        trial.node("registered", node(folder, 0), key=certs / "node-0")
-        trial.node("keyless", node(folder, 1))
-        trial.node("unregistered", node(folder, 2), key=certs / "node-1")
-        trial.node("distrustful", node(folder, 3), key=certs / "node-0", trust=others / "ca.crt")
-        trial.run(app)
-        assert wait_for(lambda: finished(folder / "run"), LONG)
+        cluster.start_node("registered", node_config(folder, 0), key=certs / "node-0")
+        cluster.start_node("keyless", node_config(folder, 1))
+        cluster.start_node("unregistered", node_config(folder, 2), key=certs / "node-1")
+        cluster.start_node("distrustful", node_config(folder, 3), key=certs / "node-0", trust=others / "ca.crt")
+        cluster.submit(app)
+        assert wait_until(lambda: is_finished(folder / "run"), TIME_LIMIT)
     return folder
 
 
-def test_a_registered_node_works_behind_tls(secured):
+def test_a_registered_node_is_used_over_tls(secured):
     assert [e["client"] for e in events(secured / "run", "joined")] == [0]
     assert [e["answered"] for e in events(secured / "run", "asked")] == [[0]]
 
@@ -171,17 +177,19 @@ def test_a_registered_node_works_behind_tls(secured):
         ("distrustful", 3, "CERTIFICATE_VERIFY_FAILED"),
     ],
 )
-def test_no_other_node_gets_anywhere(secured, name, client, reason):
-    assert reason in (secured / "trial" / f"{name}.log").read_text()
+def test_other_nodes_are_rejected(secured, name, client, reason):
+    assert reason in (secured / "cluster" / f"{name}.log").read_text()
     assert client in events(secured / "run", "absent")[0]["clients"]
     assert not list((secured / "marks").glob(f"{client} *"))
 
 
-def test_the_same_app_runs_a_hundred_clients_under_ray(tmp_path, trial):
+def test_the_same_app_runs_a_hundred_clients_under_ray(tmp_path, cluster):
     pytest.importorskip("ray")
-    config = everyone(100, train__rounds=2, stream__participants=10)
-    trial.superlink("--simulation")
-    trial.run(app_of(tmp_path, config), "--federation-config", "num-supernodes=100 client-resources-num-cpus=1")
-    assert ends(trial, tmp_path / "run")
-    assert essence(tmp_path / "run") == essence(engine.start(config, tmp_path / "alone", tmp_path))
+    config = all_clients(100, train__rounds=2, stream__participants=10)
+    cluster.start_superlink("--simulation")
+    cluster.submit(
+        write_test_app(tmp_path, config), "--federation-config", "num-supernodes=100 client-resources-num-cpus=1"
+    )
+    assert run_finishes(cluster, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(engine.start(config, tmp_path / "serial", tmp_path))
     assert len(events(tmp_path / "run", "joined")) == 100

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a reply is found before it is taken; whatever an honest client sends is taken."""
+"""An invalid reply is refused with a reason, and every method's own replies are accepted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from profcil import registry
-from profcil.deploy.expected_reply import Understudy
+from profcil.deploy.expected_reply import ReplyForecast
 from profcil.engine.fleet import Here
 from profcil.engine.payload import Block, Reply
 from profcil.engine.reply_checks import Terms, fault
@@ -40,88 +40,89 @@ TERMS = Terms(
 )
 
 
-def honest(**blocks: Block) -> Reply:
+def valid(**blocks: Block) -> Reply:
     return Reply(3, 60, {"base": model(1.5), "moments": moments((5,)), "moves": moves(4.9), **blocks})
 
 
 def without(name: str) -> Reply:
-    whole = honest()
-    return replace(whole, blocks={n: b for n, b in whole.blocks.items() if n != name})
+    reply = valid()
+    return replace(reply, blocks={n: b for n, b in reply.blocks.items() if n != name})
 
 
-def tensors(block: Block, **values: torch.Tensor | None) -> Block:
+def with_tensors(block: Block, **values: torch.Tensor | None) -> Block:
     return replace(block, tensors={k: v for k, v in {**block.tensors, **values}.items() if v is not None})
 
 
-def test_an_honest_reply_is_taken():
-    assert fault(honest(), TERMS) == ""
-    assert fault(honest(radius=RADIUS, points=points(60)), TERMS) == ""  # may come, need not
+def test_a_valid_reply_is_accepted():
+    assert fault(valid(), TERMS) == ""
+    assert fault(valid(radius=RADIUS, points=points(60)), TERMS) == ""  # both blocks are optional
 
 
-BAD = {
+INVALID = {
     "a block is missing": (without("base"), "base is missing"),
-    "a block about classes is missing": (without("moments"), "moments is missing"),
-    "a block too many": (honest(extra=model()), "extra was not asked for"),
-    "a tensor is missing": (honest(base=tensors(model(), weight=None)), "weight is missing"),
-    "a tensor too many": (honest(base=tensors(model(), more=torch.ones(1))), "more was not asked for"),
-    "a wrong shape": (honest(base=tensors(model(), weight=torch.ones(3, 4))), "shape"),
-    "a wrong number of dimensions": (honest(base=tensors(model(), weight=torch.ones(12))), "shape"),
-    "more rows than classes": (honest(moments=tensors(moments((5,)), mean=torch.ones(3, 3))), "shape"),
-    "rows of another width": (honest(points=points(3, 4)), "shape"),
-    "labels where there are none": (honest(points=replace(points(5), labels=(2,))), "shape"),
-    "a wrong type": (honest(base=tensors(model(), weight=torch.ones(4, 3).double())), "type"),
-    "a complex type": (honest(base=tensors(model(), weight=torch.ones(4, 3) * 1j)), "type"),
-    "another kind": (honest(base=replace(model(), kind="statistics")), "kind"),
-    "an undeclared kind": (honest(base=replace(model(), kind="generator")), "kind"),
-    "NaN": (honest(base=model(float("nan"))), "not finite"),
-    "infinity": (honest(moments=tensors(moments((5,)), mean=torch.tensor([[1, 2, -torch.inf]]))), "not finite"),
-    "a negative count": (honest(moments=tensors(moments((5,)), count=torch.tensor([-1.0]))), "counts outside"),
-    "a count beyond all examples": (
-        honest(moments=tensors(moments((5,)), count=torch.tensor([1e6]))),
+    "a block with labels is missing": (without("moments"), "moments is missing"),
+    "an extra block": (valid(extra=model()), "extra was not asked for"),
+    "a tensor is missing": (valid(base=with_tensors(model(), weight=None)), "weight is missing"),
+    "an extra tensor": (valid(base=with_tensors(model(), more=torch.ones(1))), "more was not asked for"),
+    "a wrong shape": (valid(base=with_tensors(model(), weight=torch.ones(3, 4))), "shape"),
+    "a wrong number of dimensions": (valid(base=with_tensors(model(), weight=torch.ones(12))), "shape"),
+    "more rows than classes": (valid(moments=with_tensors(moments((5,)), mean=torch.ones(3, 3))), "shape"),
+    "rows of another width": (valid(points=points(3, 4)), "shape"),
+    "labels in a block without labels": (valid(points=replace(points(5), labels=(2,))), "shape"),
+    "a wrong type": (valid(base=with_tensors(model(), weight=torch.ones(4, 3).double())), "type"),
+    "a complex type": (valid(base=with_tensors(model(), weight=torch.ones(4, 3) * 1j)), "type"),
+    "another kind": (valid(base=replace(model(), kind="statistics")), "kind"),
+    "an undeclared kind": (valid(base=replace(model(), kind="generator")), "kind"),
+    "NaN": (valid(base=model(float("nan"))), "not finite"),
+    "infinity": (valid(moments=with_tensors(moments((5,)), mean=torch.tensor([[1, 2, -torch.inf]]))), "not finite"),
+    "a negative count": (valid(moments=with_tensors(moments((5,)), count=torch.tensor([-1.0]))), "counts outside"),
+    "a count above the number of examples": (
+        valid(moments=with_tensors(moments((5,)), count=torch.tensor([1e6]))),
         "counts outside",
     ),
-    "a negative whole number": (honest(base=tensors(model(), steps=torch.tensor(-1))), "negative counts"),
-    "a negative confidence": (honest(moves=moves(-0.1)), "outside 0 to 5"),
-    "a confidence too high": (honest(moves=moves(5.1)), "outside 0 to 5"),
-    "a class never declared": (honest(moments=moments((7,))), "class 7"),
-    "an absurd norm": (honest(base=model(1e6)), "absurdly large"),
-    "no examples": (replace(honest(), samples=0), "0 examples"),
-    "negative examples": (replace(honest(), samples=-5), "-5 examples"),
-    "more examples than it has": (replace(honest(), samples=101), "101 examples"),
-    "a note that is no number": (replace(honest(), notes={"loss": float("nan")}), "notes"),
+    "a negative integer": (valid(base=with_tensors(model(), steps=torch.tensor(-1))), "negative counts"),
+    "a negative confidence": (valid(moves=moves(-0.1)), "outside 0 to 5"),
+    "a confidence too high": (valid(moves=moves(5.1)), "outside 0 to 5"),
+    "an undeclared class": (valid(moments=moments((7,))), "class 7"),
+    "a huge norm": (valid(base=model(1e6)), "absurdly large"),
+    "no examples": (replace(valid(), samples=0), "0 examples"),
+    "negative examples": (replace(valid(), samples=-5), "-5 examples"),
+    "more examples than the client has": (replace(valid(), samples=101), "101 examples"),
+    "a note that is NaN": (replace(valid(), notes={"loss": float("nan")}), "notes"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_reply_is_refused_with_a_reason(name):
-    reply, reason = BAD[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_reply_is_refused_with_a_reason(name):
+    reply, reason = INVALID[name]
     assert reason in fault(reply, TERMS)
 
 
-class Watched(Here):
-    """The simulation, with every reply judged as a deployment would; the understudy knows no one's data."""
+class CheckedFleet(Here):
+    """The simulation's fleet, which checks every reply as a deployment does. The forecast sees no client's data."""
 
     def __init__(self) -> None:
-        self.understudy, self.judged = Understudy(), 0
+        self.forecast = ReplyForecast()
+        self.checked = 0
 
     def turns(self, world, method, state, when, inboxes):
-        return self.judge("turn", super().turns, world, method, state, when, inboxes)
+        return self.check("turn", super().turns, world, method, state, when, inboxes)
 
     def surveys(self, world, method, state, when, inboxes):
-        return self.judge("survey", super().surveys, world, method, state, when, inboxes)
+        return self.check("survey", super().surveys, world, method, state, when, inboxes)
 
-    def judge(self, what, ask, world, method, state, when, inboxes):
-        terms = {c: self.understudy.terms(what, world, method, when, c, inbox) for c, inbox in inboxes.items()}
-        done = ask(world, method, state, when, inboxes)
-        for c, reply in done.items():
-            assert fault(reply, terms[c]) == "", (what, when)
-            self.judged += 1
-        return done
+    def check(self, action, compute, world, method, state, when, inboxes):
+        terms = {c: self.forecast.terms(action, world, method, when, c, inbox) for c, inbox in inboxes.items()}
+        replies = compute(world, method, state, when, inboxes)
+        for c, reply in replies.items():
+            assert fault(reply, terms[c]) == "", (action, when)
+            self.checked += 1
+        return replies
 
 
-def brief(name: str) -> dict[str, int]:
-    """Little of what a server would train: it is not what is tested here."""
-    long = (
+def short_server_training(name: str) -> dict[str, int]:
+    """Settings that shorten a method's training on the server, which is not tested here."""
+    settings = (
         "pool",
         "iterations",
         "generator_batch",
@@ -131,25 +132,25 @@ def brief(name: str) -> dict[str, int]:
         "student_steps",
     )
     known = {f.name for f in fields(registry.find("methods", name).METHOD.Params)}
-    return {f"params__{key}": 4 for key in long if key in known}
+    return {f"params__{key}": 4 for key in settings if key in known}
 
 
-def on_images() -> list[str]:
+def image_methods() -> list[str]:
     return [n for n in registry.names("methods") if "image" in registry.find("methods", n).METHOD.modalities]
 
 
-@pytest.mark.parametrize("name", on_images())
-def test_what_any_method_sends_is_admitted(fresh, same_bits, tiny, name):
-    """The server knows what to expect of every method without being told, and looking does not change the run."""
+@pytest.mark.parametrize("name", image_methods())
+def test_replies_of_every_method_are_accepted(fresh, same_bits, tiny, name):
+    """The server derives the form of every method's replies, and doing so does not change the run."""
     size = {
-        "model__norm": "batch",
+        "model__norm": "batch",  # some methods need it
         "task_size": 5,
         "support": 1.0,
         "train__rounds": 2,
-        **brief(name),
-    }  # some methods need that norm
+        **short_server_training(name),
+    }
     run = fresh(name, **size)
-    run.world.fleet = watched = Watched()
+    run.world.fleet = fleet = CheckedFleet()
     run.stream()
-    assert watched.judged > 0
+    assert fleet.checked > 0
     assert same_bits(run.server, tiny(name, **size).server)

@@ -1,4 +1,4 @@
-"""Sites with data of their own: what they bring, what they declare, and what is wrong with it."""
+"""Sites with their own data: reading the data, declarations, and errors in both."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from test_faults import events
 from profcil import registry
 from profcil.deploy import entry, federation
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.federation import fill, joint_plan, read_federation, unsound
-from profcil.deploy.readers import hashed, token_ids
-from profcil.deploy.run_config import sites_recipe
+from profcil.deploy.federation import complete_orders, declaration_error, joint_plan, read_federation
+from profcil.deploy.readers import hashed_id, token_ids
+from profcil.deploy.run_config import sites_config
 from profcil.deploy.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
@@ -29,20 +29,20 @@ WORDS = {"cough": "throat dry", "fever": "hot chills", "sprain": "ankle swollen"
 QUICK = ["train.rounds=2", "train.epochs=4", "train.batch=8", "warmup.rounds=1", "train.lr=0.05", "threads=1"]
 
 
-def terms(modality: str) -> str:
+def federation_text(modality: str) -> str:
     more = {"text": "length = 8\nvocabulary = 500", "image": "shape = [1, 8, 8]", "graph": "features = 4"}[modality]
     return f'modality = "{modality}"\ntasks = {json.dumps(TASKS)}\nsites = ["north", "south"]\n{more}\n'
 
 
-def manifest(folder: Path, site: str, data: str, *positions: list[str]) -> Path:
+def write_manifest(folder: Path, site: str, data: str, *positions: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f'site = "{site}"', f'data = "{data}"', *(f"[[position]]\nclasses = {json.dumps(p)}" for p in positions)]
     (folder / "manifest.toml").write_text("\n".join(lines))
     return folder
 
 
-def texts(path: Path, labels: list[str], each: int = 12) -> Path:
-    """A table or JSON, by the name's ending."""
+def write_texts(path: Path, labels: list[str], each: int = 12) -> Path:
+    """Writes texts as CSV or JSON, by the file's suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
         {"text": f"{WORDS[y]} patient number {i}, since yesterday", "label": y} for y in labels for i in range(each)
@@ -59,8 +59,8 @@ def texts(path: Path, labels: list[str], each: int = 12) -> Path:
     return path
 
 
-def images(path: Path, labels: list[str], each: int = 10) -> Path:
-    """Each class is bright in its own quarter."""
+def write_images(path: Path, labels: list[str], each: int = 10) -> Path:
+    """Writes images. Each class is bright in another quarter."""
     image = pytest.importorskip("PIL.Image")
     for label in labels:
         (path / label).mkdir(parents=True)
@@ -72,8 +72,8 @@ def images(path: Path, labels: list[str], each: int = 10) -> Path:
     return path
 
 
-def graph(path: Path, labels: list[str], each: int = 8) -> Path:
-    """Each class has its own feature; nodes of a class are chained."""
+def write_graph(path: Path, labels: list[str], each: int = 8) -> Path:
+    """Writes a graph. Each class has its own feature; the nodes of a class form a chain."""
     path.mkdir(parents=True)
     nodes = [(f"{y}-{i}", y, [int(y == c) for c in CLASSES]) for y in labels for i in range(each)]
     with (path / "nodes.csv").open("w", newline="") as file:
@@ -84,88 +84,90 @@ def graph(path: Path, labels: list[str], each: int = 8) -> Path:
     return path
 
 
-MAKE = {"text": (texts, "data.csv"), "image": (images, "images"), "graph": (graph, "graph")}
+WRITERS = {"text": (write_texts, "data.csv"), "image": (write_images, "images"), "graph": (write_graph, "graph")}
 
 
-def settle(tmp_path: Path, modality: str) -> dict[int, dict]:
-    """Two sites that meet the tasks in opposite orders; the south lacks one class."""
-    make, name = MAKE[modality]
-    north = manifest(tmp_path / "north", "north", name, TASKS[0], TASKS[1])
-    south = manifest(tmp_path / "south", "south", name, ["sprain"], TASKS[0])
-    make(north / name, CLASSES)
-    make(south / name, ["sprain", *TASKS[0]])
-    make(tmp_path / "test" / name, CLASSES)
-    return {i: {"site": str(folder), "home": str(tmp_path / "keep")} for i, folder in ((7, north), (8, south))}
+def write_sites(tmp_path: Path, modality: str) -> dict[int, dict]:
+    """Writes two sites with opposite task orders; the south lacks a class. Returns the nodes' configurations."""
+    write, name = WRITERS[modality]
+    north = write_manifest(tmp_path / "north", "north", name, TASKS[0], TASKS[1])
+    south = write_manifest(tmp_path / "south", "south", name, ["sprain"], TASKS[0])
+    write(north / name, CLASSES)
+    write(south / name, ["sprain", *TASKS[0]])
+    write(tmp_path / "test" / name, CLASSES)
+    return {i: {"site": str(folder), "home": str(tmp_path / "home")} for i, folder in ((7, north), (8, south))}
 
 
-def learn(tmp_path: Path, modality: str, method: str) -> Path:
-    """A whole run of the two sites."""
+def run_sites(tmp_path: Path, modality: str, method: str) -> Path:
+    """Runs a method on the two sites. Returns the run folder."""
     if modality == "graph":
         pytest.importorskip("torch_geometric")
-    text, nodes = terms(modality), settle(tmp_path, modality)
-    config = sites_recipe(read_federation(text), None, {"method": method}, QUICK)
-    test = tmp_path / "test" / MAKE[modality][1]
+    text = federation_text(modality)
+    nodes = write_sites(tmp_path, modality)
+    config = sites_config(read_federation(text), None, {"method": method}, QUICK)
+    test = tmp_path / "test" / WRITERS[modality][1]
     settings = settings_table(config, tmp_path / "run", test, federation=text, deadline=0.5, join=0.5)
     return entry.start(Grid(settings, nodes), settings)
 
 
-def special(modality: str) -> list[tuple[str, str]]:
-    """Methods made for one modality alone."""
+def methods_only_for(modality: str) -> list[tuple[str, str]]:
+    """The methods that support one modality only."""
     methods = {name: registry.find("methods", name).METHOD for name in registry.names("methods")}
     return [(modality, name) for name, m in methods.items() if m.modalities == {modality}]
 
 
-@pytest.mark.parametrize(("modality", "method"), [*special("text"), *special("graph")])
-def test_what_a_special_method_sends_is_admitted_too(tmp_path, modality, method):
-    folder = learn(tmp_path, modality, method)
+@pytest.mark.parametrize(("modality", "method"), [*methods_only_for("text"), *methods_only_for("graph")])
+def test_replies_of_methods_for_one_modality_are_accepted(tmp_path, modality, method):
+    folder = run_sites(tmp_path, modality, method)
     assert load_run(folder).done
     assert [e["refused"] for e in events(folder, "asked") if e["refused"]] == []
 
 
 @pytest.mark.parametrize("modality", ["text", "image", "graph"])
-def test_a_federation_of_sites_learns_from_data_it_never_sees(tmp_path, modality):
-    folder = learn(tmp_path, modality, "promax")
+def test_a_federation_learns_from_data_that_stay_at_the_sites(tmp_path, modality):
+    folder = run_sites(tmp_path, modality, "promax")
     run = load_run(folder)
     assert [e["sites"] for e in events(folder, "enrolled")] == [["north", "south"]]
     assert run.plan.orders.tolist() == [[0, 1], [1, 0]]
-    assert run.plan.observed(1, 0) == (2,)  # the south's first position: sprain, no fracture
+    assert run.plan.observed(1, 0) == (2,)  # the first position of the south: sprain without fracture
     assert run.done
-    assert run.metrics["faa"] > 60  # four classes, told apart with ease
+    assert run.metrics["faa"] > 60  # four classes that are easy to separate
     assert {e.kind for e in run.ledger.entries} <= {"model", "memory", "statistics", "transport", "header"}
     assert all(not e["refused"] and not e["silent"] for e in events(folder, "asked"))
 
 
 @pytest.mark.parametrize("name", ["d.csv", "d.json", "d.jsonl"])
-def test_texts_may_come_as_a_table_or_as_json(tmp_path, name):
-    texts(manifest(tmp_path, "north", name, TASKS[0]) / name, CLASSES, each=3)
-    site = read_site(tmp_path, read_federation(terms("text")))
+def test_texts_can_be_csv_or_json(tmp_path, name):
+    write_texts(write_manifest(tmp_path, "north", name, TASKS[0]) / name, CLASSES, each=3)
+    site = read_site(tmp_path, read_federation(federation_text("text")))
     assert site.examples.x.shape == (12, 8)
-    assert site.counts == {0: 3, 1: 3}  # declared; what else lies there stays out
+    assert site.counts == {0: 3, 1: 3}  # undeclared classes are left out
     assert site.order == {0: 0}
 
 
-def test_words_have_the_same_ids_everywhere_and_every_script_has_words():
-    terms_ = read_federation(terms("text"))
-    ids = token_ids("Cough, COUGH 咳嗽 ñandú!", terms_)
-    assert ids[0] == ids[1] == hashed("cough", 500) != ids[2]
-    assert ids[4] == hashed("ñandú", 500)
+def test_token_ids_are_hashes_of_words_in_any_script():
+    federation = read_federation(federation_text("text"))
+    ids = token_ids("Cough, COUGH 咳嗽 ñandú!", federation)
+    assert ids[0] == ids[1] == hashed_id("cough", 500) != ids[2]
+    assert ids[4] == hashed_id("ñandú", 500)
     assert ids[5:] == [0, 0, 0]
-    assert token_ids("...", terms_) == [1] + [0] * 7  # a text without words is one unknown
-    assert all(2 <= hashed(str(i), 500) < 500 for i in range(200))
+    assert token_ids("...", federation) == [1] + [0] * 7  # a text without words is one unknown token
+    assert all(2 <= hashed_id(str(i), 500) < 500 for i in range(200))
 
 
 def test_a_site_without_data_at_a_position_is_idle_there():
-    assert fill([{0: 0, 1: 1}, {1: 0}], 2).tolist() == [[0, 1], [1, 0]]
-    assert fill([{0: 2}, {0: 1, 2: 0}], 3).tolist() == [[2, 1, 0], [1, 2, 0]]  # what came first anywhere, first
-    said = {0: {"order": {"0": 0, "1": 1}, "counts": {"0": 5, "2": 4}}}
-    plan = joint_plan(read_federation(terms("text")), said, sites_config().stream, 0)
+    assert complete_orders([{0: 0, 1: 1}, {1: 0}], 2).tolist() == [[0, 1], [1, 0]]
+    # The first site is given the tasks that it lacks in the order of their first arrival at any site.
+    assert complete_orders([{0: 2}, {0: 1, 2: 0}], 3).tolist() == [[2, 1, 0], [1, 2, 0]]
+    declarations = {0: {"order": {"0": 0, "1": 1}, "counts": {"0": 5, "2": 4}}}
+    plan = joint_plan(read_federation(federation_text("text")), declarations, fedavg_config().stream, 0)
     assert plan.clients == 2
     assert plan.active(0).tolist() == [0]
     assert (len(plan.samples(0, 0)), len(plan.samples(0, 1)), len(plan.samples(1, 0))) == (5, 4, 0)
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("declaration", "reason"),
     [
         ({}, "cannot be read"),
         ({"order": {"0": 0}, "counts": {"x": 1}}, "cannot be read"),
@@ -178,55 +180,59 @@ def test_a_site_without_data_at_a_position_is_idle_there():
         ({"order": {"0": 0}, "counts": {"0": 10**12}}, "counts"),
     ],
 )
-def test_what_a_site_declares_is_not_taken_on_trust(said, reason):
-    assert reason in unsound(said, read_federation(terms("text")))
-    assert unsound({"order": {"0": 0}, "counts": {"0": 5}}, read_federation(terms("text"))) == ""
+def test_an_invalid_declaration_is_refused(declaration, reason):
+    assert reason in declaration_error(declaration, read_federation(federation_text("text")))
 
 
-def sites_config(**flags):
-    return sites_recipe(read_federation(terms("text")), None, {"method": "fedavg", **flags}, QUICK)
+def test_a_valid_declaration_is_accepted():
+    declaration = {"order": {"0": 0}, "counts": {"0": 5}}
+    assert declaration_error(declaration, read_federation(federation_text("text"))) == ""
 
 
-def test_a_site_that_does_not_come_has_no_part_in_the_run(tmp_path):
-    nodes = settle(tmp_path, "text")
+def fedavg_config(**flags):
+    return sites_config(read_federation(federation_text("text")), None, {"method": "fedavg", **flags}, QUICK)
+
+
+def test_a_site_that_does_not_connect_is_left_out_of_the_run(tmp_path):
+    nodes = write_sites(tmp_path, "text")
     test = tmp_path / "test" / "data.csv"
-    rules = {"federation": terms("text"), "deadline": 0.5, "join": 0.3}
-    settings = settings_table(sites_config(), tmp_path / "run", test, **rules)
+    rules = {"federation": federation_text("text"), "deadline": 0.5, "join": 0.3}
+    settings = settings_table(fedavg_config(), tmp_path / "run", test, **rules)
     folder = entry.start(Grid(settings, {7: nodes[7]}), settings)
     assert [e["sites"] for e in events(folder, "enrolled")] == [["north"]]
     assert all(e["answered"] == [0] for e in events(folder, "asked"))
 
 
-def write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-WRONG = {
+MISTAKES = {
     "no manifest": (lambda f: (f / "manifest.toml").unlink(), "manifest"),
-    "not TOML": (lambda f: write(f / "manifest.toml", "site = "), "TOML"),
-    "no positions": (lambda f: write(f / "manifest.toml", 'site = "north"\ndata = "d.csv"'), "'position'"),
-    "an unknown site": (lambda f: manifest(f, "nrth", "d.csv", TASKS[0]), "did you mean north"),
-    "an unknown class": (lambda f: manifest(f, "north", "d.csv", ["fevr"]), "did you mean fever"),
-    "two tasks at once": (lambda f: manifest(f, "north", "d.csv", ["cough", "sprain"]), "one task"),
-    "a task twice": (lambda f: manifest(f, "north", "d.csv", ["cough"], ["fever"]), "once"),
-    "too many positions": (lambda f: manifest(f, "north", "d.csv", [], [], TASKS[0]), "2 positions"),
-    "no data": (lambda f: (f / "d.csv").unlink(), "not there"),
-    "an empty table": (lambda f: write(f / "d.csv", "text,label\n"), "no example"),
-    "a label nobody knows": (lambda f: write(f / "d.csv", "text,label\nx,feverr\n"), "did you mean fever"),
-    "no column of labels": (lambda f: write(f / "d.csv", "text\nx\n"), "cannot be read as text"),
+    "not TOML": (lambda f: write_file(f / "manifest.toml", "site = "), "TOML"),
+    "no positions": (lambda f: write_file(f / "manifest.toml", 'site = "north"\ndata = "d.csv"'), "'position'"),
+    "an unknown site": (lambda f: write_manifest(f, "nrth", "d.csv", TASKS[0]), "did you mean north"),
+    "an unknown class": (lambda f: write_manifest(f, "north", "d.csv", ["fevr"]), "did you mean fever"),
+    "two tasks at once": (lambda f: write_manifest(f, "north", "d.csv", ["cough", "sprain"]), "one task"),
+    "a task twice": (lambda f: write_manifest(f, "north", "d.csv", ["cough"], ["fever"]), "once"),
+    "too many positions": (lambda f: write_manifest(f, "north", "d.csv", [], [], TASKS[0]), "2 positions"),
+    "missing data": (lambda f: (f / "d.csv").unlink(), "does not exist"),
+    "an empty table": (lambda f: write_file(f / "d.csv", "text,label\n"), "no examples"),
+    "an unknown label": (lambda f: write_file(f / "d.csv", "text,label\nx,feverr\n"), "did you mean fever"),
+    "no label column": (lambda f: write_file(f / "d.csv", "text\nx\n"), "cannot be read as text"),
     "not UTF-8": (lambda f: (f / "d.csv").write_bytes(b"text,label\n\xff\xfe,fever\n"), "cannot be read as text"),
-    "a class without examples": (lambda f: write(f / "d.csv", "text,label\nx,cough\n"), "no example of it"),
+    "a class without examples": (lambda f: write_file(f / "d.csv", "text,label\nx,cough\n"), "no example of it"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_a_site_is_one_sentence(tmp_path, name):
-    spoil, sentence = WRONG[name]
-    texts(manifest(tmp_path, "north", "d.csv", TASKS[0]) / "d.csv", TASKS[0], each=2)
-    spoil(tmp_path)
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_at_a_site_is_one_sentence(tmp_path, name):
+    make_mistake, sentence = MISTAKES[name]
+    write_texts(write_manifest(tmp_path, "north", "d.csv", TASKS[0]) / "d.csv", TASKS[0], each=2)
+    make_mistake(tmp_path)
     with pytest.raises(ProfcilError, match=sentence):
-        read_site(tmp_path, read_federation(terms("text")))
+        read_site(tmp_path, read_federation(federation_text("text")))
 
 
 @pytest.mark.parametrize(
@@ -234,24 +240,24 @@ def test_what_is_wrong_with_a_site_is_one_sentence(tmp_path, name):
     [
         ("tasks = [", "TOML"),
         ('modality = "text"', "tasks and sites"),
-        (terms("text").replace('"text"', '"txt"'), "did you mean text"),
-        (terms("text") + "lenght = 3\n", "did you mean length"),
-        (terms("text").replace("fever", "cough"), "none of them twice"),
-        (terms("text").replace('["north", "south"]', "[]"), "at least one site"),
+        (federation_text("text").replace('"text"', '"txt"'), "did you mean text"),
+        (federation_text("text") + "lenght = 3\n", "did you mean length"),
+        (federation_text("text").replace("fever", "cough"), "none of them twice"),
+        (federation_text("text").replace('["north", "south"]', "[]"), "at least one site"),
     ],
 )
-def test_what_is_wrong_with_the_terms_is_one_sentence(text, sentence):
+def test_a_mistake_in_the_federation_is_one_sentence(text, sentence):
     with pytest.raises(ProfcilError, match=sentence):
         read_federation(text)
 
 
 def test_a_graph_must_have_the_agreed_features(tmp_path):
-    graph(manifest(tmp_path, "north", "graph", TASKS[0]) / "graph", TASKS[0])
+    write_graph(write_manifest(tmp_path, "north", "graph", TASKS[0]) / "graph", TASKS[0])
     with pytest.raises(ProfcilError, match="4 features where the federation has 9"):
-        read_site(tmp_path, read_federation(terms("graph").replace("features = 4", "features = 9")))
+        read_site(tmp_path, read_federation(federation_text("graph").replace("features = 4", "features = 9")))
 
 
-def test_sites_are_scored_on_test_data_only():
+def test_sites_have_no_validation_data():
     with pytest.raises(ProfcilError, match="validation"):
-        sites_config(evaluate="validation")
+        fedavg_config(evaluate="validation")
     assert federation.ENCODERS.keys() == federation.VIEWS.keys()

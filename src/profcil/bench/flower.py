@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.deploy.cluster import QUIET
+from profcil.deploy.cluster import FLOWER_ENVIRONMENT
 from profcil.engine.channel import Door, When
 from profcil.engine.fleet import guard_of
 from profcil.engine.loop import RunState, play
@@ -88,7 +88,7 @@ def here(sets: tuple[str, ...]) -> Played:
 def on_flower(sets: tuple[str, ...]) -> Played:
     """The same rounds as messages to Flower's virtual nodes."""
     with tempfile.TemporaryDirectory() as home:
-        os.environ.update(QUIET | {"FLWR_HOME": home, "OMP_NUM_THREADS": "1"})
+        os.environ.update(FLOWER_ENVIRONMENT | {"FLWR_HOME": home, "OMP_NUM_THREADS": "1"})
         from flwr.clientapp import ClientApp
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation

@@ -1,10 +1,10 @@
 """Run a method on real machines with Flower: `deploy app`, `deploy certs`, `deploy env`, `deploy demo`.
 
-env    prints what Flower's programs should find in their environment: no telemetry, nothing downloaded or installed
-app    writes a folder that `flwr run` takes; the server starts or goes on with the run folder --run
-certs  writes certificates and keys for a trial
-demo   plays a run with separate processes on this machine, compares it with the serial simulation to the bit, and
-       prints what a round costs more than there; --ray uses Flower's simulation instead of SuperNodes
+app    writes a folder that `flwr run` accepts; the server starts or resumes the run in the run folder --run
+certs  writes certificates and keys for tests
+env    prints environment variables for Flower's programs: no telemetry, no downloads, no installation of packages
+demo   runs separate processes on this machine, checks that the result has the same bits as the serial simulation, and
+       prints the overhead per round; --ray uses Flower's simulation instead of SuperNodes
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from profcil.cli.parser import (
 )
 from profcil.errors import ConfigError, unknown
 
-DEMO = {"clients": 4, "participants": 2, "task_size": 4, "support": 1.0, "rounds": 3, "warmup.rounds": 1}
+DEMO_SETTINGS = {"clients": 4, "participants": 2, "task_size": 4, "support": 1.0, "rounds": 3, "warmup.rounds": 1}
+DEFAULT_NODES = 4
 
 
 def add(parser: Parser) -> None:
@@ -36,13 +37,15 @@ def add(parser: Parser) -> None:
     parser.add_argument("action", metavar="ACTION", help="app, certs, env or demo")
     selection(parser)
     machine(parser)
-    parser.add_argument("--out", metavar="DIR", help="where to write: the app, the certificates, or the demo")
+    parser.add_argument("--out", metavar="DIR", help="folder for the app, the certificates, or the demo")
     parser.add_argument("--run", metavar="DIR", help="app: run folder on the server (runs/deployed)")
-    parser.add_argument("--federation", metavar="FILE", help="app: federation.toml, where sites bring their own data")
+    parser.add_argument("--federation", metavar="FILE", help="app: federation.toml, if sites have their own data")
     parser.add_argument("--test", metavar="PATH", help="app: the server's labelled test data, with --federation")
-    parser.add_argument("--host", action="append", default=[], help="certs: name or address of the server; may repeat")
-    parser.add_argument("--nodes", type=int, help="certs: how many node keys (4); demo: how many clients (4)")
-    parser.add_argument("--ray", action="store_true", help="demo: under Flower's Ray simulation")
+    parser.add_argument(
+        "--host", action="append", default=[], help="certs: name or address of the server; can be repeated"
+    )
+    parser.add_argument("--nodes", type=int, help="certs: number of node keys (4); demo: number of clients (4)")
+    parser.add_argument("--ray", action="store_true", help="demo: use Flower's Ray simulation")
     for name, setting in Policy.__dataclass_fields__.items():
         kind = type(setting.default)
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"app: {setting.metadata['help']}")
@@ -56,97 +59,111 @@ def run(args: argparse.Namespace) -> int:
 
 
 def app(args: argparse.Namespace) -> int:
-    """The app's folder, and what to do with it."""
+    """Writes the app's folder."""
     from profcil.deploy.app_folder import write_app
 
     out = Path(args.out or "app")
-    write_app(out, settings(args))
-    say(args, {"app": str(out)}, [f"app written to {out}", f"start it with `flwr run {out} SUPERLINK`"])
+    write_app(out, app_settings(args))
+    print_result(args, {"app": str(out)}, [f"app written to {out}", f"start it with `flwr run {out} SUPERLINK`"])
     return 0
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
+def app_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The app's settings from the flags, checked here so that a mistake is not found on the server."""
     from profcil.deploy.app_folder import settings_table
-    from profcil.deploy.federation import read_federation
     from profcil.deploy.policy import Policy
-    from profcil.deploy.run_config import sites_recipe
 
     rules = {n: getattr(args, n) for n in Policy.__dataclass_fields__ if getattr(args, n) is not None}
-    Policy(**rules)  # a mistake shows here, not on the server
-    terms = text_of(Path(args.federation)) if args.federation else ""
-    if bool(terms) != bool(args.test):
-        raise ConfigError("sites with data of their own need both --federation FILE and --test PATH; give both or none")
-    flags = {n: getattr(args, n, None) for n in (*SELECTION, *MACHINE)}
-    config = sites_recipe(read_federation(terms), args.recipe, flags, args.set) if terms else resolved(args)
+    Policy(**rules)  # raises an error if a value is out of range
+    federation = read_text(Path(args.federation)) if args.federation else ""
+    if bool(federation) != bool(args.test):
+        raise ConfigError("sites with their own data need both --federation FILE and --test PATH; give both or none")
+    args.accelerate = args.accelerate or "off"  # the bits of a simulation on the reference path
+    config = sites_config_of(args, federation) if federation else resolved(args)
     data = Path(args.test) if args.test else data_root(args)
-    return settings_table(config, Path(args.run or "runs/deployed"), data, federation=terms, **rules)
+    return settings_table(config, Path(args.run or "runs/deployed"), data, federation=federation, **rules)
 
 
-def text_of(federation: Path) -> str:
+def sites_config_of(args: argparse.Namespace, federation: str) -> Any:
+    """The configuration of a run on the sites' own data."""
+    from profcil.deploy.federation import read_federation
+    from profcil.deploy.run_config import sites_config
+
+    flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
+    return sites_config(read_federation(federation), args.recipe, flags, args.set)
+
+
+def read_text(path: Path) -> str:
     try:
-        return federation.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{federation} cannot be read as TOML: {error}") from None
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
 
 
 def certs(args: argparse.Namespace) -> int:
+    """Writes certificates and keys."""
     from profcil.deploy.certs import write_certs
 
-    needs("certs", "cryptography")
-    out = Path(args.out or "certs")
-    made = write_certs(out, args.host, 4 if args.nodes is None else args.nodes)
-    say(args, {"files": [str(p) for p in made]}, [f"{p}" for p in made] + ["keep *.key and node-N secret"])
+    require_packages("certs", "cryptography")
+    nodes = DEFAULT_NODES if args.nodes is None else args.nodes
+    files = [str(path) for path in write_certs(Path(args.out or "certs"), args.host, nodes)]
+    print_result(args, {"files": files}, [*files, "keep *.key and node-N secret"])
     return 0
 
 
 def env(args: argparse.Namespace) -> int:
-    from profcil.deploy.cluster import QUIET
+    """Prints the environment variables as shell commands."""
+    from profcil.deploy.cluster import FLOWER_ENVIRONMENT
 
-    say(args, dict(QUIET), [f"export {name}={value}" for name, value in QUIET.items()])
+    lines = [f"export {name}={value}" for name, value in FLOWER_ENVIRONMENT.items()]
+    print_result(args, dict(FLOWER_ENVIRONMENT), lines)
     return 0
 
 
 def demo(args: argparse.Namespace) -> int:
-    """A federation on this machine, and how it compares with the simulation."""
-    needs("demo", "flwr", *(["ray"] if args.ray else []))
-    from profcil.deploy.demo import play, report
+    """Runs a federation on this machine and compares it with the simulation."""
+    require_packages("demo", "flwr", *(["ray"] if args.ray else []))
+    from profcil.deploy.demo import report, run_demo
     from profcil.engine.run import Interrupted
     from profcil.io.interrupts import ended_by_a_scheduler
 
-    sized = DEMO | ({"clients": args.nodes} if args.nodes else {})
-    args.set = [f"{k}={v}" for k, v in sized.items()] + args.set
-    args.accelerate = "off"
-    out = Path(args.out) if args.out else unused(Path("runs/deploy-demo"))
+    settings = DEMO_SETTINGS | ({"clients": args.nodes} if args.nodes else {})
+    args.set = [f"{k}={v}" for k, v in settings.items()] + args.set
+    args.accelerate = args.accelerate or "off"
+    out = Path(args.out) if args.out else unused_folder(Path("runs/deploy-demo"))
     if (out / "run").exists():
-        raise ConfigError(f"{out} holds a demo already; choose another --out")
+        raise ConfigError(f"{out} already has a demo; choose another --out")
     try:
         with ended_by_a_scheduler():
-            found = play(resolved(args), out, data_root(args), ray=args.ray)
+            found = run_demo(resolved(args), out, data_root(args), ray=args.ray)
     except (Interrupted, KeyboardInterrupt):
-        raise KeyboardInterrupt(f"interrupted; what was started is ended, {out} stays as it is") from None
-    say(args, found, report(found))
+        raise KeyboardInterrupt(f"interrupted; all started processes are stopped, the files in {out} remain") from None
+    print_result(args, found, report(found))
     return 0 if found["same_bits"] else 1
 
 
-def needs(action: str, *packages: str) -> None:
-    """What an action cannot do without is there before it begins."""
+def require_packages(action: str, *packages: str) -> None:
+    """Raises an error if a package that an action needs is not installed."""
     for name in packages:
         if find_spec(name) is None:
             raise ConfigError(
                 f"`profcil deploy {action}` needs {name}, which is not installed; "
-                "`pip install 'profcil[deploy]'` brings it"
+                "install it with `pip install 'profcil[deploy]'`"
             )
 
 
-def unused(path: Path) -> Path:
-    """The folder, numbered where something lies there already."""
+def unused_folder(path: Path) -> Path:
+    """The path, with a number at its end if it already exists."""
+    candidate = path
     number = 1
-    while (free := path if number == 1 else path.with_name(f"{path.name}-{number}")).exists():
+    while candidate.exists():
         number += 1
-    return free
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
 
 
-def say(args: argparse.Namespace, values: dict[str, Any], lines: list[str]) -> None:
+def print_result(args: argparse.Namespace, values: dict[str, Any], lines: list[str]) -> None:
+    """Prints the values as JSON with --json, else the lines."""
     if args.json:
         print_json(values)
     else:

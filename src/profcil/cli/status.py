@@ -1,4 +1,4 @@
-"""Show where a deployment stands: position, round, who answered, bytes, last scores."""
+"""Show the status of a deployment: position, round, replies by client, bytes, last scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profcil.cli.parser import Parser, json_flag, print_json
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run folder, of a run that is running, stopped or done")
+    parser.add_argument("run", metavar="RUN", help="run folder; the run may be running, stopped or done")
     json_flag(parser)
 
 

@@ -1,1 +1,1 @@
-"""The same methods on real machines: a guest in Flower's deployment, with the one loop on its server."""
+"""Runs methods on real machines with Flower. The server runs the same loop as the simulation."""

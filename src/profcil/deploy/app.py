@@ -1,7 +1,7 @@
-"""The Flower app: a ServerApp that drives the one loop, and a ClientApp that plays one client's part.
+"""The Flower app: a ServerApp that runs the training loop, and a ClientApp that computes for one client.
 
-`profcil deploy app` writes a folder that Flower can run and that points here. Nothing heavy is imported until a
-message needs it.
+`profcil deploy app` writes a folder that `flwr run` accepts and that refers to this module. torch is imported only when
+a message needs it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 
 def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
-    """The client's half; `mods` are Flower's own hooks around a message."""
+    """The ClientApp. `mods` are Flower's hooks around a message."""
     app = ClientApp(mods=list(mods))
     app.query("hello")(hello)
     app.train("turn")(turn)
@@ -24,39 +24,46 @@ def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
 
 
 def hello(message: Message, context: Context) -> Message:
-    """Who is there, and what does it hold?"""
-    from profcil.deploy.identity import seat_of
-    from profcil.deploy.node_registry import hello_records
+    """Reports which client this node is and which blocks it holds."""
+    from profcil.deploy.identity import identity_of
+    from profcil.deploy.node_registry import hello_response
     from profcil.deploy.wire import unpack
 
-    run = str(unpack(message.content)[0]["run"])
-    return Message(hello_records(seat_of(context.node_config, context.run_config).hello(run)), reply_to=message)
+    head, _ = unpack(message.content)
+    identity = identity_of(context.node_config, context.run_config)
+    return Message(hello_response(identity.hello(str(head["run"]))), reply_to=message)
 
 
 def turn(message: Message, context: Context) -> Message:
-    return answered("turn", message, context)
+    """Computes a client's turn."""
+    return handle("turn", message, context)
 
 
 def survey(message: Message, context: Context) -> Message:
-    return answered("survey", message, context)
+    """Computes a client's survey: statistics without training."""
+    return handle("survey", message, context)
 
 
-def answered(what: str, message: Message, context: Context) -> Message:
-    from profcil.deploy.client import answer
-    from profcil.deploy.identity import seat_of
-    from profcil.deploy.wire import answer_records, read_ask
+def handle(action: str, message: Message, context: Context) -> Message:
+    """Reads a request, computes the reply and packs it."""
+    from profcil.deploy.client import respond
+    from profcil.deploy.identity import identity_of
+    from profcil.deploy.wire import read_request, response_records
 
-    said = answer(what, read_ask(message.content), seat_of(context.node_config, context.run_config))
-    return Message(answer_records(said), reply_to=message)
+    identity = identity_of(context.node_config, context.run_config)
+    response = respond(action, read_request(message.content), identity)
+    return Message(response_records(response), reply_to=message)
 
 
 def make_server_app() -> ServerApp:
+    """The ServerApp."""
     app = ServerApp()
     app.main()(main)
     return app
 
 
 def main(grid: Grid, context: Context) -> None:
+    """Starts or resumes the run that the app's settings describe."""
     from profcil.deploy.entry import start
 
     start(grid, dict(context.run_config))

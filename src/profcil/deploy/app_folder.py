@@ -1,4 +1,4 @@
-"""Writes the folder that `flwr run` takes: two references into this package, and the run's settings."""
+"""Writes the folder that `flwr run` accepts: a module that refers to this package, and the run's settings."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from profcil import __version__
 from profcil.deploy.policy import Policy
-from profcil.deploy.run_config import write_recipe
+from profcil.deploy.run_config import config_to_text
 from profcil.io.atomic_files import write_text
 from profcil.resolve import RunConfig
 
-APP = '''"""The app's two halves live in profcil.deploy.app; Flower looks for them here."""
+APP_MODULE = '''"""Flower loads the two apps from this module. Their code is in profcil.deploy.app."""
 
 from profcil.deploy import app
 
@@ -24,16 +24,16 @@ client_app = app.client_app
 
 
 def settings_table(config: RunConfig, out: Path, data: Path, federation: str = "", **policy: Any) -> dict[str, Any]:
-    """What the app carries: the whole recipe, where the server finds its data and puts its run, and the policy."""
-    where = {"out": str(Path(out).absolute()), "data-dir": str(Path(data).absolute())}
+    """The app's settings: the run's configuration, the server's run and data folders, and the policy."""
+    folders = {"out": str(Path(out).absolute()), "data-dir": str(Path(data).absolute())}
     rules = {f.name.replace("_", "-"): policy.get(f.name, f.default) for f in fields(Policy)}
-    return {"recipe": write_recipe(config), "federation": federation, **where, **rules}
+    return {"recipe": config_to_text(config), "federation": federation, **folders, **rules}
 
 
 def write_app(folder: Path, settings: Mapping[str, Any]) -> None:
-    """The package itself is not among the app's dependencies: every node has it installed, with a torch that fits."""
+    """Writes the app. It has no dependencies, because each node installs profcil and a suitable torch itself."""
     table = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
-    write_text(folder / "profcil_app.py", APP)
+    write_text(folder / "profcil_app.py", APP_MODULE)
     write_text(
         folder / "pyproject.toml",
         f"""[build-system]

@@ -1,6 +1,6 @@
-"""Certificates and keys for a trial: an authority of one's own, a certificate of the server, a key for every node.
+"""Certificates and keys for tests: a certificate authority, a server certificate and a key for every node.
 
-For more than a trial, take certificates from whoever issues them in your house; the files and flags are the same.
+For production, use certificates from your organisation's certificate authority. The files and flags are the same.
 """
 
 from __future__ import annotations
@@ -14,78 +14,98 @@ from typing import Any
 
 from profcil.errors import ConfigError
 
-DAYS = 365
-ALWAYS = ("localhost", "127.0.0.1", "::1")
+VALID_DAYS = 365
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def write_certs(folder: Path, hosts: Sequence[str] = (), nodes: int = 1) -> list[Path]:
-    """ca.crt, server.crt, server.key, and node-N with node-N.pub; keys can be read by their owner alone."""
+    """Writes ca.crt, ca.key, server.crt, server.key, and node-N with node-N.pub. Only their owner can read keys."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     folder = Path(folder)
     if (folder / "ca.key").exists():
-        raise ConfigError(f"{folder} holds an authority already; use its files, or choose another --out")
+        raise ConfigError(f"{folder} already has a certificate authority; use its files, or choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    ca = certificate("profcil trial authority", ca_key, None, None, [])
-    server = certificate("profcil trial server", server_key, ca, ca_key, [*ALWAYS, *hosts])
-    files = {"ca.key": pem(ca_key), "ca.crt": pem_of(ca), "server.key": pem(server_key), "server.crt": pem_of(server)}
+    ca_key = ec.generate_private_key(ec.SECP384R1())
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    ca = make_certificate("profcil test authority", ca_key, None, None, [])
+    server = make_certificate("profcil test server", server_key, ca, ca_key, [*LOCAL_HOSTS, *hosts])
+    files = {
+        "ca.key": private_pem(ca_key),
+        "ca.crt": certificate_pem(ca),
+        "server.key": private_pem(server_key),
+        "server.crt": certificate_pem(server),
+    }
     for i in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
-        files |= {f"node-{i}": ssh(key), f"node-{i}.pub": ssh_public(key)}
+        files |= {f"node-{i}": private_openssh(key), f"node-{i}.pub": public_openssh(key)}
     return write_all({folder / name: data for name, data in files.items()})
 
 
 def write_all(files: Mapping[Path, bytes]) -> list[Path]:
-    """All of them or none: an authority whose files are not all there is of no use, and would be in the way."""
-    made: list[Path] = []
+    """Writes all files or none: an incomplete set is useless, and would block the next attempt."""
+    written: list[Path] = []
     for path, data in files.items():
+        write = write_public if path.suffix in (".crt", ".pub") else write_secret
         try:
-            (public if path.suffix in (".crt", ".pub") else secret)(path, data)
+            write(path, data)
         except OSError as error:
-            for one in made if isinstance(error, FileExistsError) else [*made, path]:
-                one.unlink(missing_ok=True)
-            error.filename = str(path)  # a full disk names no file
+            # A file that existed before is not ours to remove.
+            partial = [] if isinstance(error, FileExistsError) else [path]
+            for file in [*written, *partial]:
+                file.unlink(missing_ok=True)
+            error.filename = str(path)  # the error of a full disk names no file
             raise
-        made.append(path)
-    return made
+        written.append(path)
+    return written
 
 
-def certificate(name: str, key: Any, issuer: Any, issuer_key: Any, hosts: Sequence[str]) -> Any:
-    """An authority's own certificate, or one it has issued for some hosts."""
+def make_certificate(name: str, key: Any, issuer: Any, issuer_key: Any, hosts: Sequence[str]) -> Any:
+    """A certificate for some hosts, signed by an issuer. Without an issuer: a self-signed authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID
 
-    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now, signer = datetime.now(UTC), issuer_key or key
-    made = (
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    signer = issuer_key or key
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(own)
-        .issuer_name(issuer.subject if issuer else own)
+        .subject_name(subject)
+        .issuer_name(issuer.subject if issuer else subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=DAYS))
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .add_extension(usage(issuer is None), critical=True)
+        .add_extension(key_usage(issuer is None), critical=True)
     )
     if hosts:
-        made = made.add_extension(x509.SubjectAlternativeName([named(h) for h in hosts]), critical=False)
-    return made.sign(signer, hashes.SHA384())
+        builder = builder.add_extension(x509.SubjectAlternativeName([host_name(h) for h in hosts]), critical=False)
+    return builder.sign(signer, hashes.SHA384())
 
 
-def usage(authority: bool) -> Any:
+def key_usage(authority: bool) -> Any:
+    """All keys may sign data. Only an authority's key may sign certificates."""
     from cryptography import x509
 
-    no = {"content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"}
-    rights = dict.fromkeys([*no, "decipher_only"], False)
-    return x509.KeyUsage(digital_signature=True, key_cert_sign=authority, crl_sign=authority, **rights)
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
-def named(host: str) -> Any:
+def host_name(host: str) -> Any:
+    """An IP address or a DNS name."""
     from cryptography import x509
 
     try:
@@ -94,35 +114,36 @@ def named(host: str) -> Any:
         return x509.DNSName(host)
 
 
-def pem(key: Any) -> bytes:
+def private_pem(key: Any) -> bytes:
     from cryptography.hazmat.primitives import serialization as s
 
     return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
 
 
-def pem_of(certificate: Any) -> bytes:
+def certificate_pem(certificate: Any) -> bytes:
     from cryptography.hazmat.primitives import serialization as s
 
     return certificate.public_bytes(s.Encoding.PEM)
 
 
-def ssh(key: Any) -> bytes:
-    """Flower reads node keys in OpenSSH's own form."""
+def private_openssh(key: Any) -> bytes:
+    """A node's key in OpenSSH's format, which Flower reads."""
     from cryptography.hazmat.primitives import serialization as s
 
     return key.private_bytes(s.Encoding.PEM, s.PrivateFormat.OpenSSH, s.NoEncryption())
 
 
-def ssh_public(key: Any) -> bytes:
+def public_openssh(key: Any) -> bytes:
     from cryptography.hazmat.primitives import serialization as s
 
     return key.public_key().public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH)
 
 
-def secret(path: Path, data: bytes) -> None:
+def write_secret(path: Path, data: bytes) -> None:
+    """Writes a new file that only its owner can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 
-def public(path: Path, data: bytes) -> None:
+def write_public(path: Path, data: bytes) -> None:
     path.write_bytes(data)

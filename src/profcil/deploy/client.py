@@ -1,4 +1,4 @@
-"""One client's part: an ask comes in, the turn or survey is computed on data that stay here, an answer goes out."""
+"""The client's side: a request arrives, the turn or survey is computed on local data, and a response is returned."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.deploy.identity import Desk, Share
-from profcil.deploy.store import Keep, sweep
-from profcil.deploy.wire import Answer, Ask
+from profcil.deploy.identity import PartitionIdentity, SiteIdentity
+from profcil.deploy.store import SiteStore, remove_unused
+from profcil.deploy.wire import Request, Response
 from profcil.engine.client import Client
 from profcil.engine.fleet import guard_of
 from profcil.engine.payload import Inbox, Reply
@@ -19,55 +19,63 @@ from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError
 
 
-def answer(what: str, ask: Ask, seat: Share | Desk) -> Answer:
-    """The answer to an ask; a mistake is told in one sentence, never raised over the network."""
+def respond(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Response:
+    """The response to a request. An error is returned as one sentence and never raised over the network."""
     try:
-        reply = compute(what, ask, seat)
+        reply = compute(action, request, identity)
     except ProfcilError as error:
         kind = "diverged" if isinstance(error, Diverged) else "broken"
-        return Answer(Reply(ask.client, 0), ask.when, trouble=str(error), kind=kind)
-    return Answer(replace(reply, private=None), ask.when, kept=reply.private is not None)
+        return Response(Reply(request.client, 0), request.when, error=str(error), error_kind=kind)
+    return Response(replace(reply, private=None), request.when, has_private=reply.private is not None)
 
 
-def compute(what: str, ask: Ask, seat: Share | Desk) -> Reply:
-    """The reply; its private tensors are kept here, under the name the server gave."""
-    sweep(seat.home)
-    keep = Keep(seat.home, ask.facts["run"], ask.client)
-    inbox = in_hand(keep, ask)
-    world = seat.world()
-    seat.check(world, ask.facts)
-    world.features.clear()  # versions of another run may have the same numbers
-    world, method = player(world) if ask.when.stage == "warmup" else (world, method_of(world))
-    private = keep.private(ask.ticket)
-    client = seat.sit(world, ask, private)
-    reply = turn(world, method, client, inbox) if what == "turn" else survey(method, client, inbox)
+def compute(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Reply:
+    """The reply to a request. Its private tensors are stored here, under the id that the server chose."""
+    remove_unused(identity.home)
+    store = SiteStore(identity.home, request.facts["run"], request.client)
+    inbox = load_inbox(store, request)
+    world = identity.make_world()
+    identity.check_matches_server(world, request.facts)
+    world.features.clear()  # the cache is keyed by block version, and another run may use the same versions
+    world, method = player(world) if request.when.stage == "warmup" else (world, make_method(world))
+    private = store.read_private(request.private_id)
+    client = identity.make_client(world, request, private)
+    reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
     if reply.private is not None:
-        keep.put_private(ask.next, reply.private, ask.ticket)
-    lost = {"memories_lost": 1.0} if ask.ticket and private is None else {}  # the client began anew, and says so
-    return replace(reply, notes={**reply.notes, **lost})
+        store.write_private(request.next_private_id, reply.private, request.private_id)
+    if request.private_id and private is None:  # the private tensors were lost, so the client started without them
+        return replace(reply, notes={**reply.notes, "memories_lost": 1.0})
+    return reply
 
 
-def in_hand(keep: Keep, ask: Ask) -> Inbox:
-    """What was sent now, and what was held already; the latter first, since it may bear the name of what was sent."""
-    found = {n: ask.blocks[n] if n in ask.blocks else keep.get(n, digest) for n, digest in ask.names.items()}
-    for name, block in ask.blocks.items():
-        keep.put(name, block)
-    if lacking := [n for n, block in found.items() if block is None]:
-        raise Failure(f"client {ask.client} does not hold block {lacking[0]}, which was not sent; it will be next time")
-    return {n: block for n, block in found.items() if block is not None}
+def load_inbox(store: SiteStore, request: Request) -> Inbox:
+    """The blocks of a request: those that were sent with it, and those that the store holds."""
+    # Stored blocks are read before new ones are written: a new block may overwrite a stored one of the same name.
+    found = {
+        name: request.blocks[name] if name in request.blocks else store.read_block(name, digest)
+        for name, digest in request.digests.items()
+    }
+    for name, block in request.blocks.items():
+        store.write_block(name, block)
+    if missing := [name for name, block in found.items() if block is None]:
+        raise Failure(
+            f"client {request.client} does not hold block {missing[0]}, and the request did not include it; "
+            "the next request will include it"
+        )
+    return {name: block for name, block in found.items() if block is not None}
 
 
-def method_of(world: World) -> Any:
+def make_method(world: World) -> Any:
     return registry.find("methods", world.config.method).METHOD(world.config.params)
 
 
-def turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:
-    done = world.executor({client.id: method.turn(client, inbox)}, guard_of(world, client.when))
-    if client.id not in done:
+def run_turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:
+    replies = world.executor({client.id: method.turn(client, inbox)}, guard_of(world, client.when))
+    if client.id not in replies:
         raise Diverged(f"client {client.id} diverged and is skipped")
-    return done[client.id]
+    return replies[client.id]
 
 
-def survey(method: Any, client: Client, inbox: Inbox) -> Reply:
+def run_survey(method: Any, client: Client, inbox: Inbox) -> Reply:
     with torch.no_grad():
         return method.survey(client, inbox)

@@ -1,4 +1,4 @@
-"""From a Flower app's settings to a run: which data, which plan, which folder."""
+"""Starts a run from the settings of a Flower app: chooses the data, the plan and the run folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profcil.deploy.federation import Federation, joint_plan, read_federation, unsound
-from profcil.deploy.fleet import ADVICE, POLL, TooFew
-from profcil.deploy.node_registry import Roster
+from profcil.deploy.federation import Federation, declaration_error, joint_plan, read_federation
+from profcil.deploy.fleet import POLL_SECONDS, RESUME_ADVICE, TooFewClients
+from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy, read_policy
 from profcil.deploy.readers import read_examples
-from profcil.deploy.run_config import read_recipe
-from profcil.deploy.server import Notes, serve
+from profcil.deploy.run_config import config_from_text
+from profcil.deploy.server import EventBuffer, serve
 from profcil.engine.run import Progress
 from profcil.engine.world import World, furnish, make_world
 from profcil.errors import DataError, ProfcilError
@@ -25,59 +25,82 @@ from profcil.resolve import RunConfig
 
 def start(grid: Any, settings: Mapping[str, Any]) -> Path:
     """Starts or resumes the run that an app describes."""
-    config, policy = read_recipe(str(settings["recipe"])), read_policy(settings)
-    out, data, notes = Path(str(settings["out"])), Path(str(settings["data-dir"])), Notes()
-    roster = Roster(grid, run_name(out), notes)
+    config = config_from_text(str(settings["recipe"]))
+    policy = read_policy(settings)
+    out = Path(str(settings["out"]))
+    data = Path(str(settings["data-dir"]))
+    events = EventBuffer()
+    registry = NodeRegistry(grid, run_name(out), events.record)
     if settings.get("federation"):
-        world = joint_world(config, read_federation(str(settings["federation"])), out, data, roster, policy)
+        federation = read_federation(str(settings["federation"]))
+        world = make_sites_world(config, federation, out, data, registry, policy)
     else:
         world = make_world(config, data)
     try:
-        return serve(world, out, data, roster, notes, policy, say)
+        return serve(world, out, data, registry, events, policy, print_progress)
     except ProfcilError as error:
-        notes({"event": "stopped", "reason": str(error)})
+        events.record({"event": "stopped", "reason": str(error)})
         raise
 
 
 def run_name(out: Path) -> str:
-    """The name under which sites keep what belongs to this run: that of a run to go on with, or a new one. It is a
-    name, not a draw: two runs must never share it."""
+    """The name of the run in a folder, or a new one. Sites store a run's files under it, so it must be unique.
+
+    It is not derived from the seed: two runs with one seed need different names.
+    """
     try:
         return str(json.loads((out / "run.json").read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError):
         return secrets.token_hex(8)
 
 
-def joint_world(config: RunConfig, terms: Federation, out: Path, test: Path, roster: Roster, policy: Policy) -> World:
-    """The server of real sites has a labelled test set and no other data; the plan is what the sites declare."""
-    bundle = terms.bundle(read_examples(test, terms))
-    if lacking := sorted(set(range(len(terms.classes))) - set(bundle.test.y.tolist())):
-        raise DataError(f"{test} has no example of class '{terms.classes[lacking[0]]}'; every class must be tested")
-    began = (out / "state.safetensors").exists()
-    plan = Plan.load(out / "plan.npz") if began else enrol(config, terms, roster, policy)
+def make_sites_world(
+    config: RunConfig, federation: Federation, out: Path, test: Path, registry: NodeRegistry, policy: Policy
+) -> World:
+    """The server's world for sites with their own data: it has test data only, and the plan that sites declare."""
+    bundle = federation.bundle(read_examples(test, federation))
+    if missing := sorted(set(range(len(federation.classes))) - set(bundle.test.y.tolist())):
+        name = federation.classes[missing[0]]
+        raise DataError(f"{test} has no example of class '{name}'; the test data must have examples of every class")
+    resumed = (out / "state.safetensors").exists()
+    plan = Plan.load(out / "plan.npz") if resumed else enrol_sites(config, federation, registry, policy)
     return furnish(config, bundle, plan)
 
 
-def enrol(config: RunConfig, terms: Federation, roster: Roster, policy: Policy) -> Plan:
-    """Waits for the sites; one that does not come in time has no data in this run."""
-    until = time.monotonic() + policy.join
+def enrol_sites(config: RunConfig, federation: Federation, registry: NodeRegistry, policy: Policy) -> Plan:
+    """Waits for the sites and makes the plan. A site that does not connect in time is left out of the run."""
+    valid = {}
+    for client, declaration in wait_for_declarations(federation, registry, policy).items():
+        if reason := declaration_error(declaration, federation):
+            registry.record_event({"event": "refused", "client": client, "reason": reason})
+        else:
+            valid[client] = declaration
+    if len(valid) < policy.min_replies:
+        raise TooFewClients(
+            f"{len(valid)} of {len(federation.sites)} sites are connected, {policy.min_replies} are needed; "
+            f"{RESUME_ADVICE}"
+        )
+    registry.record_event({"event": "enrolled", "sites": [federation.sites[c] for c in sorted(valid)]})
+    return joint_plan(federation, valid, config.stream, config.seed)
+
+
+def wait_for_declarations(
+    federation: Federation, registry: NodeRegistry, policy: Policy
+) -> dict[int, Mapping[str, Any]]:
+    """The declarations of all sites, or of those that connected in time."""
+    end = time.monotonic() + policy.join
     while True:
-        roster.look()
-        said = {h.client: h.site for h in roster.there.values() if 0 <= h.client < len(terms.sites)}
-        if len(said) == len(terms.sites) or time.monotonic() > until:
-            break
-        time.sleep(POLL)
-    for client, reason in {c: unsound(site, terms) for c, site in said.items()}.items():
-        if reason:
-            roster.note({"event": "refused", "client": client, "reason": reason})
-            del said[client]
-    if len(said) < policy.min_replies:
-        raise TooFew(f"{len(said)} of {len(terms.sites)} sites are there, {policy.min_replies} are needed; {ADVICE}")
-    roster.note({"event": "enrolled", "sites": [terms.sites[c] for c in sorted(said)]})
-    return joint_plan(terms, said, config.stream, config.seed)
+        registry.update()
+        hellos = [h for h in registry.hellos.values() if 0 <= h.client < len(federation.sites)]
+        declarations = {hello.client: hello.site for hello in hellos}
+        if len(declarations) == len(federation.sites) or time.monotonic() > end:
+            return declarations
+        time.sleep(POLL_SECONDS)
 
 
-def say(progress: Progress) -> None:
-    """One line a round, for the app's log."""
-    w, loss = progress.when, progress.facts.get("loss")
-    print(f"{progress.what} {w.position}.{w.round} ({progress.done} of {progress.total}), loss {loss}", flush=True)
+def print_progress(progress: Progress) -> None:
+    """Prints one line per round into the app's log."""
+    when = progress.when
+    place = f"position {when.position + 1}, round {when.round + 1}"
+    loss = progress.facts.get("loss")
+    print(f"{progress.what} done: {place} ({progress.done} of {progress.total}), loss {loss}", flush=True)

@@ -1,4 +1,4 @@
-"""One message to each of some clients, and what came back of it: taken, refused with a reason, or nothing."""
+"""One message to each of several clients, and the outcome of each: accepted, refused with a reason, or no reply."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from flwr.app import Message
 
-from profcil.deploy.mailbox import place
-from profcil.deploy.wire import Answer, Ask, Unreadable, payload_bytes, read_answer, wire_bytes
+from profcil.deploy.mailbox import event_fields
+from profcil.deploy.status import from_one
+from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes
 from profcil.engine.channel import COUNT_BYTES, When
 from profcil.engine.payload import Reply
 from profcil.engine.reply_checks import Terms, fault
@@ -17,55 +18,70 @@ from profcil.engine.reply_checks import Terms, fault
 
 @dataclass
 class Exchange:
-    """One message to each of some clients, and what has come back."""
+    """The requests to several clients and the replies received so far."""
 
-    what: str  # turn or survey
+    action: str  # turn or survey
     when: When
-    asks: Mapping[int, Ask]
-    terms: Mapping[int, Terms]
-    done: dict[int, Reply] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    kept: set[int] = field(default_factory=set)  # clients that have a new private memory
+    requests: Mapping[int, Request]
+    terms: Mapping[int, Terms]  # what each reply must look like
+    accepted: dict[int, Reply] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)  # client → reason
+    with_private: set[int] = field(default_factory=set)  # clients that stored new private tensors
     wire: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})  # bytes as Flower sends them
 
     @property
     def silent(self) -> list[int]:
-        return sorted(self.asks.keys() - self.done.keys() - self.refused.keys())
+        """The clients without a reply."""
+        return sorted(self.requests.keys() - self.accepted.keys() - self.refused.keys())
 
     @property
     def payload(self) -> dict[str, int]:
         """Bytes as the ledger counts them."""
-        down = sum(payload_bytes(a.blocks) for a in self.asks.values())
-        return {"down": down, "up": sum(payload_bytes(r.blocks) + COUNT_BYTES for r in self.done.values())}
+        down = sum(payload_bytes(request.blocks) for request in self.requests.values())
+        up = sum(payload_bytes(reply.blocks) + COUNT_BYTES for reply in self.accepted.values())
+        return {"down": down, "up": up}
 
-    def hear(self, client: int, message: Message) -> str:
-        """Takes a reply, or says why not; gives the kind of the client's own trouble, if it has any."""
+    def receive(self, client: int, message: Message) -> str:
+        """Accepts or refuses a reply. Returns the kind of error that the client reported, or an empty string."""
         self.wire["up"] += wire_bytes([message])
         try:
             if message.has_error():
-                raise Unreadable(f"the client failed ({message.error.reason})")
-            answer = read_answer(message.content)
-        except Unreadable as error:
+                raise UnreadableMessage(f"the client failed ({message.error.reason})")
+            response = read_response(message.content)
+        except UnreadableMessage as error:
             self.refused[client] = str(error)
             return ""
-        reason = answer.trouble or mistaken(answer, client, self.when) or fault(answer.reply, self.terms[client])
-        if reason:
+        if reason := self.reason_to_refuse(client, response):
             self.refused[client] = reason
-            return answer.kind
-        self.done[client] = answer.reply
-        if answer.kept:
-            self.kept.add(client)
+            return response.error_kind
+        self.accepted[client] = response.reply
+        if response.has_private:
+            self.with_private.add(client)
         return ""
 
-    def told(self, seconds: float) -> dict[str, Any]:
-        """As an event."""
-        refused = {str(c): reason for c, reason in sorted(self.refused.items())}
-        who = {"answered": sorted(self.done), "silent": self.silent, "refused": refused}
-        bytes = {"payload": self.payload, "wire": dict(self.wire)}
-        return {"event": "asked", **place(self.when), **who, **bytes, "seconds": round(seconds, 3)}
+    def reason_to_refuse(self, client: int, response: Response) -> str:
+        """Why a response is not used; empty if it is."""
+        return response.error or mismatch(response, client, self.when) or fault(response.reply, self.terms[client])
+
+    def as_event(self, seconds: float) -> dict[str, Any]:
+        """The outcome as an event for the run folder."""
+        return {
+            "event": "asked",
+            **event_fields(self.when),
+            "answered": sorted(self.accepted),
+            "silent": self.silent,
+            "refused": {str(c): reason for c, reason in sorted(self.refused.items())},
+            "payload": self.payload,
+            "wire": dict(self.wire),
+            "seconds": round(seconds, 3),
+        }
 
 
-def mistaken(answer: Answer, client: int, when: When) -> str:
-    if answer.when != when:
-        return f"it answers {answer.when.stage} {answer.when.round} of position {answer.when.position}"
-    return "" if answer.reply.client == client else f"it answers as client {answer.reply.client}"
+def mismatch(response: Response, client: int, when: When) -> str:
+    """Says if a response belongs to another round or another client; empty if it does not."""
+    if response.when != when:
+        other = response.when
+        return f"the reply is for {other.stage} {from_one(other.round)} of position {from_one(other.position)}"
+    if response.reply.client != client:
+        return f"the reply is from client {response.reply.client}"
+    return ""

@@ -1,8 +1,9 @@
-"""What a client's reply must look like: the server plays the turn itself, without training, on a few test examples.
+"""What a client's reply must look like. The server finds out by running the turn itself, without training.
 
-Every phase hands its own weights back, so nothing is learnt; what comes out has the blocks, tensors, types and shapes
-of a real reply, and values of its order of size. No method has to declare any of that. It is played as a client that
-is new and as one with a past: what not all of them send may be there or not.
+It runs the turn on a few test examples. Each training phase returns the weights it was given, so nothing is learned.
+The result has the blocks, tensors, types and shapes of a real reply, and values of a similar size. So no method has to
+declare them. The turn is run as a new client and as one with private tensors; a block that only some of these replies
+have is optional.
 """
 
 from __future__ import annotations
@@ -21,73 +22,97 @@ from profcil.engine.phases import Trained
 from profcil.engine.reply_checks import Terms
 from profcil.engine.world import World
 
-EXAMPLES = 3  # of each class
+EXAMPLES_PER_CLASS = 3
 Private = Mapping[str, Tensor] | None
 
 
 @dataclass
-class Understudy:
-    """Stands in for any client, with a few examples of that client's classes."""
+class ReplyForecast:
+    """Computes the terms of clients' replies. It remembers a turn's private tensors for the survey that follows."""
 
-    past: dict[int, Private] = field(default_factory=dict)  # after this round's turns, where a survey follows
+    private: dict[int, Private] = field(default_factory=dict)  # by client, after this round's turns
 
     def terms(
-        self, what: str, world: World, method: Any, when: When, client: int, inbox: Inbox, limit: float = 1000.0
+        self, action: str, world: World, method: Any, when: When, client: int, inbox: Inbox, limit: float = 1000.0
     ) -> Terms:
-        """What a client may say: about classes it has met so far or was told of, with no more examples than it has."""
-        plan, warm = world.plan, when.stage == "warmup"
-        play = self.turns if what == "turn" else self.surveys
-        replies = play(world, method, when, client, inbox)
-        met = {y for p in range(when.position + 1) for y in plan.observed(client, p)}
-        told = {y for b in inbox.values() for y in b.labels}
+        """The terms of one client's reply.
+
+        Its classes are those that it has had so far or was sent. Its examples are at most as many as it has.
+        """
+        plan = world.plan
+        run = self.run_turns if action == "turn" else self.run_surveys
+        replies = run(world, method, when, client, inbox)
+        observed = {y for p in range(when.position + 1) for y in plan.observed(client, p)}
+        received = {y for b in inbox.values() for y in b.labels}
+        examples = plan.clean.owned(client) if when.stage == "warmup" else plan.samples(client, when.position)
         return Terms(
-            expected=replace(replies[0], blocks={n: b for r in reversed(replies) for n, b in r.blocks.items()}),
+            expected=replace(replies[0], blocks=all_blocks(replies)),
             required=frozenset.intersection(*(frozenset(r.blocks) for r in replies)),
             kinds=method.kinds,
-            classes=frozenset(met | told),
-            most=len(plan.clean.owned(client) if warm else plan.samples(client, when.position)),
+            classes=frozenset(observed | received),
+            most=len(examples),
             confidence=float(getattr(method.params, "neighbours", 1.0)),
             limit=limit,
         )
 
-    def turns(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
-        """As a new client, as one that has played where it last had data, and as one that has played this position."""
-        before = [replace(when, position=p) for p in range(when.position) if world.plan.observed(client, p)][-1:]
-        before += [replace(when, round=when.round - 1)] if when.round else []
-        pasts = [turn(method, actor(world, then, client, None), inbox).private for then in before]
-        replies = [turn(method, actor(world, when, client, past), inbox) for past in (None, *pasts)]
-        self.past = {**self.past, client: replies[-1].private} if method.surveys(when) else {}
+    def run_turns(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
+        """Replies as a new client, and with the private tensors of each earlier moment."""
+        privates: list[Private] = [None]
+        for moment in earlier_moments(world, when, client):
+            reply = run_untrained_turn(method, dummy_client(world, moment, client, None), inbox)
+            privates.append(reply.private)
+        replies = [run_untrained_turn(method, dummy_client(world, when, client, p), inbox) for p in privates]
+        self.private = {**self.private, client: replies[-1].private} if method.surveys(when) else {}
         return replies
 
-    def surveys(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
-        """As a client that did not play this round, and as one that did."""
+    def run_surveys(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
+        """Replies as a client without a turn in this round, and as one with a turn."""
+        privates = (None, self.private.pop(client, None))
         with torch.no_grad():
-            pasts = (None, self.past.pop(client, None))
-            return [method.survey(actor(world, when, client, past), inbox) for past in pasts]
+            return [method.survey(dummy_client(world, when, client, p), inbox) for p in privates]
 
 
-def turn(method: Any, client: Client, inbox: Inbox) -> Reply:
-    acting = method.turn(client, inbox)
+def all_blocks(replies: Sequence[Reply]) -> dict[str, Any]:
+    """The blocks of all replies by name. Where several have a block of one name, the first reply's is used."""
+    blocks: dict[str, Any] = {}
+    for reply in reversed(replies):
+        blocks |= reply.blocks
+    return blocks
+
+
+def earlier_moments(world: World, when: When, client: int) -> list[When]:
+    """The last position at which the client had data, and the round before this one, if they exist."""
+    positions = [p for p in range(when.position) if world.plan.observed(client, p)]
+    moments = [replace(when, position=p) for p in positions[-1:]]
+    if when.round:
+        moments.append(replace(when, round=when.round - 1))
+    return moments
+
+
+def run_untrained_turn(method: Any, client: Client, inbox: Inbox) -> Reply:
+    """A client's turn in which each training phase returns the weights it was given."""
+    phases = method.turn(client, inbox)
     try:
-        phase = next(acting)
+        phase = next(phases)
         while True:
-            phase = acting.send(Trained(phase.weights, 0.0, 0))
+            phase = phases.send(Trained(phase.weights, 0.0, 0))
     except StopIteration as end:
         return end.value
 
 
-def actor(world: World, when: When, client: int, private: Private) -> Client:
-    """One beyond the last client, whose data are scored examples of the classes that `client` has and will have."""
-    plan, warm = world.plan, when.stage == "warmup"
-    ever = [y for p in range(plan.positions) for y in plan.observed(client, p)]
-    examples = world.judged.part(few(world.judged.y, ever))
-    now = ever if warm else plan.observed(client, when.position)
+def dummy_client(world: World, when: When, client: int, private: Private) -> Client:
+    """A client whose data are test examples of the classes that `client` has at any position."""
+    plan = world.plan
+    warm = when.stage == "warmup"
+    classes = [y for p in range(plan.positions) for y in plan.observed(client, p)]
+    examples = world.judged.part(first_rows(world.judged.y, classes))
+    current = classes if warm else plan.observed(client, when.position)
     return Client(
-        id=plan.clients,
+        id=plan.clients,  # one beyond the last client, so that it shares no random numbers with a real one
         when=when,
         seed=world.config.seed,
         examples=examples,
-        current=torch.isin(examples.y, torch.tensor(now, device=world.device)).nonzero().flatten(),
+        current=torch.isin(examples.y, torch.tensor(current, device=world.device)).nonzero().flatten(),
         seen=() if warm else tuple(sorted(plan.seen(when.position))),
         net=world.net,
         settings=replace(world.config.train, epochs=1),
@@ -95,6 +120,6 @@ def actor(world: World, when: When, client: int, private: Private) -> Client:
     )
 
 
-def few(y: Tensor, labels: Sequence[int]) -> Tensor:
+def first_rows(y: Tensor, labels: Sequence[int]) -> Tensor:
     """The first few rows of each class."""
-    return torch.cat([(y == label).nonzero().flatten()[:EXAMPLES] for label in sorted(set(labels))])
+    return torch.cat([(y == label).nonzero().flatten()[:EXAMPLES_PER_CLASS] for label in sorted(set(labels))])

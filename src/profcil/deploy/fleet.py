@@ -1,8 +1,8 @@
-"""The fleet of a deployment: clients are asked over Flower's grid, and what they answer is judged before it is taken.
+"""The fleet of a deployment: requests go to clients over Flower's grid, and replies are checked before they are used.
 
-The loop above knows nothing of this. Replies come in any order and go back by client; who is silent, late or refused
-is written into the run folder and counted. Private memory stays where it is: the server only knows the name of the
-memory that a client's last accepted reply left behind.
+The training loop does not depend on any of this. Replies may arrive in any order; they are returned by client. Clients
+without a reply, late replies and refused replies are recorded in the run folder and counted. Private tensors stay at
+the client. The server only knows the id of those that belong to the client's last accepted reply.
 """
 
 from __future__ import annotations
@@ -12,142 +12,174 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from profcil.deploy.exchange import Exchange
-from profcil.deploy.expected_reply import Understudy
-from profcil.deploy.mailbox import Post, place
-from profcil.deploy.node_registry import Note, Roster
+from profcil.deploy.expected_reply import ReplyForecast
+from profcil.deploy.mailbox import Mailbox, event_fields
+from profcil.deploy.node_registry import NodeRegistry, RecordEvent
 from profcil.deploy.policy import Policy
-from profcil.deploy.wire import Ask
+from profcil.deploy.wire import Request
 from profcil.engine.channel import Parcel, When
 from profcil.engine.loop import RunState
 from profcil.engine.payload import Reply
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure
 
-POLL = 0.2  # seconds between two looks at the mailbox
-PRIVATE = "*private"  # among what a client holds: the name of its private memory; no block is called that
-ADVICE = "everything up to the last whole round is saved, start the nodes and run the same app again to go on"
+POLL_SECONDS = 0.2  # between two looks for new messages
+PRIVATE_ID = "*private"  # the key of a client's private id in `RunState.held`; no block has this name
+RESUME_ADVICE = (
+    "everything up to the last complete round is saved; start the nodes and run the same app again to continue"
+)
 
 
-class TooFew(Failure):
-    """Not enough clients answered; the run can be taken up again."""
+class TooFewClients(Failure):
+    """Too few clients are connected or replied. The run can be resumed."""
 
 
-class Flower:
+class FlowerFleet:
     """A fleet whose clients are nodes of a Flower federation."""
 
-    def __init__(self, post: Post, roster: Roster, policy: Policy, facts: Mapping[str, str], note: Note) -> None:
-        self.post, self.roster, self.policy, self.told, self.note = post, roster, policy, facts, note
-        self.understudy = Understudy()
-        self.begun = False
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        registry: NodeRegistry,
+        policy: Policy,
+        run_facts: Mapping[str, str],
+        record_event: RecordEvent,
+    ) -> None:
+        self.mailbox = mailbox
+        self.registry = registry
+        self.policy = policy
+        self.run_facts = run_facts  # run, plan and data, sent with each request
+        self.record_event = record_event
+        self.forecast = ReplyForecast()
+        self.started = False
 
-    # -- who is there -----------------------------------------------------------------------------------------------
+    # -- connected clients ------------------------------------------------------------------------------------------
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
-        """At the start everyone is waited for; later the round goes on with whoever is there, if they are enough."""
-        need, until = min(self.policy.min_replies, len(clients)), time.monotonic() + self.policy.join
-        while True:
-            self.roster.look()
-            here = [c for c in clients if self.roster.speaker(c) is not None]
-            enough = len(here) == len(clients) or (self.begun and len(here) >= need)
-            if enough or time.monotonic() > until:
-                break
-            time.sleep(POLL)
-        if len(here) < need:
-            raise TooFew(f"{len(here)} of {len(clients)} clients are there, {need} are needed; {ADVICE}")
-        if absent := sorted(set(clients) - set(here)):
-            self.note({"event": "absent", **place(when), "clients": absent})
-        self.begun = True
-        for c in here:
-            self.reconcile(state, c)
-        return here
+        """The connected ones of some clients. Waits for all of them at the start, later only for the minimum."""
+        needed = min(self.policy.min_replies, len(clients))
+        connected = self.wait_for(clients, needed if self.started else len(clients))
+        if len(connected) < needed:
+            raise TooFewClients(
+                f"{len(connected)} of {len(clients)} clients are connected, {needed} are needed; {RESUME_ADVICE}"
+            )
+        if absent := sorted(set(clients) - set(connected)):
+            self.record_event({"event": "absent", **event_fields(when), "clients": absent})
+        self.started = True
+        for client in connected:
+            self.forget_missing_blocks(state, client)
+        return connected
 
-    def reconcile(self, state: RunState, client: int) -> None:
-        """A client that has just come holds what it says it holds, and only that."""
-        if (holds := self.roster.fresh.pop(client, None)) is None:
+    def wait_for(self, clients: Sequence[int], enough: int) -> list[int]:
+        """The connected clients, as soon as there are enough or the time to join has passed."""
+        end = time.monotonic() + self.policy.join
+        while True:
+            self.registry.update()
+            connected = [c for c in clients if self.registry.node_of(c) is not None]
+            if len(connected) >= enough or time.monotonic() > end:
+                return connected
+            time.sleep(POLL_SECONDS)
+
+    def forget_missing_blocks(self, state: RunState, client: int) -> None:
+        """For a client that has just joined: keeps only those blocks as held that it reported with the same digest."""
+        reported = self.registry.joined.pop(client, None)
+        if reported is None:
             return
         blocks = state.server.blocks
-        same = {n for n in holds if n in blocks and self.post.ready(n, blocks[n])[1] == holds[n]}
-        state.held[client] = {n: v for n, v in state.held.get(client, {}).items() if n in same or n == PRIVATE}
+        same = {n for n, digest in reported.items() if n in blocks and self.mailbox.digest(n, blocks[n]) == digest}
+        held = state.held.get(client, {})
+        state.held[client] = {n: version for n, version in held.items() if n in same or n == PRIVATE_ID}
 
-    # -- asking -----------------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------------
 
     def turns(self, world: World, method: Any, state: RunState, when: When, inboxes: Mapping) -> Mapping[int, Reply]:
-        return self.ask("turn", world, method, state, when, inboxes)
+        return self.collect("turn", world, method, state, when, inboxes)
 
     def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Mapping) -> Mapping[int, Reply]:
-        return self.ask("survey", world, method, state, when, inboxes)
+        return self.collect("survey", world, method, state, when, inboxes)
 
-    def ask(
-        self, what: str, world: World, method: Any, state: RunState, when: When, inboxes: Mapping[int, Parcel]
+    def collect(
+        self, action: str, world: World, method: Any, state: RunState, when: When, inboxes: Mapping[int, Parcel]
     ) -> dict[int, Reply]:
-        """Asks, and asks those again who have not answered while there are too few; gives up after some attempts."""
+        """Requests replies until there are enough. Clients without a usable reply are asked again in each attempt."""
         if not inboxes:
             return {}
-        limit, expect = self.policy.norm_limit, self.understudy.terms
-        terms = {c: expect(what, world, method, when, c, inbox, limit) for c, inbox in inboxes.items()}
-        done: dict[int, Reply] = {}
-        need = min(self.policy.min_replies, len(inboxes))
+        limit = self.policy.norm_limit
+        terms = {c: self.forecast.terms(action, world, method, when, c, inbox, limit) for c, inbox in inboxes.items()}
+        accepted: dict[int, Reply] = {}
+        needed = min(self.policy.min_replies, len(inboxes))
         for attempt in range(self.policy.attempts):
-            here = self.reach(world, state, when, [c for c in inboxes if c not in done]) if attempt else inboxes
-            parcels = {c: whole(inboxes[c]) if attempt else inboxes[c] for c in here}
-            asks = {c: self.ask_of(world, state, when, c, parcel) for c, parcel in parcels.items()}
-            exchange = Exchange(what, when, asks, {c: terms[c] for c in here})
+            parcels = inboxes
+            if attempt:
+                remaining = self.reach(world, state, when, [c for c in inboxes if c not in accepted])
+                parcels = {c: with_all_blocks_sent(inboxes[c]) for c in remaining}
+            requests = {c: self.make_request(world, state, when, c, parcel) for c, parcel in parcels.items()}
+            exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels})
             self.run(exchange, world)
-            self.book(exchange, state, again=attempt > 0)
-            done |= exchange.done
-            if len(done) >= need:
-                return done
-        raise TooFew(f"{len(done)} of {len(inboxes)} clients gave a usable reply, {need} are needed; {ADVICE}")
+            self.update_books(exchange, state, again=attempt > 0)
+            accepted |= exchange.accepted
+            if len(accepted) >= needed:
+                return accepted
+        raise TooFewClients(
+            f"{len(accepted)} of {len(inboxes)} clients sent a usable reply, {needed} are needed; {RESUME_ADVICE}"
+        )
 
-    def ask_of(self, world: World, state: RunState, when: When, client: int, parcel: Parcel) -> Ask:
-        return Ask(
+    def make_request(self, world: World, state: RunState, when: When, client: int, parcel: Parcel) -> Request:
+        return Request(
             client=client,
             when=when,
-            names={n: self.post.ready(n, b)[1] for n, b in parcel.items()},
-            blocks={n: parcel[n] for n in parcel.sent},
-            ticket=state.held.get(client, {}).get(PRIVATE, 0),
-            next=when.position * when.rounds + when.round + 1,
+            digests={name: self.mailbox.digest(name, block) for name, block in parcel.items()},
+            blocks={name: parcel[name] for name in parcel.sent},
+            private_id=state.held.get(client, {}).get(PRIVATE_ID, 0),
+            next_private_id=when.position * when.rounds + when.round + 1,
             seen=() if when.stage == "warmup" else tuple(sorted(world.plan.seen(when.position))),
-            facts=self.told,
+            facts=self.run_facts,
         )
 
     def run(self, exchange: Exchange, world: World) -> None:
-        """Sends and waits until all have answered or the deadline has passed."""
-        began = time.monotonic()
-        nodes = {c: node for c in exchange.asks if (node := self.roster.speaker(c)) is not None}
-        pending, exchange.wire["down"] = self.post.send(exchange.what, exchange.asks, nodes, 2 * self.policy.deadline)
-        until = time.monotonic() + self.policy.deadline
+        """Sends the requests and waits until all clients have replied or the deadline has passed."""
+        start = time.monotonic()
+        nodes = {c: node for c in exchange.requests if (node := self.registry.node_of(c)) is not None}
+        ttl = 2 * self.policy.deadline
+        pending, exchange.wire["down"] = self.mailbox.send(exchange.action, exchange.requests, nodes, ttl)
+        end = time.monotonic() + self.policy.deadline
         while True:
-            for id, message in self.post.fetch(pending).items():
-                client = pending.pop(id)
-                if exchange.hear(client, message) == "diverged" and world.config.train.on_divergence == "fail":
-                    raise Diverged(exchange.refused[client])
-            if not pending or time.monotonic() > until:
+            self.receive_replies(exchange, pending, world)
+            if not pending or time.monotonic() > end:
                 break
-            time.sleep(POLL)
-        for id, client in pending.items():  # greeted before they are asked again; should they answer, it is late
-            self.post.late[id] = (client, exchange.when)
-            self.roster.lose(nodes[client])
-        self.note(exchange.told(time.monotonic() - began))
+            time.sleep(POLL_SECONDS)
+        for id, client in pending.items():
+            self.mailbox.overdue[id] = (client, exchange.when)
+            self.registry.remove(nodes[client])  # it is sent a hello before it is asked again
+        self.record_event(exchange.as_event(time.monotonic() - start))
 
-    def book(self, exchange: Exchange, state: RunState, again: bool) -> None:
-        """What clients hold now, and what Flower added to the payload."""
-        for c in exchange.kept:
-            state.held[c] = {**state.held.get(c, {}), PRIVATE: exchange.asks[c].next}
-        for c in (*exchange.silent, *exchange.refused):  # nobody knows what such a client has in hand
-            state.held[c] = {n: v for n, v in state.held.get(c, {}).items() if n == PRIVATE}
-        counted, payload = self.post.counted, exchange.payload
-        counted["envelope_bytes"] += sum(exchange.wire.values()) - sum(payload.values())
-        counted["resent_bytes"] += payload["down"] if again else 0
-        counted["refused_replies"] += len(exchange.refused)
-        counted["silent_clients"] += len(exchange.silent)
+    def receive_replies(self, exchange: Exchange, pending: dict[str, int], world: World) -> None:
+        """Reads the replies that have arrived, and removes them from the pending ones."""
+        for id, message in self.mailbox.fetch(pending).items():
+            client = pending.pop(id)
+            error_kind = exchange.receive(client, message)
+            if error_kind == "diverged" and world.config.train.on_divergence == "fail":
+                raise Diverged(exchange.refused[client])
+
+    def update_books(self, exchange: Exchange, state: RunState, again: bool) -> None:
+        """Updates which blocks each client holds, and the counts of the round."""
+        for c in exchange.with_private:
+            state.held[c] = {**state.held.get(c, {}), PRIVATE_ID: exchange.requests[c].next_private_id}
+        for c in (*exchange.silent, *exchange.refused):  # it is unknown which blocks such a client holds
+            state.held[c] = {n: v for n, v in state.held.get(c, {}).items() if n == PRIVATE_ID}
+        counts = self.mailbox.counts
+        payload = exchange.payload
+        counts["envelope_bytes"] += sum(exchange.wire.values()) - sum(payload.values())
+        counts["resent_bytes"] += payload["down"] if again else 0
+        counts["refused_replies"] += len(exchange.refused)
+        counts["silent_clients"] += len(exchange.silent)
 
     def facts(self) -> Mapping[str, float]:
-        return self.post.take_counts()
+        return self.mailbox.take_counts()
 
 
-def whole(parcel: Parcel) -> Parcel:
-    """All of it is sent: whoever is asked again may hold anything or nothing."""
-    again = Parcel(parcel)
-    again.sent = tuple(parcel)
-    return again
+def with_all_blocks_sent(parcel: Parcel) -> Parcel:
+    """The parcel with every block marked to be sent: it is unknown what a client that is asked again holds."""
+    complete = Parcel(parcel)
+    complete.sent = tuple(parcel)
+    return complete

@@ -1,4 +1,4 @@
-"""Who a node is: a client of a simulated plan, with its share of a dataset, or a site with data of its own."""
+"""Which client a node is: a client of a simulated plan with its part of a dataset, or a site with its own data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from profcil.deploy.federation import read_federation
 from profcil.deploy.node_registry import Hello
-from profcil.deploy.run_config import read_recipe
+from profcil.deploy.run_config import config_from_text
 from profcil.deploy.site import Site, read_site
-from profcil.deploy.store import Keep, home
-from profcil.deploy.wire import Ask
+from profcil.deploy.store import SiteStore, default_home
+from profcil.deploy.wire import Request
 from profcil.engine.client import Client
 from profcil.engine.world import World, furnish, make_world
 from profcil.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
-class Share:
-    """A client of the plan: everyone loads the same dataset and takes their share of it."""
+class PartitionIdentity:
+    """A client of the plan. All nodes load the same dataset, and each uses its own part of it."""
 
     client: int
     data_dir: Path
@@ -32,66 +32,76 @@ class Share:
     recipe: str
 
     def hello(self, run: str) -> Hello:
-        return Hello(self.client, Keep(self.home, run, self.client).holds())
+        store = SiteStore(self.home, run, self.client)
+        return Hello(self.client, store.stored_digests())
 
-    def world(self) -> World:
-        return shared_world(self.recipe, self.data_dir)
+    def make_world(self) -> World:
+        return cached_world(self.recipe, self.data_dir)
 
-    def check(self, world: World, facts: Mapping[str, str]) -> None:
-        """Both ends must mean the same plan and the same data."""
+    def check_matches_server(self, world: World, facts: Mapping[str, str]) -> None:
+        """Client and server must have the same plan and the same data."""
         for what, mine in {"plan": world.plan.digest, "data": world.bundle.fingerprint}.items():
             if facts[what] != mine:
                 raise DataError(
-                    f"client {self.client} has another {what} than the server; give it the same data and version"
+                    f"client {self.client} has another {what} than the server; "
+                    "give it the same data and the same version of profcil"
                 )
 
-    def sit(self, world: World, ask: Ask, private: dict[str, Tensor] | None) -> Client:
-        return world.client(ask.client, ask.when, private)
+    def make_client(self, world: World, request: Request, private: dict[str, Tensor] | None) -> Client:
+        return world.client(request.client, request.when, private)
 
 
 @dataclass(frozen=True)
-class Desk:
-    """A site: its plan is its own, and what the others have met is told by the server."""
+class SiteIdentity:
+    """A site with its own data. Its plan has one client. The server sends the classes seen so far."""
 
     folder: Path
     home: Path
     recipe: str
-    terms: str
+    federation: str
 
     def site(self) -> Site:
-        return read_site(self.folder, read_federation(self.terms))
+        return read_site(self.folder, read_federation(self.federation))
 
     def hello(self, run: str) -> Hello:
         site = self.site()
-        return Hello(site.client, Keep(self.home, run, site.client).holds(), site.declared())
+        store = SiteStore(self.home, run, site.client)
+        return Hello(site.client, store.stored_digests(), site.declaration())
 
-    def world(self) -> World:
-        config, terms, site = read_recipe(self.recipe), read_federation(self.terms), self.site()
-        return furnish(config, terms.bundle(site.examples), site.plan(terms, config.stream, config.seed))
+    def make_world(self) -> World:
+        config = config_from_text(self.recipe)
+        federation = read_federation(self.federation)
+        site = self.site()
+        plan = site.plan(federation, config.stream, config.seed)
+        return furnish(config, federation.bundle(site.examples), plan)
 
-    def check(self, world: World, facts: Mapping[str, str]) -> None:
-        """Nobody else knows a site's data; what it declared is checked where its replies arrive."""
+    def check_matches_server(self, world: World, facts: Mapping[str, str]) -> None:
+        """Nothing to compare: the server does not have the site's data. It checks replies against the declaration."""
 
-    def sit(self, world: World, ask: Ask, private: dict[str, Tensor] | None) -> Client:
-        return replace(world.client(0, ask.when, private), id=ask.client, seen=ask.seen)
+    def make_client(self, world: World, request: Request, private: dict[str, Tensor] | None) -> Client:
+        client = world.client(0, request.when, private)
+        return replace(client, id=request.client, seen=request.seen)
 
 
 @lru_cache(maxsize=1)
-def shared_world(recipe: str, data_dir: Path) -> World:
-    """Kept for the next message, where the process lives that long."""
-    return make_world(read_recipe(recipe), data_dir)
+def cached_world(recipe: str, data_dir: Path) -> World:
+    """The world, reused for the next message if the same process handles it."""
+    return make_world(config_from_text(recipe), data_dir)
 
 
-def seat_of(node: Mapping[str, Any], settings: Mapping[str, Any]) -> Share | Desk:
-    """By the node's own configuration; in Flower's simulation by its partition."""
-    kept, recipe = Path(str(node.get("home") or home())), str(settings["recipe"])
+def identity_of(node: Mapping[str, Any], settings: Mapping[str, Any]) -> PartitionIdentity | SiteIdentity:
+    """The identity that a node's configuration gives. In Flower's simulation it is the partition id."""
+    home = Path(str(node.get("home") or default_home()))
+    recipe = str(settings["recipe"])
     if "site" in node:
-        return Desk(Path(str(node["site"])), kept, recipe, str(settings["federation"]))
+        return SiteIdentity(Path(str(node["site"])), home, recipe, str(settings["federation"]))
     number = node.get("client", node.get("partition-id"))
     if not isinstance(number, int) or number < 0:
         raise ConfigError(
             f"this node's configuration gives client = {number!r}, allowed is a whole number from 0; "
             f"start it with --node-config 'client=N' or 'site=\"FOLDER\"'"
         )
-    here = settings["data-dir"] if "partition-id" in node else "data"  # a simulation shares the server's machine
-    return Share(number, Path(str(node.get("data-dir") or os.environ.get("PROFCIL_DATA") or here)), kept, recipe)
+    # A simulation runs on the server's machine, so the server's data folder is the default there.
+    default_data = settings["data-dir"] if "partition-id" in node else "data"
+    data_dir = node.get("data-dir") or os.environ.get("PROFCIL_DATA") or default_data
+    return PartitionIdentity(number, Path(str(data_dir)), home, recipe)

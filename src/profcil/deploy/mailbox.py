@@ -1,4 +1,4 @@
-"""The mailbox on Flower's grid: what is sent, what comes back for the present round, and what comes too late."""
+"""Sends requests over Flower's grid and fetches the replies. Late and duplicate replies are dropped and counted."""
 
 from __future__ import annotations
 
@@ -9,60 +9,78 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Message
 
-from profcil.deploy.node_registry import Note
-from profcil.deploy.wire import Ask, ask_records, record_of, seal, wire_bytes
+from profcil.deploy.node_registry import RecordEvent
+from profcil.deploy.wire import Request, block_digest, request_records, to_array_record, wire_bytes
 from profcil.engine.channel import When
 from profcil.engine.payload import Block
 
-ACTIONS = {"turn": "train.turn", "survey": "query.survey"}
+MESSAGE_TYPES = {"turn": "train.turn", "survey": "query.survey"}
+Prepared = tuple[Block, str, ArrayRecord]  # a block, its digest and its arrays
 
 
 @dataclass
-class Post:
+class Mailbox:
+    """The server's messages to and from clients."""
+
     grid: Any
-    note: Note
-    counted: Counter[str] = field(default_factory=Counter)  # since they were last asked for
-    late: dict[str, tuple[int, When]] = field(default_factory=dict)  # messages whose deadline has passed
-    made: dict[str, tuple[Block, str, ArrayRecord]] = field(default_factory=dict)  # the same for every receiver
+    record_event: RecordEvent
+    counts: Counter[str] = field(default_factory=Counter)  # since the last `take_counts`
+    overdue: dict[str, tuple[int, When]] = field(default_factory=dict)  # messages whose deadline has passed
+    prepared: dict[str, Prepared] = field(default_factory=dict)  # by block name; shared by all receivers
 
-    def ready(self, name: str, block: Block) -> tuple[Block, str, ArrayRecord]:
-        """A block with its digest and its arrays."""
-        if name not in self.made or self.made[name][0] is not block:
-            self.made[name] = (block, seal(block), record_of(block))
-        return self.made[name]
+    def prepare(self, name: str, block: Block) -> Prepared:
+        """A block with its digest and its arrays, computed once for all receivers."""
+        if name not in self.prepared or self.prepared[name][0] is not block:
+            self.prepared[name] = (block, block_digest(block), to_array_record(block))
+        return self.prepared[name]
 
-    def send(self, what: str, asks: Mapping[int, Ask], nodes: Mapping[int, int], ttl: float) -> tuple[dict, int]:
-        """One message to each client: the clients by message, and the bytes that Flower makes of it all."""
-        messages = [self.message(what, ask, nodes[c], ttl) for c, ask in asks.items()]
+    def digest(self, name: str, block: Block) -> str:
+        return self.prepare(name, block)[1]
+
+    def arrays(self, name: str, block: Block) -> ArrayRecord:
+        return self.prepare(name, block)[2]
+
+    def send(
+        self, action: str, requests: Mapping[int, Request], nodes: Mapping[int, int], ttl: float
+    ) -> tuple[dict[str, int], int]:
+        """Sends one message to each client. Returns the client of each message id, and the bytes on the wire."""
+        messages = [self.make_message(action, request, nodes[c], ttl) for c, request in requests.items()]
         ids = self.grid.push_messages(messages)
-        return {id: c for id, c in zip(ids, asks, strict=True) if id}, wire_bytes(messages)
+        return {id: c for id, c in zip(ids, requests, strict=True) if id}, wire_bytes(messages)
 
-    def message(self, what: str, ask: Ask, node: int, ttl: float) -> Message:
-        arrays = {n: self.ready(n, b)[2] for n, b in ask.blocks.items()}
-        group = f"{ask.when.stage} {ask.when.position}.{ask.when.round}"
-        return Message(ask_records(ask, arrays), node, ACTIONS[what], ttl=ttl, group_id=group)
+    def make_message(self, action: str, request: Request, node: int, ttl: float) -> Message:
+        arrays = {name: self.arrays(name, block) for name, block in request.blocks.items()}
+        group = f"{request.when.stage} {request.when.position}.{request.when.round}"
+        return Message(request_records(request, arrays), node, MESSAGE_TYPES[action], ttl=ttl, group_id=group)
 
     def fetch(self, pending: Mapping[str, int]) -> dict[str, Message]:
-        """What has come for this round. A second answer to the same message and answers to old ones are dropped."""
+        """New replies to pending messages, by message id. Duplicates and replies to overdue messages are dropped."""
         found: dict[str, Message] = {}
-        for message in self.grid.pull_messages([*pending, *self.late]):
+        for message in self.grid.pull_messages([*pending, *self.overdue]):
             id = message.metadata.reply_to_message_id
             if id in pending and id not in found:
                 found[id] = message
             elif message.has_content():
-                client, when = self.late.get(id) or (pending.get(id), None)
-                self.drop("late" if id in self.late else "second", client, when)
-            self.late.pop(id, None)
+                self.drop(id, pending)
+            self.overdue.pop(id, None)
         return found
 
-    def drop(self, which: str, client: int | None, when: When | None) -> None:
-        self.counted["late_replies"] += 1
-        self.note({"event": f"{which} reply dropped", "client": client} | (place(when) if when else {}))
+    def drop(self, id: str, pending: Mapping[str, int]) -> None:
+        """Counts a reply that is not used, and records it as an event."""
+        self.counts["late_replies"] += 1
+        if id in self.overdue:
+            client, when = self.overdue[id]
+            self.record_event({"event": "late reply dropped", "client": client, **event_fields(when)})
+        else:
+            self.record_event({"event": "second reply dropped", "client": pending.get(id)})
 
     def take_counts(self) -> dict[str, float]:
-        counted, self.counted = self.counted, Counter()
-        return {k: float(v) for k, v in counted.items()}
+        """The counts since the last call."""
+        counts = self.counts
+        self.counts = Counter()
+        return {k: float(v) for k, v in counts.items()}
 
 
-def place(when: When) -> dict[str, Any]:
+def event_fields(when: When) -> dict[str, Any]:
+    """A moment of the stream as the fields of an event."""
     return {"stage": when.stage, "position": when.position, "round": when.round}

@@ -1,7 +1,8 @@
-"""Which node speaks for which client. Node ids are random, so every new node is greeted and says who it is.
+"""Which node computes for which client. Flower's node ids are random, so each new node is sent a hello.
 
-The first node that answers for a client speaks for it until it leaves or misses a deadline; another one that claims
-the same client waits until then. A node that missed a deadline is greeted anew, and speaks again once it answers.
+The first node that answers as a client computes for it until it disconnects or misses a deadline. Another node that
+claims the same client is used only after that. A node that missed a deadline is sent a new hello, and is used again
+once it has answered.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from profcil import __version__
-from profcil.deploy.wire import Unreadable, pack, unpack
+from profcil.deploy.wire import UnreadableMessage, pack, unpack
 
-GREETING = "query.hello"
-HOPELESS = {1, 2}  # Flower's codes for an app that cannot be loaded or raised an error: a mistake, not an accident
-Note = Callable[[Mapping[str, Any]], None]  # writes an event into the run folder
+HELLO = "query.hello"  # Flower's message type
+PERMANENT_ERRORS = {1, 2}  # Flower's codes for an app that cannot be loaded, or that raised an error
+RecordEvent = Callable[[Mapping[str, Any]], None]  # writes an event into the run folder
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node says of itself."""
+    """What a node reports about itself."""
 
     client: int
     holds: Mapping[str, str] = field(default_factory=dict)  # block → digest
-    site: Mapping[str, Any] = field(default_factory=dict)  # what a site with data of its own declares
+    site: Mapping[str, Any] = field(default_factory=dict)  # the declaration of a site with its own data
 
 
-def greeting(run: str) -> RecordDict:
+def hello_request(run: str) -> RecordDict:
     return pack({"run": run}, {})
 
 
-def hello_records(hello: Hello) -> RecordDict:
+def hello_response(hello: Hello) -> RecordDict:
     return pack({"client": hello.client, "holds": dict(hello.holds), "site": dict(hello.site), "as": __version__}, {})
 
 
@@ -41,64 +42,72 @@ def read_hello(content: RecordDict) -> Hello:
     head, _ = unpack(content)
     try:
         if head["as"] != __version__:
-            raise Unreadable(f"the node runs profcil {head['as']}, the server {__version__}")
+            raise UnreadableMessage(f"the node runs profcil {head['as']}, the server {__version__}")
         return Hello(int(head["client"]), dict(head["holds"]), dict(head["site"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"the message is no hello ({error})") from None
+        raise UnreadableMessage(f"the message is not a hello ({error})") from None
 
 
-class Roster:
-    """Kept up to date by `look`."""
+class NodeRegistry:
+    """The connected nodes and their clients, as of the last `update`."""
 
-    def __init__(self, grid: Any, run: str, note: Note) -> None:
-        self.grid, self.run, self.note = grid, run, note
-        self.there: dict[int, Hello] = {}  # by node, in order of appearance
-        self.fresh: dict[int, Mapping[str, str]] = {}  # clients that have just come, and what they hold
-        self.greeted: dict[str, int] = {}  # message → node, not answered yet
-        self.mute: set[int] = set()  # nodes whose hello could not be understood
+    def __init__(self, grid: Any, run: str, record_event: RecordEvent) -> None:
+        self.grid = grid
+        self.run = run
+        self.record_event = record_event
+        self.hellos: dict[int, Hello] = {}  # by node, in the order in which they answered
+        self.joined: dict[int, Mapping[str, str]] = {}  # clients that have just joined, and the blocks they hold
+        self.pending: dict[str, int] = {}  # message → node, for hellos without an answer yet
+        self.rejected: set[int] = set()  # nodes whose answer was not a valid hello
 
-    def speaker(self, client: int) -> int | None:
-        """The node that speaks for a client."""
-        return next((node for node, hello in self.there.items() if hello.client == client), None)
+    def node_of(self, client: int) -> int | None:
+        """The node that computes for a client, or None."""
+        return next((node for node, hello in self.hellos.items() if hello.client == client), None)
 
-    def look(self) -> None:
-        """Greets whoever is new, hears who has answered, forgets who has gone."""
+    def update(self) -> None:
+        """Removes disconnected nodes, sends hellos to new ones and reads the answers that have arrived."""
         online = set(self.grid.get_node_ids())
-        for node in [n for n in self.there if n not in online]:
-            self.note({"event": "left", "client": self.there[node].client})
-            self.lose(node)
-        self.greet(online - self.there.keys() - set(self.greeted.values()) - self.mute)
-        if self.greeted:
-            for message in self.grid.pull_messages(list(self.greeted)):
-                self.hear(message)
+        for node in [n for n in self.hellos if n not in online]:
+            self.record_event({"event": "left", "client": self.hellos[node].client})
+            self.remove(node)
+        self.send_hellos(online - self.hellos.keys() - set(self.pending.values()) - self.rejected)
+        if self.pending:
+            for message in self.grid.pull_messages(list(self.pending)):
+                self.receive(message)
 
-    def greet(self, nodes: Iterable[int]) -> None:
+    def send_hellos(self, nodes: Iterable[int]) -> None:
         new = sorted(nodes)
-        ids = self.grid.push_messages([Message(greeting(self.run), node, GREETING) for node in new]) if new else []
-        self.greeted |= {id: node for id, node in zip(ids, new, strict=True) if id}
+        if not new:
+            return
+        ids = self.grid.push_messages([Message(hello_request(self.run), node, HELLO) for node in new])
+        self.pending |= {id: node for id, node in zip(ids, new, strict=True) if id}
 
-    def hear(self, message: Message) -> None:
-        node = self.greeted.pop(message.metadata.reply_to_message_id, None)
+    def receive(self, message: Message) -> None:
+        """Reads a node's answer to a hello."""
+        node = self.pending.pop(message.metadata.reply_to_message_id, None)
         if node is None:
             return
+        if message.has_error() and message.error.code not in PERMANENT_ERRORS:
+            return  # the next update sends another hello
         try:
             if message.has_error():
-                if message.error.code not in HOPELESS:  # greeted again at the next look
-                    return
-                raise Unreadable(f"the node failed ({message.error.reason})")
-            hello = read_hello(message.content)
-        except Unreadable as error:
-            self.mute.add(node)
-            return self.note({"event": "refused", "node": node, "reason": str(error)})
-        first = self.speaker(hello.client) is None
-        self.there[node] = hello
-        if first:
-            self.fresh[hello.client] = hello.holds
-        self.note({"event": "joined" if first else "claimed twice", "client": hello.client})
+                raise UnreadableMessage(f"the node failed ({message.error.reason})")
+            self.add(node, read_hello(message.content))
+        except UnreadableMessage as error:
+            self.rejected.add(node)
+            self.record_event({"event": "refused", "node": node, "reason": str(error)})
 
-    def lose(self, node: int) -> None:
-        """The node speaks for nobody until it has answered a new greeting; another one may take its place."""
-        client = self.there.pop(node).client
-        if (other := self.speaker(client)) is not None:
-            self.fresh[client] = self.there[other].holds
-            self.note({"event": "joined", "client": client})
+    def add(self, node: int, hello: Hello) -> None:
+        """Registers a node. It computes for its client unless another node already does."""
+        first = self.node_of(hello.client) is None
+        self.hellos[node] = hello
+        if first:
+            self.joined[hello.client] = hello.holds
+        self.record_event({"event": "joined" if first else "claimed twice", "client": hello.client})
+
+    def remove(self, node: int) -> None:
+        """Removes a node until it has answered a new hello. Another node that claims its client replaces it."""
+        client = self.hellos.pop(node).client
+        if (other := self.node_of(client)) is not None:
+            self.joined[client] = self.hellos[other].holds
+            self.record_event({"event": "joined", "client": client})

@@ -1,8 +1,8 @@
-"""A site's own data, in the forms people have them in: a table or JSON of texts, a folder of images, a graph as tables.
+"""Reads a site's own data in common formats: texts in CSV or JSON, images in folders, a graph in CSV tables.
 
-texts    a CSV with columns text and label, a JSON list of {"text", "label"}, or the same a line (.jsonl)
-images   a folder with one folder of images for every class
-a graph  a folder with nodes.csv (id, label, then one column a feature) and edges.csv (source, target)
+texts    a CSV with the columns text and label, a JSON list of {"text", "label"}, or one such object per line (.jsonl)
+images   a folder with one folder of images per class
+a graph  a folder with nodes.csv (id, label, then one column per feature) and edges.csv (source, target)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import csv
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,78 +27,89 @@ from profcil.errors import DataError, nearest
 if TYPE_CHECKING:
     from profcil.deploy.federation import Federation
 
-TOKEN = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")  # a Chinese character, or a word of anything else
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+TOKEN = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")  # a Chinese character, or a word of any other script
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
-def read_examples(path: Path, terms: Federation) -> Examples:
-    """The labelled data under a path, as the terms of the federation read them."""
+def read_examples(path: Path, federation: Federation) -> Examples:
+    """The labelled data at a path, in the form that the federation agreed on."""
     if not path.exists():
-        raise DataError(f"{path} is not there; put the data there or change the manifest")
-    readers: Mapping[str, Callable[[Path, Federation], Examples]] = {"text": texts, "image": images, "graph": graph}
+        raise DataError(f"{path} does not exist; put the data there or change the manifest")
+    readers: Mapping[str, Callable[[Path, Federation], Examples]] = {
+        "text": read_texts,
+        "image": read_images,
+        "graph": read_graph,
+    }
     try:
-        examples = readers[terms.modality](path, terms)
+        examples = readers[federation.modality](path, federation)
     except (UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise DataError(
-            f"{path} cannot be read as {terms.modality} data ({error}); see the page on deployment"
+            f"{path} cannot be read as {federation.modality} data ({error}); docs/deployment.md describes the format"
         ) from None
     if not len(examples):
-        raise DataError(f"{path} holds no example; put labelled data there")
+        raise DataError(f"{path} has no examples; put labelled data there")
     return examples
 
 
-def label_of(name: str, terms: Federation, path: Path) -> int:
-    if name not in terms.classes:
-        raise DataError(f"{path} has the label '{name}', which the federation does not; {nearest(name, terms.classes)}")
-    return terms.classes.index(name)
+def class_id(name: str, federation: Federation, path: Path) -> int:
+    if name not in federation.classes:
+        raise DataError(
+            f"{path} has the label '{name}', which is not a class of the federation; "
+            f"{nearest(name, federation.classes)}"
+        )
+    return federation.classes.index(name)
 
 
-def texts(path: Path, terms: Federation) -> Rows:
-    rows = list(table(path)) if path.suffix == ".csv" else list(records(path))
-    tokens = [token_ids(str(row["text"]), terms) for row in rows]
-    y = [label_of(str(row["label"]), terms, path) for row in rows]
-    return Rows(torch.tensor(tokens, dtype=torch.long).reshape(-1, terms.length), torch.tensor(y, dtype=torch.long))
+def read_texts(path: Path, federation: Federation) -> Rows:
+    rows = list(read_csv(path)) if path.suffix == ".csv" else list(read_json(path))
+    tokens = [token_ids(str(row["text"]), federation) for row in rows]
+    labels = [class_id(str(row["label"]), federation, path) for row in rows]
+    x = torch.tensor(tokens, dtype=torch.long).reshape(-1, federation.length)
+    return Rows(x, torch.tensor(labels, dtype=torch.long))
 
 
-def table(path: Path) -> Iterable[dict[str, str]]:
+def read_csv(path: Path) -> Iterator[dict[str, str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         yield from csv.DictReader(file)
 
 
-def records(path: Path) -> Iterable[dict[str, Any]]:
+def read_json(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON list, or of a file with one object per line."""
     text = path.read_text(encoding="utf-8")
-    yield from (
-        (json.loads(line) for line in text.splitlines() if line.strip())
-        if path.suffix == ".jsonl"
-        else json.loads(text)
-    )
+    if path.suffix == ".jsonl":
+        yield from (json.loads(line) for line in text.splitlines() if line.strip())
+    else:
+        yield from json.loads(text)
 
 
-def token_ids(text: str, terms: Federation) -> list[int]:
-    """Ids by hash: the same for everyone, and no list of words has to be told. A text without words is one unknown."""
-    ids = [hashed(word, terms.vocabulary) for word in TOKEN.findall(text.lower())[: terms.length]] or [UNKNOWN]
-    return ids + [0] * (terms.length - len(ids))
+def token_ids(text: str, federation: Federation) -> list[int]:
+    """The hashed ids of a text's words, padded with 0. A text without words becomes one unknown token."""
+    words = TOKEN.findall(text.lower())[: federation.length]
+    ids = [hashed_id(word, federation.vocabulary) for word in words] or [UNKNOWN]
+    return ids + [0] * (federation.length - len(ids))
 
 
-def hashed(word: str, vocabulary: int) -> int:
+def hashed_id(word: str, vocabulary: int) -> int:
+    """A word's token id. It is the same at every site, and no vocabulary has to be exchanged."""
     value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
     return FIRST + value % (vocabulary - FIRST)
 
 
-def images(path: Path, terms: Federation) -> Rows:
-    """Images in order of class folder and name, brought to the federation's size."""
-    found = [
-        (file, label_of(folder.name, terms, path))
-        for folder in sorted(p for p in path.iterdir() if p.is_dir())
-        for file in sorted(folder.iterdir())
-        if file.suffix.lower() in IMAGES
-    ]
-    x = [picture(file, terms.shape) for file, _ in found]
-    y = torch.tensor([label for _, label in found], dtype=torch.long)
-    return Rows(torch.stack(x) if x else torch.zeros(0, *terms.shape, dtype=torch.uint8), y)
+def read_images(path: Path, federation: Federation) -> Rows:
+    """Images sorted by class folder and name, resized to the agreed size."""
+    files: list[Path] = []
+    labels: list[int] = []
+    for folder in sorted(p for p in path.iterdir() if p.is_dir()):
+        for file in sorted(folder.iterdir()):
+            if file.suffix.lower() in IMAGE_SUFFIXES:
+                files.append(file)
+                labels.append(class_id(folder.name, federation, path))
+    images = [read_image(file, federation.shape) for file in files]
+    x = torch.stack(images) if images else torch.zeros(0, *federation.shape, dtype=torch.uint8)
+    return Rows(x, torch.tensor(labels, dtype=torch.long))
 
 
-def picture(path: Path, shape: tuple[int, ...]) -> Tensor:
+def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -106,21 +117,23 @@ def picture(path: Path, shape: tuple[int, ...]) -> Tensor:
     channels, height, width = shape
     try:
         with Image.open(path) as image:
-            fit = image.convert("L" if channels == 1 else "RGB").resize((width, height))
+            resized = image.convert("L" if channels == 1 else "RGB").resize((width, height))
     except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); take it out or mend it") from None
-    return torch.from_numpy(np.asarray(fit, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1).copy())
+        raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from None
+    pixels = np.asarray(resized, dtype=np.uint8).reshape(height, width, channels)
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
-def graph(path: Path, terms: Federation) -> Nodes:
-    """One graph; a node's number is its place in nodes.csv, whatever it is called there."""
-    rows = list(table(path / "nodes.csv"))
-    place = {row["id"]: i for i, row in enumerate(rows)}
+def read_graph(path: Path, federation: Federation) -> Nodes:
+    """One graph. Nodes are numbered in the order of nodes.csv, whatever their ids are."""
+    rows = list(read_csv(path / "nodes.csv"))
+    numbers = {row["id"]: i for i, row in enumerate(rows)}
     columns = [c for c in (rows[0] if rows else {}) if c not in ("id", "label")]
-    if len(columns) != terms.features:
-        raise ValueError(f"nodes.csv has {len(columns)} features where the federation has {terms.features}")
-    x = np.array([[float(row[c]) for c in columns] for row in rows], dtype=np.float32).reshape(len(rows), -1)
-    y = torch.tensor([label_of(row["label"], terms, path) for row in rows], dtype=torch.long)
-    ends = [(place[row["source"]], place[row["target"]]) for row in table(path / "edges.csv")]
+    if len(columns) != federation.features:
+        raise ValueError(f"nodes.csv has {len(columns)} features where the federation has {federation.features}")
+    features = [[float(row[c]) for c in columns] for row in rows]
+    x = np.array(features, dtype=np.float32).reshape(len(rows), -1)
+    y = torch.tensor([class_id(row["label"], federation, path) for row in rows], dtype=torch.long)
+    ends = [(numbers[row["source"]], numbers[row["target"]]) for row in read_csv(path / "edges.csv")]
     edges = undirected(np.array(ends, dtype=np.int64).reshape(-1, 2).T, len(rows))
     return Nodes(torch.from_numpy(x), torch.from_numpy(edges), y, torch.arange(len(rows)))

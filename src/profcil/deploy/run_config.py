@@ -1,40 +1,23 @@
-"""A run's whole configuration as one text, which travels with the Flower app to every node."""
+"""A run's complete configuration as one text, which the Flower app carries to every node."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from profcil.deploy.federation import Federation
 from profcil.errors import ConfigError
-from profcil.resolve import RunConfig, finish, merge, read_preset, to_toml
-from profcil.resolve import read_recipe as read_file
+from profcil.resolve import RunConfig, finish, merge, read_preset, read_recipe, to_toml
 
 
-def write_recipe(config: RunConfig) -> str:
-    """Turns are computed one by one, as the serial simulation does it: then every bit is the same."""
-    return to_toml(replace(config, accelerate="off"))
+def config_to_text(config: RunConfig) -> str:
+    """The configuration as TOML."""
+    return to_toml(config)
 
 
-def sites_recipe(terms: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:
-    """The configuration of a run on sites' own data: clients and tasks are theirs, the rest as everywhere."""
-    chosen = {k: v for k, v in flags.items() if v is not None and k != "dataset"}
-    preset = chosen.pop("preset", None)
-    sites, longest = len(terms.sites), max(map(len, terms.tasks))
-    given = read_file(recipe, chosen)
-    method = str({**given, **chosen}.get("method", "promax"))
-    given = merge(given, read_preset(preset, "sites", method))
-    values = merge({"stream": {"participants": sites}}, merge(given, chosen))
-    values = merge(values, {"dataset": "sites", "stream": {"clients": sites, "task_size": longest}})
-    config = finish(values, str(values.get("method", "promax")), sets)
-    if config.evaluate != "test":
-        raise ConfigError("sites have no validation part; leave out --evaluate")
-    return config
-
-
-def read_recipe(text: str) -> RunConfig:
+def config_from_text(text: str) -> RunConfig:
+    """The configuration that `config_to_text` wrote."""
     try:
         values = tomllib.loads(text)
         return finish(values, str(values["method"]), [])
@@ -42,3 +25,22 @@ def read_recipe(text: str) -> RunConfig:
         raise ConfigError(
             f"the app's recipe is not a complete recipe ({error}); write the app again with `profcil deploy app`"
         ) from None
+
+
+def sites_config(federation: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:
+    """The configuration of a run on the sites' own data. The federation sets dataset, clients and task size."""
+    chosen = {k: v for k, v in flags.items() if v is not None and k != "dataset"}
+    sites = len(federation.sites)
+    longest = max(map(len, federation.tasks))
+    defaults = {"stream": {"participants": sites}}
+    fixed = {"dataset": "sites", "stream": {"clients": sites, "task_size": longest}}
+    preset = chosen.pop("preset", None)
+    given = read_recipe(recipe, chosen)
+    method = str({**given, **chosen}.get("method", "promax"))
+    given = merge(given, read_preset(preset, "sites", method))
+    values = merge(defaults, merge(given, chosen))
+    values = merge(values, fixed)
+    config = finish(values, str(values.get("method", "promax")), sets)
+    if config.evaluate != "test":
+        raise ConfigError("sites have no validation data, so --evaluate must be test; leave out --evaluate")
+    return config

@@ -1,7 +1,7 @@
-"""The server's part: the same run as everywhere, in a run folder, with its clients on Flower's grid.
+"""The server's side: the same run as the simulation, in a run folder, with its clients on Flower's grid.
 
-If the folder holds a state already, the run goes on from there. A state is saved after every round: a round costs
-seconds here, and whoever restarts a server wants to lose none.
+If the folder already has a state, the run is resumed from it. A state is saved after every round, because a round takes
+seconds and a restarted server should repeat none.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from profcil import registry
-from profcil.deploy.fleet import Flower
-from profcil.deploy.mailbox import Post
-from profcil.deploy.node_registry import Roster
+from profcil import registry as plugins
+from profcil.deploy.fleet import FlowerFleet
+from profcil.deploy.mailbox import Mailbox
+from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy
 from profcil.engine.channel import When
 from profcil.engine.loop import RunState, stream, task_totals
@@ -33,11 +33,11 @@ from profcil.runs.folder import RunFolder
 from profcil.runs.settings_check import check_settings
 
 
-class Log(Keeper):
-    """Keeps a deployment: also what happens between rounds, and a state after every round and position."""
+class DeploymentKeeper(Keeper):
+    """Records a deployment: events between rounds, too, and a state after every round and position."""
 
-    def note(self, event: Mapping[str, Any]) -> None:
-        """An event between two states; it is kept with the one before."""
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Writes an event. It is also added to the events of the last state, so that a resumed run still has it."""
         line = json.dumps(dict(event)) + "\n"
         self.folder.append(line)
         state, events = self.whole
@@ -49,86 +49,102 @@ class Log(Keeper):
             self.save()
 
     def save(self) -> None:
-        """What clients are told next rests on a state that is on the disk."""
+        """Saves and waits until the state is on disk: the next requests depend on it."""
         super().save()
         self.folder.settle()
 
 
 @dataclass
-class Notes:
-    """Events go to the log; until there is one they wait."""
+class EventBuffer:
+    """Passes events to the keeper. Events from before the keeper exists are stored until it is attached."""
 
-    log: Log | None = None
-    waiting: list[Mapping[str, Any]] = field(default_factory=list)
+    keeper: DeploymentKeeper | None = None
+    stored: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        if self.log:
-            self.log.note(event)
+    def record(self, event: Mapping[str, Any]) -> None:
+        if self.keeper:
+            self.keeper.record(event)
         else:
-            self.waiting.append(event)
+            self.stored.append(event)
 
-    def attach(self, log: Log) -> None:
-        self.log = log
-        for event in self.waiting:
-            log.note(event)
+    def attach(self, keeper: DeploymentKeeper) -> None:
+        self.keeper = keeper
+        for event in self.stored:
+            keeper.record(event)
 
 
 def serve(
-    world: World, out: Path, data_dir: Path, roster: Roster, notes: Notes, policy: Policy, observe: Observer
+    world: World,
+    out: Path,
+    data_dir: Path,
+    registry: NodeRegistry,
+    events: EventBuffer,
+    policy: Policy,
+    observe: Observer,
 ) -> Path:
-    """Starts a run in a folder, or goes on with it."""
+    """Starts a run in a folder, or resumes the one in it."""
     config = world.config
-    method = registry.find("methods", config.method).METHOD(config.params)
-    told = {"run": roster.run, "plan": world.plan.digest, "data": world.bundle.fingerprint}
+    method = plugins.find("methods", config.method).METHOD(config.params)
+    run_facts = {"run": registry.run, "plan": world.plan.digest, "data": world.bundle.fingerprint}
     with RunFolder(out) as folder:
-        log = Log(world, folder, observe, data_dir)
-        # a run whose clients' memories lie elsewhere must not be resumed as a simulation
-        log.facts |= {"run": roster.run, "config": {**settings_of(config), "executor": "flower"}}
-        world.fleet = Flower(Post(roster.grid, notes), roster, policy, told, notes)
+        keeper = DeploymentKeeper(world, folder, observe, data_dir)
+        # The key "deployed" stops `profcil resume` from continuing the run as a simulation, without the clients'
+        # private tensors.
+        keeper.facts |= {"run": registry.run, "config": {**settings_of(config), "deployed": "flower"}}
+        mailbox = Mailbox(registry.grid, events.record)
+        world.fleet = FlowerFleet(mailbox, registry, policy, run_facts, events.record)
         if folder.started:
-            take_up(log, notes)
+            resume_run(keeper, events)
         else:
             folder.begin(config, world.plan)
-            begin(log, method, notes)
-        if log.state.position < world.plan.positions:
-            stream(world, method, log.state, log.watch)
+            begin_run(keeper, method, events)
+        if keeper.state.position < world.plan.positions:
+            stream(world, method, keeper.state, keeper.watch)
         return folder.path
 
 
-def begin(log: Log, method: Any, notes: Notes) -> None:
-    """A first state, after the warm-up."""
-    world = log.world
+def begin_run(keeper: DeploymentKeeper, method: Any, events: EventBuffer) -> None:
+    """Runs the warm-up and saves the first state."""
+    world = keeper.world
     scores = Scores.empty(world.plan.positions, task_totals(world))
-    log.hold(first(method, world.net.weights((*MODEL, *world.net.attached)), scores, Ledger()))  # for the notes
-    notes.attach(log)
-    log.note({"event": "started", "pid": os.getpid()})
-    warmed = warm(log)
-    log.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": False}
-    log.hold(first(method, warmed.weights, scores, Ledger(list(warmed.ledger.entries))), log.whole[1])
-    log.save()
+    # Events are recorded with a state, so there is a provisional one during the warm-up.
+    keeper.hold(initial_state(method, initial_weights(world), scores, Ledger()))
+    events.attach(keeper)
+    keeper.record({"event": "started", "pid": os.getpid()})
+    warmed = warm_up(keeper)
+    keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": False}
+    state = initial_state(method, warmed.weights, scores, Ledger(list(warmed.ledger.entries)))
+    keeper.hold(state, keeper.whole[1])
+    keeper.save()
 
 
-def first(method: Any, weights: Weights, scores: Scores, ledger: Ledger) -> RunState:
+def initial_weights(world: World) -> Weights:
+    return world.net.weights((*MODEL, *world.net.attached))
+
+
+def initial_state(method: Any, weights: Weights, scores: Scores, ledger: Ledger) -> RunState:
     with torch.no_grad():
         return RunState(method.begin(weights), scores, ledger)
 
 
-def warm(log: Log) -> Warmed:
-    """Always with the clients that are there: what the cache of simulations holds is not theirs, nor the reverse."""
-    world = log.world
+def warm_up(keeper: DeploymentKeeper) -> Warmed:
+    """The warmed model, always computed by the connected clients. The cache of simulations is not used."""
+    world = keeper.world
     if not world.config.warmup.rounds:
-        return Warmed(world.net.weights((*MODEL, *world.net.attached)), 0.0, False, Ledger())
-    return compute(world, log.watch)
+        return Warmed(initial_weights(world), 0.0, False, Ledger())
+    return compute(world, keeper.watch)
 
 
-def take_up(log: Log, notes: Notes) -> None:
-    """The last saved state, if it belongs to the same settings, data and plan."""
-    state, events, saved = log.folder.load(device_of(log.world.config.device))
-    check_settings(log.folder.path, saved["config"], log.facts["config"])
+def resume_run(keeper: DeploymentKeeper, events: EventBuffer) -> None:
+    """Loads the last saved state, if it has the same settings, data and plan."""
+    state, lines, saved = keeper.folder.load(device_of(keeper.world.config.device))
+    check_settings(keeper.folder.path, saved["config"], keeper.facts["config"])
     for what in ("data", "plan"):
-        if log.facts[what] != saved[what]:
-            raise RunFolderError(f"{log.folder.path} began with another {what}; give the same data and settings")
-    log.hold(state, events)
-    log.pick_up(saved)
-    notes.attach(log)
-    log.note({"event": "resumed", "pid": os.getpid(), "position": state.position, "round": state.round})
+        if keeper.facts[what] != saved[what]:
+            raise RunFolderError(
+                f"{keeper.folder.path} was started with another {what}; give the same data and settings"
+            )
+    keeper.hold(state, lines)
+    keeper.pick_up(saved)
+    events.attach(keeper)
+    keeper.record({"event": "resumed", "pid": os.getpid(), "position": state.position, "round": state.round})

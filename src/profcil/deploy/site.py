@@ -1,8 +1,8 @@
-"""One site: its manifest, its data, and what it declares of them."""
+"""One site: its manifest, its data, and what it declares about them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,68 +10,91 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Examples
-from profcil.deploy.federation import Federation, fill, loads
+from profcil.deploy.federation import Federation, complete_orders, parse_toml
 from profcil.deploy.readers import read_examples
 from profcil.errors import DataError, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings
 
+KEYS = ("site", "data", "position")  # that a manifest must have
+
 
 @dataclass(frozen=True)
 class Site:
-    """A site's data, and what it declares of them."""
+    """A site's data and its declaration."""
 
     client: int
     examples: Examples
-    order: Mapping[int, int]  # position → task, where the site has data
-    counts: Mapping[int, int]  # class id → examples that take part
+    order: Mapping[int, int]  # position → task, for positions at which the site has data
+    counts: Mapping[int, int]  # class id → number of examples used
 
-    def declared(self) -> dict[str, Any]:
-        order, counts = ({str(k): v for k, v in d.items()} for d in (self.order, self.counts))
-        return {"order": order, "counts": counts}
+    def declaration(self) -> dict[str, Any]:
+        """What the site tells the server about its data, as JSON values."""
+        return {
+            "order": {str(position): task for position, task in self.order.items()},
+            "counts": {str(label): count for label, count in self.counts.items()},
+        }
 
-    def plan(self, terms: Federation, settings: StreamSettings, seed: int) -> Plan:
-        """The stream as this site sees it: itself alone, as client 0. Classes it did not declare stay out."""
-        y = self.examples.y.numpy()
-        owner = np.where(np.isin(y, list(self.counts)), 0, -1)
-        orders = fill([self.order], len(terms.tasks))
-        return assemble(y, owner, terms.task_ids(), orders, settings, seed)
+    def plan(self, federation: Federation, settings: StreamSettings, seed: int) -> Plan:
+        """A plan with this site as its only client, client 0. Examples of undeclared classes are left out."""
+        labels = self.examples.y.numpy()
+        owner = np.where(np.isin(labels, list(self.counts)), 0, -1)
+        orders = complete_orders([self.order], len(federation.tasks))
+        return assemble(labels, owner, federation.task_ids(), orders, settings, seed)
 
 
-def read_site(folder: Path, terms: Federation) -> Site:
-    """A site's folder: manifest.toml, and the data it names."""
+def read_site(folder: Path, federation: Federation) -> Site:
+    """Reads a site's folder: manifest.toml and the data that it names."""
     path = Path(folder) / "manifest.toml"
+    manifest = read_manifest(path)
+    if manifest["site"] not in federation.sites:
+        raise unknown("site", str(manifest["site"]), federation.sites)
+    examples = read_examples(Path(folder) / str(manifest["data"]), federation)
+    order, declared = read_positions(manifest["position"], federation, path)
+    labels, numbers = np.unique(examples.y.numpy(), return_counts=True)
+    counts = {int(y): int(n) for y, n in zip(labels, numbers, strict=True)}
+    if missing := [federation.classes[y] for y in declared if y not in counts]:
+        raise DataError(
+            f"{path} declares class '{missing[0]}', but the data has no example of it; "
+            "remove the class from the manifest or add examples"
+        )
+    client = federation.sites.index(manifest["site"])
+    return Site(client, examples, order, {y: counts[y] for y in declared})
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise DataError(f"{path} is not there; a site's folder needs a manifest, see the page on deployment")
-    manifest = loads(path.read_text(encoding="utf-8"), path)
-    for key in ("site", "data", "position"):
+        raise DataError(f"{path} does not exist; write a manifest for the site, docs/deployment.md shows one")
+    manifest = parse_toml(path.read_text(encoding="utf-8"), path)
+    for key in KEYS:
         if key not in manifest:
-            raise DataError(f"{path} does not give '{key}'; it must name the site, its data and its positions")
-    if manifest["site"] not in terms.sites:
-        raise unknown("site", str(manifest["site"]), terms.sites)
-    examples = read_examples(Path(folder) / str(manifest["data"]), terms)
-    order, named = arrivals(manifest["position"], terms, path)
-    found = {int(y): int(n) for y, n in zip(*np.unique(examples.y.numpy(), return_counts=True), strict=True)}
-    if lacking := [terms.classes[y] for y in named if y not in found]:
-        raise DataError(f"{path} declares class '{lacking[0]}', but the data has no example of it; take it out")
-    return Site(terms.sites.index(manifest["site"]), examples, order, {y: found[y] for y in named})
+            raise DataError(f"{path} does not give '{key}'; it must give the site's name, its data and its positions")
+    return manifest
 
 
-def arrivals(positions: Sequence[Mapping[str, Any]], terms: Federation, path: Path) -> tuple[dict[int, int], list[int]]:
-    """Which task arrives at which position, and the classes of it that the site has."""
+def read_positions(
+    positions: Sequence[Mapping[str, Any]], federation: Federation, path: Path
+) -> tuple[dict[int, int], list[int]]:
+    """The task of each position, and the ids of all classes that the site declares."""
     order: dict[int, int] = {}
-    named: list[int] = []
-    for p, entry in enumerate(positions):
-        names = list(entry.get("classes", []))
-        for name in names:
-            if name not in terms.classes:
-                raise unknown("class", str(name), terms.classes)
-        tasks = {t for t, task in enumerate(terms.tasks) if set(task) & set(names)}
-        if len(tasks) > 1 or tasks & set(order.values()) or (tasks and p >= len(terms.tasks)):
+    declared: list[int] = []
+    for position, entry in enumerate(positions):
+        ids = list(class_ids(entry, federation))
+        tasks = {t for t, task in enumerate(federation.task_ids()) if set(task) & set(ids)}
+        if len(tasks) > 1 or tasks & set(order.values()) or (tasks and position >= len(federation.tasks)):
             raise DataError(
-                f"{path} lets classes of {len(tasks)} tasks arrive at position {p}; a position brings classes of one "
-                f"task, a task comes once, and there are {len(terms.tasks)} positions"
+                f"{path} gives classes of {len(tasks)} tasks at position {position + 1}; a position has classes of "
+                f"one task, each task comes once, and there are {len(federation.tasks)} positions"
             )
-        order |= dict.fromkeys([p] if tasks else [], next(iter(tasks), 0))
-        named += [terms.classes.index(name) for name in names]
-    return order, named
+        for task in tasks:
+            order[position] = task
+        declared += ids
+    return order, declared
+
+
+def class_ids(entry: Mapping[str, Any], federation: Federation) -> Iterator[int]:
+    """The ids of the classes that a position of a manifest names."""
+    for name in entry.get("classes", []):
+        if name not in federation.classes:
+            raise unknown("class", str(name), federation.classes)
+        yield federation.classes.index(name)

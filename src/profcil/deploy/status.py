@@ -1,110 +1,136 @@
-"""Where a deployment stands, from its run folder alone; it may be running, stopped or done."""
+"""The status of a deployment, read from its run folder alone. The run may be running, stopped or done."""
 
 from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from profcil.runs.reader import check_folder, event, held, read, readable, table
 
 Made = TypeVar("Made")
-TROUBLE = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
+PROBLEMS = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
 
 
 def status(path: Path) -> dict[str, Any]:
-    """Position, round, who answered, bytes, last scores and whatever went wrong."""
+    """Position, round, replies by client, bytes, last scores and problems."""
     path = Path(path)
     check_folder(path)
     with readable(path / "events.jsonl"):
-        return gathered(path)
+        return read_status(path)
 
 
-def gathered(path: Path) -> dict[str, Any]:
-    config = read(path / "config.toml", named)
-    facts: dict[str, Any] = read_if(path / "run.json", lambda found: found, {})
+def read_status(path: Path) -> dict[str, Any]:
+    config = read(path / "config.toml", parse_config)
+    facts: dict[str, Any] = read_if_exists(path / "run.json", lambda found: found, {})
     events = read_events(path / "events.jsonl")
-    state = "done" if facts.get("done") else "running" if held(path / "lock") else "stopped"
+    asked = [e for e in events if e["event"] == "asked"]
     return {
         "run": str(path),
         "method": config["method"],
         "dataset": config["dataset"],
-        "state": state,
+        "state": state_name(path, facts),
         "rounds": config["train"]["rounds"],
         **{k: facts.get(k) for k in ("position", "round", "seconds", "bytes", "metrics")},
-        "last": next((e for e in reversed(events) if e["event"] == "asked"), None),
-        "accuracy": read_if(path / "scores.json", accuracy, None),
-        "flower_bytes": sum(sum(e["wire"].values()) for e in events if e["event"] == "asked"),
-        "payload_bytes": sum(sum(e["payload"].values()) for e in events if e["event"] == "asked"),
-        "trouble": troubles(events),
-        "clients": answers(events),
+        "last": asked[-1] if asked else None,
+        "accuracy": read_if_exists(path / "scores.json", accuracy, None),
+        "flower_bytes": sum(sum(e["wire"].values()) for e in asked),
+        "payload_bytes": sum(sum(e["payload"].values()) for e in asked),
+        "trouble": count_problems(events),
+        "clients": count_replies(asked),
     }
 
 
-def named(text: str) -> dict[str, Any]:
-    """The settings, where they say what the run is."""
+def state_name(path: Path, facts: dict[str, Any]) -> str:
+    if facts.get("done"):
+        return "done"
+    return "running" if held(path / "lock") else "stopped"
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """The run's settings. Raises an error if method, dataset or train is missing."""
     config = tomllib.loads(text)
     return config | {"method": config["method"], "dataset": config["dataset"], "train": dict(config["train"])}
 
 
-def troubles(events: list[dict[str, Any]]) -> dict[str, int]:
-    """What happened beside the plan, and how often."""
-    counted = Counter(e["event"] for e in events if e["event"] in TROUBLE)
+def count_problems(events: list[dict[str, Any]]) -> dict[str, int]:
+    """How often each kind of problem occurred."""
+    counts = Counter(e["event"] for e in events if e["event"] in PROBLEMS)
     for e in events:
         if e["event"] == "asked":
-            counted["silent"] += len(e["silent"])
-            counted["reply refused"] += len(e["refused"])
-    return {k: n for k, n in sorted(counted.items()) if n}
+            counts["silent"] += len(e["silent"])
+            counts["reply refused"] += len(e["refused"])
+    return {k: n for k, n in sorted(counts.items()) if n}
 
 
-def answers(events: list[dict[str, Any]]) -> dict[str, int]:
-    """How often each client gave a reply that was taken."""
-    counted = Counter(c for e in events if e["event"] == "asked" for c in e["answered"])
-    return {str(c): counted[c] for c in sorted(counted)}
+def count_replies(asked: list[dict[str, Any]]) -> dict[str, int]:
+    """The number of accepted replies by client."""
+    counts = Counter(c for e in asked for c in e["answered"])
+    return {str(c): counts[c] for c in sorted(counts)}
 
 
 def accuracy(scores: dict[str, Any]) -> list[float | None] | None:
-    """Per task at the last scored position, in percent; None for a task not introduced yet."""
+    """Accuracy per task at the last scored position, in percent. None for a task that has not arrived yet."""
     rows = [row for row in scores.get("correct", []) if any(v >= 0 for v in row)]
     if not rows:
         return None
     return [round(100 * v / n, 2) if v >= 0 and n else None for v, n in zip(rows[-1], scores["total"], strict=True)]
 
 
-def describe(s: dict[str, Any]) -> str:
-    """The same for people."""
-    lines = [f"{s['run']}: {s['method']} on {s['dataset']}, {s['state']}"]
-    where = "in the warm-up" if s["position"] is None else f"position {s['position']}, round {s['round']}"
-    lines.append(
-        f"next: {where}, of {s['rounds']} rounds a position" if s["state"] != "done" else "all positions scored"
-    )
+def describe(status: dict[str, Any]) -> str:
+    """The status as text. Positions and rounds are counted from 1 here."""
+    return "\n".join(description_lines(status))
+
+
+def description_lines(s: dict[str, Any]) -> Iterator[str]:
+    yield f"{s['run']}: {s['method']} on {s['dataset']}, {s['state']}"
+    yield next_step(s)
     if s["last"]:
-        e = s["last"]
-        silent, refused = e["silent"] or "none", "; ".join(f"{c}: {r}" for c, r in e["refused"].items()) or "none"
-        lines.append(
-            f"last asked ({e['stage']} {e['position']}.{e['round']}): answered {e['answered']}, silent {silent}"
-        )
-        lines.append(f"refused then: {refused}")
-    lines.append("replies taken by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet"))
-    more = s["flower_bytes"] - s["payload_bytes"]
-    lines.append(f"payload {s['payload_bytes']:,} bytes, and {more:,} that Flower's envelope adds")
+        yield from last_request_lines(s["last"])
+    yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
+    envelope = s["flower_bytes"] - s["payload_bytes"]
+    yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"
     if s["accuracy"]:
-        lines.append("accuracy by task: " + ", ".join("–" if a is None else f"{a:.1f}" for a in s["accuracy"]))
+        yield "accuracy by task: " + ", ".join("–" if a is None else f"{a:.1f}" for a in s["accuracy"])
     if s["metrics"]:
-        lines.append(", ".join(f"{k.upper()} {v:.2f}" for k, v in sorted(s["metrics"].items())))
-    lines.append("beside the plan: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "nothing"))
-    return "\n".join(lines)
+        yield ", ".join(f"{k.upper()} {v:.2f}" for k, v in sorted(s["metrics"].items()))
+    yield "problems: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "none")
 
 
-def read_if(path: Path, make: Callable[[dict[str, Any]], Made], default: Made) -> Made:
-    """What is made of a table; the default where a run has not come that far."""
+def next_step(s: dict[str, Any]) -> str:
+    """What the run does next."""
+    if s["state"] == "done":
+        return "all positions are scored"
+    if s["position"] is None:
+        return f"next: in the warm-up, then {s['rounds']} rounds per position"
+    return f"next: position {from_one(s['position'])}, round {from_one(s['round'])} of {s['rounds']}"
+
+
+def last_request_lines(e: dict[str, Any]) -> Iterator[str]:
+    """The outcome of the last requests to clients."""
+    yield f"last request ({moment(e)}): answered {e['answered']}, silent {e['silent'] or 'none'}"
+    yield "refused: " + ("; ".join(f"{c}: {reason}" for c, reason in e["refused"].items()) or "none")
+
+
+def moment(e: dict[str, Any]) -> str:
+    """When an event happened, for people."""
+    return f"{e['stage']}, position {from_one(e['position'])}, round {from_one(e['round'])}"
+
+
+def from_one(number: Any) -> Any:
+    """A number counted from 1. Any other value, as a file or a message may have it, stays as it is."""
+    return number + 1 if isinstance(number, int) else number
+
+
+def read_if_exists(path: Path, make: Callable[[dict[str, Any]], Made], default: Made) -> Made:
+    """A value made from a JSON file, or the default if the run has not written the file yet."""
     return read(path, lambda text: make(table(text))) if path.exists() else default
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: the last one may be in the making."""
+    """The events of a run. An incomplete last line is left out: it may be being written."""
     if not path.exists():
         return []
     return read(path, lambda text: [event(line) for line in text[: text.rfind("\n") + 1].splitlines()])

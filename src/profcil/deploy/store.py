@@ -1,8 +1,8 @@
-"""What a client keeps at its own site between two messages: blocks it was sent, and its private memory.
+"""Files that a client stores at its own site between two messages: received blocks and private tensors.
 
-A message may be answered by a fresh process, so everything lies in a folder, `run/client`, in files that are whole or
-not there. Private memories have names (tickets): the server says which one its last accepted reply left behind, so a
-turn that was lost on the way, or that a restarted server plays again, starts from where it started before.
+Each message may be handled by a new process, so everything is on disk, in `run/client`, written atomically. Private
+tensors are stored under an id. The server's next request gives the id that belongs to the last accepted reply. So a
+turn whose reply was lost, or that a restarted server requests again, starts from the same tensors as before.
 """
 
 from __future__ import annotations
@@ -16,45 +16,51 @@ from pathlib import Path
 
 from torch import Tensor
 
-from profcil.deploy.wire import seal
+from profcil.deploy.wire import block_digest
 from profcil.engine.payload import Block
 from profcil.io.atomic_files import read_tensors, write_tensors
 from profcil.io.cache_folder import cache_folder
 
-UNUSED_DAYS = 30  # after which what a run left behind is removed
+UNUSED_DAYS = 30  # a run's files are removed when they have not been used for this long
+SECONDS_PER_DAY = 86400
 
 
-def home() -> Path:
-    """Where sites keep what belongs to runs."""
+def default_home() -> Path:
+    """The folder for the files of all runs, where the node's configuration names none."""
     return cache_folder() / "sites"
 
 
-class Keep:
-    """One client's folder of one run."""
+class SiteStore:
+    """The folder of one client in one run."""
 
     def __init__(self, root: Path, run: str, client: int) -> None:
-        safe = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()  # the name comes from outside
-        self.path = Path(root) / safe / str(client)
+        # The run's name comes over the network. Its hash is a safe folder name.
+        folder = short_hash(run)
+        self.path = Path(root) / folder / str(client)
         self.path.mkdir(parents=True, exist_ok=True)
 
-    def put(self, name: str, block: Block) -> None:
+    def write_block(self, name: str, block: Block) -> None:
         facts = {"name": name, "kind": block.kind, "labels": list(block.labels), "version": block.version}
-        write_tensors(self.file(name), block.tensors, facts | {"seal": seal(block)})
+        write_tensors(self.block_path(name), block.tensors, facts | {"seal": block_digest(block)})
 
-    def get(self, name: str, digest: str) -> Block | None:
-        """The block that is meant; one that is here under another name gets this one, too."""
-        found = read_tensors(self.file(name))
+    def read_block(self, name: str, digest: str) -> Block | None:
+        """The block with this digest, or None. A block stored under another name is also stored under this one."""
+        found = read_tensors(self.block_path(name))
         if found is None or found[1]["seal"] != digest:
-            other = next((n for n, held in self.holds().items() if held == digest and n != name), None)
-            if other is not None and (block := self.get(other, digest)) is not None:
-                self.put(name, block)
-                return block
-            return None
+            return self.copy_from_other_name(name, digest)
         tensors, facts = found
         return Block(facts["kind"], tensors, tuple(facts["labels"]), facts["version"])
 
-    def holds(self) -> dict[str, str]:
-        """Block → digest of what is here; nothing is read but the headers."""
+    def copy_from_other_name(self, name: str, digest: str) -> Block | None:
+        others = (other for other, held in self.stored_digests().items() if held == digest and other != name)
+        other = next(others, None)
+        block = None if other is None else self.read_block(other, digest)
+        if block is not None:
+            self.write_block(name, block)
+        return block
+
+    def stored_digests(self) -> dict[str, str]:
+        """The digest of each stored block, by name. Only the files' headers are read."""
         from safetensors import SafetensorError, safe_open
 
         found = {}
@@ -67,26 +73,32 @@ class Keep:
                 continue
         return found
 
-    def private(self, ticket: int) -> dict[str, Tensor] | None:
-        found = read_tensors(self.ticket(ticket)) if ticket else None
+    def read_private(self, private_id: int) -> dict[str, Tensor] | None:
+        """The private tensors with this id, or None. The id 0 stands for no tensors."""
+        found = read_tensors(self.private_path(private_id)) if private_id else None
         return found[0] if found else None
 
-    def put_private(self, ticket: int, tensors: Mapping[str, Tensor], last: int) -> None:
-        """Keeps this memory and the one it came from; older ones cannot be asked for again."""
-        write_tensors(self.ticket(ticket), tensors, {})
+    def write_private(self, private_id: int, tensors: Mapping[str, Tensor], previous_id: int) -> None:
+        """Stores private tensors and removes all older ones but their predecessor: only these two can be requested."""
+        write_tensors(self.private_path(private_id), tensors, {})
+        needed = (self.private_path(private_id), self.private_path(previous_id))
         for path in self.path.glob("private-*.safetensors"):
-            if path not in (self.ticket(ticket), self.ticket(last)):
+            if path not in needed:
                 path.unlink(missing_ok=True)
 
-    def file(self, name: str) -> Path:
-        return self.path / f"block-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}.safetensors"
+    def block_path(self, name: str) -> Path:
+        return self.path / f"block-{short_hash(name)}.safetensors"
 
-    def ticket(self, ticket: int) -> Path:
-        return self.path / f"private-{int(ticket)}.safetensors"
+    def private_path(self, private_id: int) -> Path:
+        return self.path / f"private-{int(private_id)}.safetensors"
 
 
-def sweep(root: Path) -> None:
-    """Removes what runs have left behind that nobody has used for a month."""
+def short_hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def remove_unused(root: Path) -> None:
+    """Removes the folders of runs that have not been used for a month."""
     for path in Path(root).glob("*/*"):
-        if path.is_dir() and time.time() - path.stat().st_mtime > UNUSED_DAYS * 86400:
+        if path.is_dir() and time.time() - path.stat().st_mtime > UNUSED_DAYS * SECONDS_PER_DAY:
             shutil.rmtree(path, ignore_errors=True)

@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from typing import Any
 
 from profcil.errors import RunFolderError
 
