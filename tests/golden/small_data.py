@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from profcil.config import WarmupSettings
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
 
 CLASSES = 8
@@ -76,10 +79,17 @@ def text_bundle(about: Facts) -> Bundle:
     return bundle(about, texts(24, 1), texts(12, 2), vocabulary=40 + CLASSES)
 
 
+def optimiser_of(train: dict[str, Any]) -> dict[str, Any]:
+    """The stream's optimiser for the warm-up too. Commits where the warm-up has none of its own take it anyway."""
+    own = {f.name for f in fields(WarmupSettings)}
+    return {k: v for k, v in train.items() if k in own & {"lr", "optimiser"}}
+
+
 def module(name: str, about: Facts, load: Callable[[], Bundle], **recipe: object) -> ModuleType:
     """A dataset module as a plug-in brings it."""
     made = ModuleType(f"golden_{name}")
-    table = {"stream": dict(STREAM), "train": dict(TRAIN), "warmup": {"rounds": 2}, **recipe}
+    table: dict[str, Any] = {"stream": dict(STREAM), "train": dict(TRAIN), **recipe}
+    table["warmup"] = {"rounds": 2, **optimiser_of(table["train"])}
     made.FACTS = about  # type: ignore[attr-defined]
     made.RECIPE = table  # type: ignore[attr-defined]
     made.load = lambda root, seed=0: load()  # type: ignore[attr-defined]

@@ -165,13 +165,24 @@ class Acceleration:
         """What the numbers of this run were computed with."""
         facts = loader.report(self.net.device)
         if self.net.device.type == "cpu":
-            facts["checks"] = {"adapter_head.c": adapter_head_epoch.check(), "normal.c": normal.check()}
+            facts["checks"] = self_checks()
         ways: dict[str, dict[str, int]] = {}
         for (phase, way), count in sorted(self.used.items()):
             ways.setdefault(phase, {})[way] = count
         if self.graphs is not None and self.graphs.eager:
             ways["not recorded"] = dict(self.graphs.eager)
         return facts | {"encoder": type(self.net.base).__name__, "phases": ways}
+
+
+def examine_machine() -> dict[str, Any]:
+    """Compiler, Triton and self-checks, for `profcil doctor`."""
+    found = {"compiler": loader.compiler_version(), "triton": loader.triton_version()}
+    return found | {"checks": self_checks()}
+
+
+def self_checks() -> dict[str, str]:
+    """Compiled kernels are compared with plain torch before their first use on a machine."""
+    return {"adapter_head.c": adapter_head_epoch.check(), "normal.c": normal.check()}
 
 
 def common_key(phase: Train) -> tuple:

@@ -6,13 +6,11 @@ import argparse
 import os
 import platform
 import re
-import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from profcil import __version__
-from profcil.accel.loader import compiler
 from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
 
 
@@ -44,7 +42,7 @@ def examine(root: Path) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "gpu": gpus() if able else [],
-        "compiler": shutil.which(compiler()[0]),
+        "acceleration": acceleration() if able else {},
         "packages": parts,
         "cache": cache() if able else None,
         "data_dir": str(root),
@@ -84,6 +82,24 @@ def gpus() -> list[str]:
     )
 
 
+def acceleration() -> dict[str, Any]:
+    """What the accelerated path can use here, and whether its self-checks passed."""
+    from profcil.engine.executor import examine_machine
+
+    return examine_machine()
+
+
+def acceleration_lines(found: dict[str, Any]) -> list[str]:
+    if not found:
+        return ["accel    absent; all runs take the reference path"]
+    checks = ", ".join(f"{name} {outcome}" for name, outcome in found["checks"].items())
+    return [
+        f"compiler {found['compiler'] or 'none; TorchScript is used instead, which takes longer'}",
+        f"triton   {found['triton'] or 'none; needed for fast runs on a GPU only'}",
+        f"checks   {checks}",
+    ]
+
+
 def cache() -> dict[str, Any]:
     """The folder of the shared warm-ups; one that cannot be written costs time, nothing else."""
     from profcil.io.cache_folder import cache_folder
@@ -106,7 +122,7 @@ def told(found: dict[str, Any]) -> str:
 
     lines = [f"{name:<8} {found[name]}" for name in ("profcil", "python", "machine")]
     lines += [f"gpu      {', '.join(found['gpu']) or 'none that torch can use'}"]
-    lines += [f"compiler {found['compiler'] or 'none; PRO rehearses on a CPU by torch, which takes longer'}"]
+    lines += acceleration_lines(found["acceleration"])
     if kept := found["cache"]:
         lines += [
             f"cache    {kept['path']}, {kept['bytes'] / 1e6:.1f} MB{'' if kept['writable'] else ', not writable'}"

@@ -101,6 +101,15 @@ def prepare(device: str) -> None:
     loader.prepare(device)
 
 
+def examine_machine() -> dict[str, Any]:
+    """What the accelerated path can use on this machine, with the results of its self-checks; empty without `accel`."""
+    try:
+        from profcil.accel import acceleration
+    except ModuleNotFoundError:
+        return {}
+    return acceleration.examine_machine()
+
+
 def read_back(replies: Mapping[int, Reply], unread: Sequence[tuple[Train, Trained]], guard: Guard) -> dict[int, Reply]:
     """The replies of the clients whose phases are all usable. Losses and sizes on a device are read back at once; a
     loss in a reply's notes is one of them."""

@@ -168,6 +168,7 @@ class Keeper:
         }
         self.began = self.saved = time.perf_counter()
         self.before = 0.0
+        self.earlier: list[dict[str, Any]] = []  # how earlier processes computed their part of the run
 
     def hold(self, state: RunState, events: str = "") -> None:
         """Takes the state as a whole one: a copy, out of reach of whatever breaks off the next round."""
@@ -186,6 +187,7 @@ class Keeper:
         """The facts of the part that has already run."""
         self.facts |= {k: v for k, v in saved.items() if k not in ("environment", "version", "data_dir")}
         self.before = saved["seconds"]
+        self.earlier = list(saved.get("execution", []))
         self.began = time.perf_counter()
 
     def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
@@ -213,7 +215,7 @@ class Keeper:
         self.facts["seconds"] = self.before + time.perf_counter() - self.began
         self.facts["peak_memory_mb"] = max(self.facts.get("peak_memory_mb", 0.0), peak_memory_mb(world))
         self.facts |= {"server_memory_bytes": state.server_bytes, "client_extra_bytes": state.client_bytes}
-        self.facts |= {"tally": state.tally}
+        self.facts |= {"tally": state.tally, "execution": [*self.earlier, world.executor.report()]}
         self.facts["done"] = state.position == world.plan.positions
         self.facts["bytes"] = stream_bytes(state.ledger.entries)
         if self.facts["done"]:
