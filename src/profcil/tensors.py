@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def onto(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device. Out of the host's ordinary memory a GPU would first finish all that is under way."""
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         tensor = tensor.pin_memory()

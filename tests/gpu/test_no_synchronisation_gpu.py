@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profcil.engine import executor
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -64,5 +64,5 @@ def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
 def test_tensors_are_brought_over_without_waiting(where, size):
     given = torch.arange(size, device=where)
     with waiting("error"):
-        there = onto(given, torch.device("cuda"))
+        there = to_device(given, torch.device("cuda"))
     assert there.is_cuda and there.tolist() == list(range(size))

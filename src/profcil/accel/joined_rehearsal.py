@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from profcil.memory.rehearsal import Rehearsal
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 
 class JoinedRehearsal:
@@ -34,7 +34,7 @@ class JoinedRehearsal:
         self.mean, self.spread = (torch.cat([getattr(s, k) for s in sources])[:, None] for k in ("mean", "spread"))
         drawn = self.pool[starts[0] :]
         self.drawn, self.noises = drawn.view(len(self.mean), sources[0].roll.quota, drawn.shape[1]), drawn.split(pseudo)
-        self.offset, size, n, start = onto(torch.tensor([offsets, sizes, own, starts[:-1]])[:, :, None], device)
+        self.offset, size, n, start = to_device(torch.tensor([offsets, sizes, own, starts[:-1]])[:, :, None], device)
         self.classes = padded([r.y.double() for r in real], torch.inf)
         self.places = padded([r.places for r in real], 0)
         place = torch.arange(max(sizes), device=device)

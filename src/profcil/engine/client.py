@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,7 +17,7 @@ from profcil.engine.phases import Batch, Source, Train, source_of
 from profcil.model.net import Net, Weights
 from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import number
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 Fact = TypeVar("Fact")
 # What examples are looked at through: a base's weights, or any function of the net and their inputs.
@@ -54,19 +54,29 @@ class Client:
         return self.once("y", lambda: self.examples.y[self.current])
 
     @property
-    def told(self) -> Tensor:
-        """The same on the host, where to look at them costs nothing."""
-        return self.once("told", lambda: self.y.cpu())
+    def y_list(self) -> list[int]:
+        """The same as Python integers."""
+        return self.once("y_list", self.y.tolist)
 
     @property
     def labels(self) -> tuple[int, ...]:
-        """The classes this client observes now."""
-        return self.once("labels", lambda: tuple(torch.unique(self.told).tolist()))
+        """The classes that this client observes now, ascending."""
+        return self.once("labels", lambda: tuple(sorted(set(self.y_list))))
 
     @property
     def rank(self) -> Tensor:
-        """Of each current example, the place of its class among those."""
-        return self.once("rank", lambda: onto(torch.unique(self.told, return_inverse=True)[1], self.y.device))
+        """The index of each current example's class in `labels`."""
+
+        def make() -> Tensor:
+            place = {label: i for i, label in enumerate(self.labels)}
+            return self.tensor([place[label] for label in self.y_list])
+
+        return self.once("rank", make)
+
+    def tensor(self, values: Sequence[int] | Tensor) -> Tensor:
+        """Class ids, row numbers or any other tensor, on the device of this client's data."""
+        tensor = values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.long)
+        return to_device(tensor, self.current.device)
 
     def allowed(self, labels: tuple[int, ...]) -> Tensor:
         """A mask over all class ids; not to be changed."""
@@ -74,7 +84,7 @@ class Client:
         def make() -> Tensor:
             mask = torch.zeros(self.net.classes, dtype=torch.bool)
             mask[list(labels)] = True
-            return onto(mask, self.current.device)
+            return to_device(mask, self.current.device)
 
         return self.once(("allowed", labels), make)
 

@@ -35,7 +35,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.model.losses import consistency
 from profcil.model.net import MODEL, Net, Weights
 from profcil.randomness import torch_generator
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 BLOCKS = ("base", "projector")
 OPTIMISER = ("optimiser", "lr", "momentum", "weight_decay", "decay", "clip")  # settings of the warm-up's own
@@ -80,7 +80,7 @@ def first_projector(client: Client) -> dict[str, Tensor]:
     bound = client.net.features**-0.5
     shapes = {name: tensor.shape for name, tensor in client.net.projector.items()}
     drawn = {name: torch.empty(shape).uniform_(-bound, bound, generator=rng) for name, shape in shapes.items()}
-    return {name: onto(tensor, client.current.device) for name, tensor in drawn.items()}
+    return {name: to_device(tensor, client.current.device) for name, tensor in drawn.items()}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from profcil.protocol.plan import Plan, make_plan
 from profcil.protocol.weak_task import weakened
 from profcil.randomness import generator, torch_generator
 from profcil.resolve import RunConfig
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 SHARES = 64  # clients whose local graphs are kept at hand
 HELD_OUT = 0.1  # of each class, where a dataset has no validation part of its own
@@ -41,7 +41,7 @@ class World:
     plan: Plan
     net: Net
     executor: Executor
-    told: Tensor  # the training labels, on the host
+    labels: Tensor  # of the training examples, on the CPU
     weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, where there is one
     features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; one position long
     kept: tuple[Any, dict[Any, Any]] = (None, {})  # what clients work out once a position, and which position that is
@@ -65,8 +65,8 @@ class World:
         warm, kept = when.stage == "warmup", self.kept_at(when)
         if (id, "current") not in kept:
             ids = torch.from_numpy(self.plan.clean.owned(id) if warm else self.plan.samples(id, when.position).copy())
-            kept[id, "current"] = examples.rows(owned if warm else onto(ids, self.device), owned)
-            kept[id, "told"] = self.told[ids]
+            kept[id, "current"] = examples.rows(owned if warm else to_device(ids, self.device), owned)
+            kept[id, "y_list"] = self.labels[ids].tolist()
         return Client(
             id=id,
             when=when,
@@ -102,7 +102,7 @@ class World:
     def share(self, id: int) -> tuple[Tensor, Examples]:
         """What a client owns over the whole stream, and the examples it computes on."""
         if id not in self.shares:
-            owned = onto(torch.from_numpy(self.plan.clean.owned(id).copy()), self.device)
+            owned = to_device(torch.from_numpy(self.plan.clean.owned(id).copy()), self.device)
             self.shares[id] = (owned, self.bundle.train.local(owned))
             if len(self.shares) > SHARES:
                 self.shares.popitem(last=False)
@@ -128,13 +128,14 @@ def furnish(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 
     """The world around some data and a plan: device and threads, model, executor."""
     method = registry.find("methods", config.method).METHOD(config.params)
     workers = set_threads(config, bundle)
-    told, bundle = bundle.train.y, bundle.to(device_of(config.device))
+    labels = bundle.train.y
+    bundle = bundle.to(device_of(config.device))
     net = make_net(config, bundle)
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
     method.attach(net, bundle.train.inputs(bundle.train.y[:0]), torch_generator(config.seed, "model", config.method))
     executor = Executor(net, config.accelerate, workers, config.model.precision)
-    return World(config, bundle, plan, net, executor, told, weak_epochs)
+    return World(config, bundle, plan, net, executor, labels, weak_epochs)
 
 
 def make_net(config: RunConfig, bundle: Bundle) -> Net:

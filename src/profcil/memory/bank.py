@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 FLOOR = 1e-8  # ε of the variance, where rounding would make it negative
 
@@ -85,7 +85,7 @@ def pool(parts: Sequence[Moments]) -> Moments:
     second = mean.new_zeros(len(labels), parts[0].second.shape[1])
     count = mean.new_zeros(len(labels))
     for part in parts:
-        rows = onto(torch.tensor([place[y] for y in part.labels], dtype=torch.long), device)
+        rows = to_device(torch.tensor([place[y] for y in part.labels], dtype=torch.long), device)
         n = part.count.to(torch.float64)
         mean.index_add_(0, rows, part.mean.double() * n[:, None])
         second.index_add_(0, rows, part.second.double() * n[:, None])
@@ -122,6 +122,6 @@ def rewind(now: Bank, before: Bank, labels: Sequence[int]) -> Bank:
 
 def select(moments: Moments, rows: Sequence[int]) -> Moments:
     """The moments of some rows."""
-    index = onto(torch.tensor(list(rows), dtype=torch.long), moments.mean.device)
+    index = to_device(torch.tensor(list(rows), dtype=torch.long), moments.mean.device)
     labels = tuple(moments.labels[i] for i in rows)
     return Moments(labels, moments.mean[index], moments.second[index], moments.count[index])

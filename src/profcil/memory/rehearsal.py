@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from profcil.memory.bank import Bank
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 
 def pseudo(mean: Tensor, spread: Tensor, quota: int, noise: float, rng: torch.Generator) -> Tensor:
@@ -36,17 +36,19 @@ def permutation(size: int, rng: torch.Generator, keys: torch.dtype) -> Tensor:
 
 
 class Balanced:
-    """Draws the same number of examples of each class, again and again. What does not change between draws is worked
-    out once: counting classes has to wait for the device."""
+    """Draws the same number of examples of each class, again and again."""
 
-    def __init__(self, y: Tensor, quota: int, device: torch.device | None = None) -> None:
-        """Draws on `device`, by default where `y` is; from the host a GPU need not be waited for."""
+    def __init__(self, labels: Sequence[int] | Tensor, quota: int, device: torch.device | None = None) -> None:
+        """`labels` are those of the examples. Rows are drawn on `device`, by default that of the labels."""
+        y = torch.as_tensor(labels, dtype=torch.long)
         self.classes, count = torch.unique(y, return_counts=True)
         start = torch.cumsum(count, 0) - count
         turn = torch.arange(quota, device=y.device)
         places = (start[:, None] + turn % count[:, None]).flatten()  # wrapping around where a class has fewer
-        labels = self.classes.repeat_interleave(quota)  # of what is drawn
-        self.y, self.places, self.labels = (onto(t, device or y.device) for t in (y, places, labels))
+        device = device or y.device
+        self.y = to_device(y, device)
+        self.places = to_device(places, device)
+        self.labels = to_device(self.classes.repeat_interleave(quota), device)  # of the drawn rows
 
     def draw(self, rng: torch.Generator) -> Tensor:
         """Row numbers, classes in order; each class in a fresh shuffle."""
@@ -59,15 +61,23 @@ class Balanced:
 
 
 class Roll:
-    """Whose features an epoch holds: so many of every class in `y`, then of every other class that is remembered."""
+    """The classes of an epoch: `quota` examples of every class in `labels`, then as many of every other class that is
+    remembered."""
 
-    def __init__(self, y: Tensor, remembered: Sequence[int], quota: int, device: torch.device | None = None) -> None:
-        self.quota, self.real = quota, Balanced(y, quota, device)
+    def __init__(
+        self,
+        labels: Sequence[int] | Tensor,
+        remembered: Sequence[int],
+        quota: int,
+        device: torch.device | None = None,
+    ) -> None:
+        self.quota = quota
+        self.real = Balanced(labels, quota, device)
         current = set(self.real.classes.tolist())
         rows = [i for i, label in enumerate(remembered) if label not in current]
-        told = torch.tensor([rows, [remembered[i] for i in rows]], dtype=torch.long)
-        self.rows, labels = onto(told, self.real.labels.device)
-        self.y = torch.cat([self.real.labels, labels.repeat_interleave(quota)])
+        both = torch.tensor([rows, [remembered[i] for i in rows]], dtype=torch.long)
+        self.rows, classes = to_device(both, self.real.labels.device)  # rows of the bank, and their classes
+        self.y = torch.cat([self.real.labels, classes.repeat_interleave(quota)])
 
 
 class Rehearsal:

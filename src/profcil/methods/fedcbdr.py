@@ -49,7 +49,6 @@ from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation, t
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights
 from profcil.randomness import torch_generator
-from profcil.tensors import onto
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,8 @@ class FedCBDR(Method):
         """Rotated features, each with the number and the label of its example. The server does not know Q."""
         z = Tail(inbox["adapter"].tensors, {}).adapt(client.features(inbox["base"]))
         q = rotation(z.shape[1], torch_generator(client.seed, "rotation", client.when.position))
-        tensors = {"features": z @ onto(q, z.device), "rows": client.current}
-        candidates = Block("replay", tensors, tuple(client.told.tolist()))
+        tensors = {"features": z @ client.tensor(q), "rows": client.current}
+        candidates = Block("replay", tensors, tuple(client.y_list))
         return Reply(client.id, len(client.current), {"candidates": candidates})
 
     def begin(self, weights: Weights) -> ServerState:

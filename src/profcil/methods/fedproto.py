@@ -71,7 +71,7 @@ class FedProto(Method):
         fit = client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed, target=target, known=known)
         done = yield fit
         z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
-        told = report(z, client.told, self.params.prototypes)
+        told = report(z, client.y_list, self.params.prototypes)
         return reply(client, done.weights, MODEL, loss=done.loss, prototypes=told)
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:

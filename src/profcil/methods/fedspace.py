@@ -47,7 +47,7 @@ from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 RADIUS = "radius/"  # before the ids of clients: what each has measured
 
@@ -91,7 +91,7 @@ class FedSpace(Method):
         fit = replace(fit, constants=self.context(client, inbox, own["met"]))
         done = yield fit
         z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
-        sent = {"prototypes": report(z, client.told, self.params.prototypes)}
+        sent = {"prototypes": report(z, client.y_list, self.params.prototypes)}
         if int(own["first"]) == client.when.position:
             radius, count = radius_of(moments_of_rows(z, client.rank, client.labels, radius=True))
             sent["radius"] = Block("prototype", {"radius": radius, "count": count})
@@ -105,7 +105,7 @@ class FedSpace(Method):
         rows, known = tables(inbox["prototypes"], client.net.classes, self.params.prototypes)
         labels = sorted(set(inbox["prototypes"].labels))
         count = -(-self.params.quota * len(labels) // steps_of(client))
-        ids = onto(torch.tensor(labels, dtype=torch.long), known.device)
+        ids = to_device(torch.tensor(labels, dtype=torch.long), known.device)
         return {
             "allowed": met if self.params.label_space == "met" else client.allowed(client.seen),
             "rehearsed": met | known,

@@ -51,7 +51,6 @@ from profcil.methods.parts.centroids import around, closeness, mean_codes, nowhe
 from profcil.methods.parts.decoder import Mixture, decode, encode, halves, latent_size, make_decoder, make_latent
 from profcil.model.layers import unit
 from profcil.model.net import Net, Tensors, Weights
-from profcil.tensors import onto
 
 BLOCKS = ("base", "latent", "decoder")  # the autoencoder; adapter and head rest
 STARTS = tuple(f"start/{b}" for b in BLOCKS)  # where a position began
@@ -117,11 +116,14 @@ class HR(Method):
     def mixture(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> Mixture:
         """Real images of current classes beside decoded ones of old classes, each with what the starting model makes
         of it: its code and its image. One pass over plain images, since a loss must not run a second network."""
-        net, rows = client.net, among(client.told, inbox["centroids"].labels)
-        real = unit(client.examples.inputs(client.current[onto(rows, codes.device)])[0])
+        net = client.net
+        own = torch.tensor(client.y_list)
+        rows = among(own, inbox["centroids"].labels)
+        real = unit(client.examples.inputs(client.current[client.tensor(rows)])[0])
         z, old = self.replayed(client, inbox, codes, y)
         x = torch.cat([real, decode(net, start, z)])
-        code, labels = encode(net, start, x), onto(torch.cat([client.told[rows], old]), x.device)
+        code = encode(net, start, x)
+        labels = client.tensor(torch.cat([own[rows], old]))
         made = {"x": x, "y": labels, "code": code, "image": decode(net, start, code)}
         return Mixture(made, len(rows), self.params.budget, old)
 
@@ -131,10 +133,10 @@ class HR(Method):
         absent = sorted(set(inbox["learned"].labels) - set(client.labels) - set(y.tolist()))
         labels = torch.tensor(absent, dtype=torch.long).repeat_interleave(self.params.budget)
         rng = torch.Generator().manual_seed(client.number("absent"))
-        centres = table(inbox["centroids"], client.net.classes)[onto(labels, codes.device)]
+        centres = table(inbox["centroids"], client.net.classes)[client.tensor(labels)]
         old = among(y, client.labels, False)
         drawn = around(centres, self.params.pull, rng)
-        return torch.cat([codes[onto(old, codes.device)], drawn]), torch.cat([y[old], labels])
+        return torch.cat([codes[client.tensor(old)], drawn]), torch.cat([y[old], labels])
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         """‖x − x̂‖² + KL + λ‖z − p_y‖² and the pull towards the starting model, a mean over an image's numbers. Real
@@ -156,10 +158,10 @@ class HR(Method):
         class, old ones re-encoded as f_new(g_old(m)), under the model it has just trained."""
         rng = torch.Generator().manual_seed(client.number("keep"))
         order = torch.randperm(len(client.current), generator=rng)
-        labels = torch.cat([client.told[order], y])
+        labels = torch.cat([torch.tensor(client.y_list)[order], y])
         kept = torch.nonzero(first_of_each(labels, self.params.budget)).flatten()
-        fresh = unit(client.examples.inputs(client.current[onto(order, codes.device)])[0])
-        images = torch.cat([fresh, decode(client.net, start, codes)])[onto(kept, codes.device)]
+        fresh = unit(client.examples.inputs(client.current[client.tensor(order)])[0])
+        images = torch.cat([fresh, decode(client.net, start, codes)])[client.tensor(kept)]
         later = encode(client.net, weights, images)
         position = torch.tensor(client.when.position)
         own = {"codes": codes, "y": y, "later": later, "later_y": labels[kept], "position": position}
@@ -175,12 +177,14 @@ class HR(Method):
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Mean codes of the classes that have no centroid yet."""
-        rows, latent = among(client.told, inbox["centroids"].labels, False), inbox["latent"].tensors
+        own = torch.tensor(client.y_list)
+        rows = among(own, inbox["centroids"].labels, False)
+        latent = inbox["latent"].tensors
         if not len(rows):
             return Reply(client.id, len(client.current))
-        features = client.features(inbox["base"])[onto(rows, client.current.device)]
+        features = client.features(inbox["base"])[client.tensor(rows)]
         mu = F.linear(features, latent["mu.weight"], latent["mu.bias"])
-        return Reply(client.id, len(client.current), {"means": mean_codes(mu, client.told[rows])})
+        return Reply(client.id, len(client.current), {"means": mean_codes(mu, own[rows])})
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         means = [r.blocks["means"] for r in replies if "means" in r.blocks]
@@ -244,10 +248,10 @@ def hold(client: Client, start: Weights) -> None:
 
 
 def recalled(client: Client, inbox: Inbox) -> tuple[Tensor, Tensor]:
-    """The client's codes as the starting model decodes them, and their labels, which stay on the host."""
+    """The client's codes as the starting model decodes them, and their labels, on the CPU."""
     own = client.private
     if not own:
-        return inbox["centroids"].tensors["mean"][:0], client.told[:0]
+        return inbox["centroids"].tensors["mean"][:0], torch.zeros(0, dtype=torch.long)
     later = int(own["position"]) < client.when.position
     codes, y = (own["later"], own["later_y"]) if later else (own["codes"], own["y"])
     return codes, y.cpu()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ from profcil.model import losses
 from profcil.model.losses import contrast, cross_entropy
 from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
-from profcil.tensors import onto
 
 SCHEDULES = ("constant", "cosine")
 
@@ -171,7 +169,7 @@ class Pro(Method):
         how = phase_settings(p, client, "rehearse")
         bank = banks.get("adapted" if p.old_memory == "adapted" else "memory")
         old = bank.labels if bank else ()
-        roll = client.once(("roll", old), lambda: Roll(client.told, old, p.quota, client.y.device))
+        roll = Roll(client.y_list, old, p.quota, client.y.device)
         if p.old_memory == "adapted":
             z = Tail(weights["adapter"], {}).adapt(features)
             source = Rehearsal(z, roll, bank, noise=p.noise)
@@ -295,18 +293,12 @@ def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tenso
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:
-    """A new auxiliary head, the same for everyone in this round, and discarded after the phase."""
-    w, shapes = client.when, tuple((k, v.shape) for k, v in client.net.projector.items())
-    return dict(_projector((client.seed, w.position, w.round), shapes, client.net.features**-0.5, client.y.device))
-
-
-@lru_cache(maxsize=1)
-def _projector(
-    when: tuple[int, ...], shapes: tuple[tuple[str, torch.Size], ...], bound: float, device: torch.device
-) -> dict[str, Tensor]:
-    seed, *moment = when
-    rng = torch_generator(seed, "projector", *moment)
-    return {k: onto(torch.empty(shape).uniform_(-bound, bound, generator=rng), device) for k, shape in shapes}
+    """A new auxiliary head, the same for all clients in this round, and discarded after the phase."""
+    rng = torch_generator(client.seed, "projector", client.when.position, client.when.round)
+    bound = client.net.features**-0.5
+    shapes = {k: v.shape for k, v in client.net.projector.items()}
+    drawn = {k: torch.empty(shape).uniform_(-bound, bound, generator=rng) for k, shape in shapes.items()}
+    return {k: client.tensor(v) for k, v in drawn.items()}
 
 
 def bank_of(block: Block) -> Bank:

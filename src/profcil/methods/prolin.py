@@ -135,7 +135,7 @@ class ProLin(Method):
         """Trains the base on the examples whose classes the head knows; without any, there is nothing to do."""
         known = inbox["linear"].labels if "linear" in inbox else ()
         allowed = client.allowed(known)
-        rows = client.once(("known", known), lambda: torch.nonzero(allowed[client.y]).flatten())
+        rows = torch.nonzero(allowed[client.y]).flatten()
         if not len(rows):
             return Reply(client.id, 0)
         done = yield self.fit(client, inbox, rows, allowed)
@@ -143,7 +143,7 @@ class ProLin(Method):
 
     def fit(self, client: Client, inbox: Inbox, rows: Tensor, allowed: Tensor) -> Train:
         head = inbox["linear"]
-        ids = client.once(("ids", head.labels), lambda: ids_of(head))
+        ids = ids_of(head)
         constants = {"allowed": allowed, **dense(head, ids, client.net.classes)}
         weights = {b: dict(inbox[b].tensors) for b in self.trained}
         if self.params.distill:

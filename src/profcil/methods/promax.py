@@ -33,7 +33,6 @@ from profcil.memory.transport import combine, local_transport
 from profcil.methods.pro import Banks, Pro, ProParams, bank_of, block_of
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
-from profcil.tensors import onto
 
 
 @dataclass(frozen=True)
@@ -136,13 +135,9 @@ class ProMax(Pro):
 
 def calibration_subset(client: Client, size: int) -> Tensor:
     """A random part of the current examples, the same in every round of a position."""
-
-    def make() -> Tensor:
-        rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
-        chosen = torch.randperm(len(client.current), generator=rng)[:size]
-        return client.current[onto(chosen, client.current.device)]
-
-    return client.once(("calibration", size), make)
+    rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
+    chosen = torch.randperm(len(client.current), generator=rng)[:size]
+    return client.current[client.tensor(chosen)]
 
 
 def moved(name: str, bank: Bank, shift: Tensor) -> Bank:

@@ -47,7 +47,6 @@ from profcil.methods.parts.generator import frozen, lacking, outdated
 from profcil.methods.parts.synthesis import Synthesis
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net
-from profcil.tensors import onto
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,14 @@ class Target(Method):
     def source(self, client: Client, inbox: Inbox) -> Mixed:
         """The client's own examples, and the pool's images of classes it does not have now."""
         images, logits = (client.keep(inbox["pool"].tensors[k]) for k in ("images", "logits"))
-        told = torch.tensor(inbox["pool"].labels)
-        old = torch.nonzero(~torch.isin(told, torch.tensor(client.labels))).flatten()
-        rows, y = (onto(t, images.device) for t in (old, told[old]))
+        labels = inbox["pool"].labels
+        old = [i for i, label in enumerate(labels) if label not in client.labels]
+        old_labels = [labels[i] for i in old]
+        rows = client.tensor(old)
+        y = client.tensor(old_labels)
         (x,) = client.examples.inputs(client.current)
         real = {"x": x, "y": client.y, "target": logits.new_zeros(len(x), logits.shape[1])}
-        return Mixed(real, {"x": images[rows], "y": y, "target": logits[rows]}, self.params.budget, told[old])
+        return Mixed(real, {"x": images[rows], "y": y, "target": logits[rows]}, self.params.budget, old_labels)
 
     def fit(self, client: Client, inbox: Inbox, source: Mixed | None) -> Train:
         allowed = client.allowed(self.label_space(client, inbox))

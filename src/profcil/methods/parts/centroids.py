@@ -14,7 +14,7 @@ from torch import Tensor
 
 from profcil.engine.payload import Block
 from profcil.memory.bank import Moments, moments_of_rows, pool
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 REST = 2 ** (1 / 6)  # the distance of least potential, in σ
 STIFF = 72 / REST**2  # V'' there, in 1/σ²
@@ -33,7 +33,7 @@ def nowhere(like: Tensor) -> Block:
 def mean_codes(z: Tensor, y: Tensor) -> Block:
     """What a client says of its classes: the mean code and the count of each. The labels are best on the host."""
     labels, rank = torch.unique(y, return_inverse=True)
-    found = moments_of_rows(z, onto(rank, z.device), labels.tolist(), radius=True)
+    found = moments_of_rows(z, to_device(rank, z.device), labels.tolist(), radius=True)
     return Block("prototype", {"mean": found.mean, "count": found.count}, found.labels)
 
 
@@ -87,7 +87,7 @@ def place(bank: Block, fresh: Block, sigma: float, rng: torch.Generator) -> Bloc
 def around(centre: Tensor, pull: float, rng: torch.Generator) -> Tensor:
     """One draw around each row with the spread of a trained class."""
     noise = torch.randn(centre.shape, generator=rng, device=rng.device)
-    return centre + (1 + 2 * pull) ** -0.5 * onto(noise, centre.device)
+    return centre + (1 + 2 * pull) ** -0.5 * to_device(noise, centre.device)
 
 
 def closeness(z: Tensor, bank: Block, classes: int) -> Tensor:
@@ -101,5 +101,5 @@ def closeness(z: Tensor, bank: Block, classes: int) -> Tensor:
 def table(bank: Block, classes: int) -> Tensor:
     """One row a class id, zero where there is no centroid: what a loss can look labels up in."""
     mean = bank.tensors["mean"]
-    index = onto(torch.tensor(bank.labels, dtype=torch.long), mean.device)
+    index = to_device(torch.tensor(bank.labels, dtype=torch.long), mean.device)
     return mean.new_zeros(classes, mean.shape[1]).index_copy(0, index, mean)

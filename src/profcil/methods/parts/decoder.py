@@ -103,11 +103,13 @@ def decode(net: Net, weights: Weights, z: Tensor) -> Tensor:
 
 
 class Mixture:
-    """Real images once an epoch, and `quota` decoded ones of each old class; a class with fewer is repeated. The
-    decoded ones' labels are told on the host."""
+    """Real images once an epoch, and `quota` decoded ones of each old class; a class with fewer is repeated. `labels`
+    are those of the decoded ones, on the CPU."""
 
-    def __init__(self, rows: Tensors, real: int, quota: int, told: Tensor) -> None:
-        self.rows, self.real, self.old = rows, real, Balanced(told, quota, rows["y"].device)
+    def __init__(self, rows: Tensors, real: int, quota: int, labels: Tensor) -> None:
+        self.rows = rows
+        self.real = real
+        self.old = Balanced(labels, quota, rows["y"].device)
         self.replayed = len(self.old.labels)
         self.size = real + self.replayed
 

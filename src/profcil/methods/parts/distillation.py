@@ -6,6 +6,8 @@ step never runs a second network. Which classes count is a mask over class ids, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -50,14 +52,13 @@ def mean_of(each: Tensor, which: Tensor) -> Tensor:
 
 
 class Mixed:
-    """Real examples once an epoch, and `quota` made ones of each class they stand for; a class with fewer is repeated.
-    The row `real` tells which is which. Whoever knows the made ones' labels on the host as well need not wait for a
-    GPU to look at them."""
+    """Real examples once an epoch, and `quota` made ones of each of their classes; a class with fewer is repeated. The
+    row `real` tells which is which. `labels` are those of the made ones, by default their row `y`."""
 
-    def __init__(self, real: Rows, made: Rows, quota: int, told: Tensor | None = None) -> None:
+    def __init__(self, real: Rows, made: Rows, quota: int, labels: Sequence[int] | None = None) -> None:
         self.real = real | {"real": torch.ones_like(real["y"], dtype=torch.bool)}
         self.made = made | {"real": torch.zeros_like(made["y"], dtype=torch.bool)}
-        self.old = Balanced(made["y"] if told is None else told, quota, made["y"].device)
+        self.old = Balanced(made["y"] if labels is None else labels, quota, made["y"].device)
         self.replayed = len(self.old.labels)
         self.size = len(real["y"]) + self.replayed
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from profcil.engine.payload import Block
-from profcil.tensors import onto
+from profcil.tensors import to_device
 
 LLOYD = 10  # steps of k-means
 
@@ -25,11 +25,12 @@ def no_prototypes(like: Tensor) -> Block:
     return Block("prototype", {"mean": like.new_zeros(0, len(like))})
 
 
-def report(z: Tensor, y: Tensor, count: int = 1) -> Block:
-    """What a client sends of each class it holds: up to `count` centres of its features, and how many are at each. The
-    labels are best on the host, which looks at them."""
-    labels = torch.unique(y).tolist()
-    own = [z[onto(torch.nonzero(y == label).flatten(), z.device)] for label in labels]
+def report(z: Tensor, y: Sequence[int], count: int = 1) -> Block:
+    """What a client sends of each class it holds: up to `count` centres of its features, and how many are at each. `y`
+    are the labels of the features."""
+    labels = sorted(set(y))
+    rows = [torch.tensor([i for i, other in enumerate(y) if other == label]) for label in labels]
+    own = [z[to_device(index, z.device)] for index in rows]
     found = [centres(points, points.new_ones(len(points)), count) for points in own]
     tensors = {"mean": torch.cat([c for c, _ in found]).float(), "count": torch.cat([n for _, n in found]).int()}
     return Block("prototype", tensors, repeated(labels, [len(c) for c, _ in found]))
@@ -61,7 +62,7 @@ def merge(bank: Block, reports: Sequence[Block], share: float = 1.0, count: int 
     of = [y for r in reports for y in r.labels]
     rows = {label: rows_of(bank, label) for label in set(bank.labels)}
     for label in set(of):
-        index = onto(torch.tensor([i for i, y in enumerate(of) if y == label]), points.device)
+        index = to_device(torch.tensor([i for i, y in enumerate(of) if y == label]), points.device)
         rows[label] = moved(rows.get(label), points[index], weight[index], share, count)
     labels = sorted(rows)
     mean = torch.cat([rows[y] for y in labels])
@@ -94,7 +95,7 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
         own = rows_of(bank, label)
         rows[label] = own.repeat(-(-count // len(own)), 1)[:count]
     known = torch.isin(torch.arange(classes), torch.tensor(bank.labels, dtype=torch.long))
-    return rows, onto(known, mean.device)
+    return rows, to_device(known, mean.device)
 
 
 def rows_of(bank: Block, label: int) -> Tensor:
