@@ -10,7 +10,7 @@ import torch
 from profcil.engine import steps
 from profcil.engine.phases import Trained
 from profcil.memory.rehearsal import Rehearsal
-from profcil.model.net import MODEL, TAIL
+from profcil.model.net import MODEL, TAIL, Tail
 
 LAST = 2  # of three rounds
 
@@ -303,3 +303,26 @@ def test_the_log_says_what_the_quota_asks_for_and_what_memory_serves(fresh):
         assert reply.notes["replay_requested"] == reply.notes["replay_served"] == 2 * 7 * 2
     run.method.params = replace(run.method.params, old_memory="none")
     assert all(reply.notes["replay_served"] == 0 < reply.notes["replay_requested"] for reply in run.turns(1, 0))
+
+
+def test_kept_scores_keep_the_scores_of_remembered_classes_where_plain_fitting_moves_them(fresh):
+    """How far one round of fitting moves the broadcast head's probabilities of remembered classes on current data."""
+    moved = {}
+    for weight in (0.0, 20.0):
+        run = fresh("pro", keep_scores=weight, fit_space="own", auxiliary=0.0, proximal=0.0, setting="homogeneous")
+        for number in range(3):
+            run.play(0, number)
+        run.state.server = run.method.end_position(run.server, run.when(0, LAST))
+        client = run.client(run.clients(1, 0)[0], 1, 0)
+        inbox = {n: run.server.blocks[n] for n in run.method.broadcast(run.server, client.when)}
+        phase = run.method.fit(client, inbox, plastic=True)
+        fitted = steps.run(run.world.net, replace(phase, epochs=5))
+        old = [y for y in inbox["memory"].labels if y not in client.labels]
+        tail = Tail(inbox["adapter"].tensors, inbox["head"].tensors)
+
+        def probabilities(base, client=client, tail=tail, old=old):
+            return tail.classify(client.features(base))[:, old].softmax(1)
+
+        before = probabilities(inbox["base"].tensors)
+        moved[weight] = float((probabilities(fitted.weights["base"]) - before).abs().mean())
+    assert moved[20.0] < 0.5 * moved[0.0]

@@ -15,6 +15,7 @@ Stored: on the server mean, diagonal spread and count of every class; on a clien
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import Checked, TrainSettings, setting
+from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
@@ -31,7 +33,7 @@ from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool
 from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.model import losses
-from profcil.model.losses import contrast, cross_entropy
+from profcil.model.losses import contrast, cross_entropy, soft_cross_entropy
 from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
 
@@ -99,9 +101,15 @@ class ProParams(Checked):
     )
     merge: str = setting("counts", "a class that returns: pooled by counts, or replaced", choices=("counts", "replace"))
     adapted_bank: bool = setting(False, "keep the auxiliary adapted-space memory M^z as well")
+    keep_scores: float = setting(
+        0.0,
+        "beyond the paper: weight of keeping the broadcast model's scores of remembered classes while the base moves",
+        low=0.0,
+    )
 
 
 Banks = dict[str, Bank]  # by the names of `Pro.banks`
+Loss = Callable[[Net, Batch], Tensor]
 
 
 class Pro(Method):
@@ -109,6 +117,11 @@ class Pro(Method):
 
     Params = ProParams
     kinds = frozenset({"model", "memory", "statistics"})
+
+    def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
+        """A second base for `keep_scores`: the broadcast one, which stays frozen while a client fits."""
+        if self.params.keep_scores:
+            net.attach("start", copy.deepcopy(net.base))
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -142,19 +155,46 @@ class Pro(Method):
         how = phase_settings(self.params, client, "fit")
         if not plastic:
             source = Features(client.features(inbox["base"]), client.y)
-            loss = self.tail_loss
-            return client.train("fit", weights, TAIL, loss, source, proximal=pull, settings=how, allowed=allowed)
-        if not self.params.auxiliary:
-            return client.train("fit", weights, MODEL, self.fit_loss, proximal=pull, settings=how, allowed=allowed)
-        weights["projector"] = fresh_projector(client)
-        blocks = (*MODEL, "projector")
-        return client.train("fit", weights, blocks, self.plastic_loss, proximal=pull, settings=how, allowed=allowed)
+            return client.train(
+                "fit", weights, TAIL, self.tail_loss, source, proximal=pull, settings=how, allowed=allowed
+            )
+        blocks: tuple[str, ...] = MODEL
+        loss: Loss = self.fit_loss
+        constants: dict[str, Tensor] = {}
+        if self.params.auxiliary:
+            weights["projector"] = fresh_projector(client)
+            blocks = (*MODEL, "projector")
+            loss = self.plastic_loss
+        if self.params.keep_scores:
+            weights["start"] = {k: client.keep(t) for k, t in inbox["base"].tensors.items()}
+            constants = kept_constants(client, inbox)
+            loss = self.kept_loss
+        phase = client.train("fit", weights, blocks, loss, proximal=pull, settings=how, allowed=allowed)
+        return replace(phase, constants=phase.constants | constants)
 
     def plastic_loss(self, net: Net, batch: Batch) -> Tensor:
         x, rng = batch["inputs"], batch["rng"]
         a, b, u = net.encode(net.strong(x, rng), net.strong(x, rng), net.weak(x, rng))
         auxiliary = contrast(net.project(a), net.project(b), self.params.temperature)
         return cross_entropy(net.classify(u), batch["y"], batch["allowed"]) + self.params.auxiliary * auxiliary
+
+    def kept_loss(self, net: Net, batch: Batch) -> Tensor:
+        """The fitting loss, and the cross-entropy between the scores that the broadcast adapter and head give to
+        remembered classes on features of the broadcast base and on features of the moving one (Li and Hoiem, 2016).
+        Both bases see the same views in the same mode."""
+        x, rng = batch["inputs"], batch["rng"]
+        strong = (net.strong(x, rng), net.strong(x, rng)) if self.params.auxiliary else ()
+        weak = net.weak(x, rng)
+        *pair, u = net.encode(*strong, weak)
+        loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
+        if self.params.auxiliary:
+            a, b = pair
+            loss = loss + self.params.auxiliary * contrast(net.project(a), net.project(b), self.params.temperature)
+        with torch.no_grad():
+            before = net.start(*weak)  # type: ignore[operator]
+        tail = Tail({k: batch[f"start_{k}"] for k in net.adapter}, {"weight": batch["start_head"]}, net.cosine)
+        kept = soft_cross_entropy(tail.classify(u), tail.classify(before), batch["kept"])
+        return loss + self.params.keep_scores * batch["keep_scores"] * kept
 
     tail_loss = staticmethod(losses.classification)
 
@@ -193,7 +233,7 @@ class Pro(Method):
     def begin(self, weights: Weights) -> ServerState:
         like = weights["adapter"]["scale"]
         empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
-        return super().begin(weights).put(**{name: block_of(empty[name]) for name in self.banks})
+        return super().begin({b: weights[b] for b in MODEL}).put(**{name: block_of(empty[name]) for name in self.banks})
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         return (*MODEL, *self.banks)
@@ -290,6 +330,16 @@ def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tenso
     """A base's weights with the buffers of another."""
     buffers = {name for name, _ in net.base.named_buffers()}
     return {name: other[name] if name in buffers else tensor for name, tensor in base.items()}
+
+
+def kept_constants(client: Client, inbox: Inbox) -> dict[str, Tensor]:
+    """What the loss needs to keep scores: the broadcast adapter and head, and a mask of the remembered classes that the
+    client has no data of. Without any, the weight is 0."""
+    old = tuple(y for y in inbox["memory"].labels if y not in client.labels) if "memory" in inbox else ()
+    adapter = {f"start_{k}": t for k, t in inbox["adapter"].tensors.items()}
+    head = inbox["head"].tensors["weight"]
+    mask = client.allowed(old or client.labels)
+    return adapter | {"start_head": head, "kept": mask, "keep_scores": head.new_full((), float(bool(old)))}
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:

@@ -28,6 +28,15 @@ def cross_entropy(logits: Tensor, y: Tensor, allowed: Tensor) -> Tensor:
     return -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
 
 
+def soft_cross_entropy(logits: Tensor, target: Tensor, allowed: Tensor) -> Tensor:
+    """Mean cross-entropy between the soft-max of target logits and that of other logits, over the classes in the mask
+    `allowed`."""
+    lowest = torch.finfo(logits.dtype).min
+    log_p = logits.masked_fill(~allowed, lowest).log_softmax(-1)
+    q = target.masked_fill(~allowed, lowest).softmax(-1)
+    return -(q * log_p.masked_fill(~allowed, 0.0)).sum(-1).mean(-1)
+
+
 @wrap_torch_function(lambda a, b, temperature: (a, b))
 def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
     """The symmetric contrastive loss between two views of a batch: the positive of a row is the same row of the other
