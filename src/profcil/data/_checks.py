@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from profcil.data.bundle import Bundle, Examples, Facts, Nodes
+from profcil.data.bundle import AUGMENTATIONS, Bundle, Examples, Facts, Nodes
 from profcil.errors import DataError, unknown
-from profcil.model.augmentations import NAMES
 
 
 def advice(facts: Facts) -> str:
@@ -26,11 +25,11 @@ def named_parts(bundle: Bundle) -> Iterator[tuple[str, Examples]]:
 
 def check_facts(facts: Facts) -> None:
     """The modality is one of ours, and so are the views."""
-    if facts.modality not in NAMES:
-        raise unknown("modality", facts.modality, NAMES)
+    if facts.modality not in AUGMENTATIONS:
+        raise unknown("modality", facts.modality, AUGMENTATIONS)
     for view in facts.views:
-        if view not in NAMES[facts.modality]:
-            raise unknown(f"view of {facts.title}", view, NAMES[facts.modality])
+        if view not in AUGMENTATIONS[facts.modality]:
+            raise unknown(f"view of {facts.title}", view, AUGMENTATIONS[facts.modality])
 
 
 def check_part(bundle: Bundle, part: str, examples: Examples) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 Inputs = tuple[Tensor, ...]
+# The augmentations that a dataset of each modality may list in `Facts.views`.
+AUGMENTATIONS = {"image": ("crop", "flip", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
 
 
 @dataclass(frozen=True)
