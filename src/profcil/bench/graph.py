@@ -41,7 +41,7 @@ def made_graph(nodes: int = NODES, edges: int = EDGES) -> Bundle:
     y, x = rng.permutation(nodes) % facts.classes, rng.standard_normal((nodes, FEATURES), dtype=np.float32)
     train, validation, test = np.split(np.arange(nodes), [int(share * nodes) for share in PARTS])
     facts = replace(facts, train=len(train), test=len(test))
-    return _graphs.bundle(facts, x, ends, y, (train, validation, test), ("",) * facts.classes)
+    return _graphs.graph_bundle(facts, x, ends, y, (train, validation, test), ("",) * facts.classes)
 
 
 def world_for(method: str, device: str, bundle: Bundle) -> World:
