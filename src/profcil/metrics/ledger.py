@@ -39,7 +39,7 @@ COLUMNS = tuple(f.name for f in fields(Entry))
 class Ledger:
     entries: list[Entry] = field(default_factory=list)
 
-    def book(
+    def record(
         self, stage: str, position: int, round: int, client: int, direction: str, kinds: Mapping[str, int]
     ) -> None:
         self.entries += [Entry(stage, position, round, client, direction, k, n) for k, n in kinds.items() if n]
