@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from profcil.diagnostics.snapshots import Memory, gather, keep, path_of, points
+from profcil.diagnostics.snapshots import Memory, gather, path_of, points, save_memory
 from profcil.engine.loop import judged_features
 from profcil.errors import RunFolderError
 
@@ -35,7 +35,7 @@ def kept(fresh, tmp_path_factory):
 
     def watch(what, when, facts):
         if what == "position":
-            keep(folder, run.world, run.state.server, when.position)
+            save_memory(folder, run.world, run.state.server, when.position)
 
     return folder, run.stream(watch)
 

@@ -39,7 +39,7 @@ class Memory:
     current: frozenset[int]  # classes that somebody had data of at this position
 
 
-def keep(folder: Path, world: World, server: ServerState, position: int) -> None:
+def save_memory(folder: Path, world: World, server: ServerState, position: int) -> None:
     """Writes a position's means, and a few real features, where the method has a memory."""
     from profcil import registry
     from profcil.engine.loop import judged_features
