@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profcil.diagnostics.mismatch import point, same_but_weak, trends, weak_accuracy
+from profcil.diagnostics.mismatch import mismatch_point, same_but_weak, trends, weak_accuracy
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import assemble
@@ -41,20 +41,20 @@ def test_a_point_compares_later_tasks_with_the_clean_run(tmp_path):
     weak.path.mkdir()
     gap = {"mmd2": 0.5, "w1": 2.0, "cosine": 0.1, "classes": 1}
     (weak.path / "diagnostics.json").write_text(json.dumps({"replay": {"tasks": {"1": gap}}}))
-    found = point(weak, [weak, clean])
+    found = mismatch_point(weak, [weak, clean])
     assert found == {"weak_accuracy": pytest.approx(20.0), "drop": pytest.approx(20.0), "mmd2": 0.5, "w1": 2.0,
                      "cosine": 0.1}  # fmt: skip
-    assert point(weak, [weak, a_run(tmp_path / "c", [[0] * 3] * 3, seed=1)]) is None  # another seed is no reference
+    assert mismatch_point(weak, [weak, a_run(tmp_path / "c", [[0] * 3] * 3, seed=1)]) is None  # another seed is no reference
 
 
 def test_a_run_without_examined_replay_still_has_accuracy_and_drop(tmp_path):
     clean, weak = a_run(tmp_path / "a", [[5, 5, 5]] * 3), a_run(tmp_path / "b", [[5, 5, 5]] * 3, weak=1)
-    found = point(weak, [clean])
+    found = mismatch_point(weak, [clean])
     assert found["drop"] == 0.0 and found["mmd2"] is None
 
 
 def test_the_last_task_has_nothing_after_it(tmp_path):
-    assert point(a_run(tmp_path / "b", [[5, 5, 5]] * 3, weak=2), [a_run(tmp_path / "a", [[5, 5, 5]] * 3)]) is None
+    assert mismatch_point(a_run(tmp_path / "b", [[5, 5, 5]] * 3, weak=2), [a_run(tmp_path / "a", [[5, 5, 5]] * 3)]) is None
 
 
 def test_runs_that_differ_otherwise_are_not_the_same(tmp_path):

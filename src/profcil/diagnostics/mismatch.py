@@ -35,7 +35,7 @@ def weak_accuracy(scores: np.ndarray, plan: Plan, task: int) -> float:
     return float(np.nanmean(scores[met, task]))
 
 
-def point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
+def mismatch_point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
     """What a weak run shows beside its clean one; None where that is not among the runs."""
     from profcil.diagnostics.replay_gap import downstream_drop
 
@@ -78,7 +78,7 @@ def collect(todo: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
         clean = clean_cell(cell)
         if finished(out, cell) and finished(out, clean):
             weak = load_run(out / cell.name)
-            found = point(weak, [load_run(out / clean.name)])
+            found = mismatch_point(weak, [load_run(out / clean.name)])
             if found and all(found[name] is not None for name in GAPS):
                 c = cell.config
                 names = {"dataset": c.dataset, "method": c.method, "seed": c.seed}
