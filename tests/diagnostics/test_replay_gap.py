@@ -30,7 +30,8 @@ sizes = st.integers(2, 6)
 @fast
 @given(seeds, widths, sizes, sizes, st.sampled_from([0.3, 1.0, 4.0]))
 def test_mmd_equals_the_double_sums_of_the_paper(seed, width, n, m, sigma) -> None:
-    a, b = normal(seed, n, width), 1 + normal(seed + 1000, m, width)
+    a = normal(seed, n, width)
+    b = 1 + normal(seed + 1000, m, width)
 
     def k(x: torch.Tensor, y: torch.Tensor) -> float:
         return exp(-sum((p - q) ** 2 for p, q in zip(x.tolist(), y.tolist(), strict=True)) / (2 * sigma**2))
@@ -42,7 +43,8 @@ def test_mmd_equals_the_double_sums_of_the_paper(seed, width, n, m, sigma) -> No
 
 
 def test_mmd_agrees_with_sklearns_kernel_in_many_dimensions() -> None:
-    a, b = normal(0, 40, 64), 0.3 + normal(1, 30, 64)
+    a = normal(0, 40, 64)
+    b = 0.3 + normal(1, 30, 64)
     both = torch.cat([a, b]).numpy()
     sigma = gap.median_bandwidth(a, b)
     k = rbf_kernel(both, gamma=1 / (2 * sigma**2))
@@ -85,7 +87,8 @@ def test_collapsed_replay_has_a_large_mmd_and_identical_points_have_none() -> No
 @fast
 @given(seeds, widths, st.integers(1, 5))
 def test_w1_is_the_minimum_over_all_assignments(seed, width, n) -> None:
-    a, b = normal(seed, n, width), normal(seed + 1000, n, width)
+    a = normal(seed, n, width)
+    b = normal(seed + 1000, n, width)
     best = min(sum(float((a[i] - b[j]).norm()) for i, j in enumerate(p)) / n for p in permutations(range(n)))
     assert gap.w1(a, b) == pytest.approx(best)
 
@@ -93,19 +96,22 @@ def test_w1_is_the_minimum_over_all_assignments(seed, width, n) -> None:
 @fast
 @given(seeds, st.integers(1, 40))
 def test_w1_in_one_dimension_agrees_with_scipy(seed, n) -> None:
-    a, b = normal(seed, n, 1), 2 * normal(seed + 1000, n, 1)
+    a = normal(seed, n, 1)
+    b = 2 * normal(seed + 1000, n, 1)
     assert gap.w1(a, b) == pytest.approx(stats.wasserstein_distance(a[:, 0], b[:, 0]))
 
 
 def test_w1_in_many_dimensions_agrees_with_pot() -> None:
     ot = pytest.importorskip("ot")
-    a, b = normal(3, 40, 7), 1 + normal(4, 40, 7)
+    a = normal(3, 40, 7)
+    b = 1 + normal(4, 40, 7)
     cost = ot.dist(a.numpy(), b.numpy(), metric="euclidean")
     assert gap.w1(a, b) == pytest.approx(ot.emd2([], [], cost), rel=1e-9)
 
 
 def test_w1_in_space_agrees_with_the_linear_programme_of_scipy() -> None:
-    a, b = normal(0, 12, 3), 1 + normal(1, 12, 3)
+    a = normal(0, 12, 3)
+    b = 1 + normal(1, 12, 3)
     assert gap.w1(a, b) == pytest.approx(stats.wasserstein_distance_nd(a.numpy(), b.numpy()))
 
 
@@ -120,7 +126,8 @@ def test_w1_of_a_shifted_copy_is_the_length_of_the_shift(seed, width, n, by) -> 
 @fast
 @given(seeds, st.integers(1, 12), st.integers(1, 12))
 def test_sliced_w1_in_one_dimension_is_w1_for_any_sizes(seed, n, m) -> None:
-    a, b = normal(seed, n, 1), normal(seed + 1000, m, 1)
+    a = normal(seed, n, 1)
+    b = normal(seed + 1000, m, 1)
     expected = stats.wasserstein_distance(a[:, 0], b[:, 0])
     assert gap.sliced_w1(a, b, seed=0, directions=3) == pytest.approx(expected)
 
@@ -136,12 +143,14 @@ def test_sliced_w1_of_a_shifted_copy_is_the_shift_times_the_mean_cosine() -> Non
 @fast
 @given(seeds, widths, st.integers(1, 8))
 def test_sliced_w1_is_never_above_w1(seed, width, n) -> None:
-    a, b = normal(seed, n, width), normal(seed + 1000, n, width)
+    a = normal(seed, n, width)
+    b = normal(seed + 1000, n, width)
     assert gap.sliced_w1(a, b, seed) <= gap.w1(a, b) + 1e-12
 
 
 def test_sliced_w1_depends_on_its_seed_and_not_on_the_global_random_state() -> None:
-    a, b = normal(0, 9, 5), normal(1, 7, 5)
+    a = normal(0, 9, 5)
+    b = normal(1, 7, 5)
     torch.manual_seed(0)
     one = gap.sliced_w1(a, b, 1)
     torch.manual_seed(1)
@@ -163,7 +172,8 @@ def test_cosine_distance_of_small_examples() -> None:
 @fast
 @given(seeds)
 def test_distances_are_symmetric_and_invariant_to_sample_order_and_rotation(seed) -> None:
-    a, b = normal(seed, 7, 4), 0.5 + normal(seed + 1000, 7, 4)
+    a = normal(seed, 7, 4)
+    b = 0.5 + normal(seed + 1000, 7, 4)
     rotation = torch.linalg.qr(normal(seed + 2000, 4, 4)).Q
     for distance in (gap.mmd2, gap.w1, gap.cosine_distance):
         expected = pytest.approx(distance(a, b), abs=1e-9)
@@ -179,7 +189,8 @@ def test_distances_are_symmetric_and_invariant_to_sample_order_and_rotation(seed
 
 
 def test_the_gap_names_the_distances_it_contains(monkeypatch) -> None:
-    a, b = normal(0, 12, 3), normal(1, 12, 3).float()
+    a = normal(0, 12, 3)
+    b = normal(1, 12, 3).float()
     found = gap.replay_gap(a, b, seed=0)
     assert found["w1"] == gap.w1(a, b) and "sliced_w1" not in found
     assert found["mmd2"] == gap.mmd2(a, b) and found["bandwidth"] == gap.median_bandwidth(a, b)

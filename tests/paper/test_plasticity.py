@@ -63,7 +63,8 @@ def test_a_proximal_fit_stays_within_the_bound(fresh, blocks, strength):
     done = steps.run(run.world.net, [phase])[0]
     drift = vector(run, done.weights, blocks) - vector(run, start, blocks)
     gradient = gradient_of(run, phase, done.weights)
-    g, xi = float(gradient.norm()), float((gradient + 2 * strength * drift).norm())
+    g = float(gradient.norm())
+    xi = float((gradient + 2 * strength * drift).norm())
     assert xi < 0.05 * g  # the engine minimises F + λ‖Π(Θ) − Π(Θ^g)‖², so the result is nearly stationary
     assert float(drift.norm()) <= (g + xi) / (2 * strength) + 1e-6
     assert float(drift.norm()) > 0.5 * g / (2 * strength)  # the bound is not vacuous

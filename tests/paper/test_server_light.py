@@ -39,44 +39,53 @@ def test_transport_summaries_are_not_stored(tiny):
     assert {b.kind for b in tiny("promax").server.blocks.values()} == {"model", "memory"}
 
 
+class ServerMonitor:
+    """Records the grad mode of every server function, and makes gradients raise while one is running."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.running = []  # the server functions now on the call stack
+        self.modes = {name: set() for name in SERVER}
+
+    def forbid(self, owner, name) -> None:
+        """Make a function raise if the server calls it."""
+        original = getattr(owner, name)
+
+        def guarded(*args, **kwargs):
+            assert not self.running, f"the server called {name}"
+            return original(*args, **kwargs)
+
+        self.monkeypatch.setattr(owner, name, guarded)
+
+    def record(self, cls, name) -> None:
+        """Record the grad mode at every call of a server function."""
+        original = getattr(cls, name)
+
+        def recorded(method, *args):
+            self.modes[name].add(torch.is_grad_enabled())
+            self.running.append(name)
+            try:
+                return original(method, *args)
+            finally:
+                self.running.pop()
+
+        self.monkeypatch.setattr(cls, name, recorded)
+
+
 @pytest.fixture(params=[("pro", "global"), ("pro", "local"), ("promax", "global")], ids="-".join)
 def server_grad_modes(request, monkeypatch, tmp_path):
     """The grad modes seen by each server function in a whole run, in which a gradient on the server raises."""
     method, refresh = request.param
-    running = []  # the server functions now on the call stack
-    modes = {name: set() for name in SERVER}
-
-    def forbid(owner, name):
-        original = getattr(owner, name)
-
-        def guarded(*args, **kwargs):
-            assert not running, f"the server called {name}"
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, guarded)
-
-    def record(cls, name):
-        original = getattr(cls, name)
-
-        def recorded(self, *args):
-            modes[name].add(torch.is_grad_enabled())
-            running.append(name)
-            try:
-                return original(self, *args)
-            finally:
-                running.pop()
-
-        monkeypatch.setattr(cls, name, recorded)
-
-    forbid(torch.autograd, "grad")
-    forbid(torch.autograd, "backward")
-    forbid(torch.Tensor, "backward")
+    monitor = ServerMonitor(monkeypatch)
+    monitor.forbid(torch.autograd, "grad")
+    monitor.forbid(torch.autograd, "backward")
+    monitor.forbid(torch.Tensor, "backward")
     for name in SERVER:
-        record(ProMax if method == "promax" and name in vars(ProMax) else Pro, name)
+        monitor.record(ProMax if method == "promax" and name in vars(ProMax) else Pro, name)
     sets = ["warmup.rounds=1", "train.rounds=3", "train.epochs=1", "model.width=4", "clients=4", "participants=3"]
     config = resolve(None, {"method": method}, [*sets, f"refresh={refresh}", "adapted_bank=true", "refresh_at=both"])
     start(config, tmp_path / "run", tmp_path)
-    return modes
+    return monitor.modes
 
 
 def test_the_server_computes_no_gradient(server_grad_modes):

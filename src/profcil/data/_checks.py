@@ -1,4 +1,4 @@
-"""Checks of a loaded dataset, whoever wrote its loader. The first fault found is raised as one sentence."""
+"""Checks of a loaded dataset, third-party ones included. The first fault is raised as a DataError."""
 
 from __future__ import annotations
 

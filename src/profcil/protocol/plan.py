@@ -36,7 +36,7 @@ class Plan:
     settings: StreamSettings
     seed: int
     tasks: Tasks  # Y_t
-    orders: np.ndarray  # [clients, tasks]: pi_c[p], the task that client c meets at position p
+    orders: np.ndarray  # [clients, tasks]: pi_c[p], the task of client c at position p
     ids: np.ndarray  # sample ids, sorted by (client, task, id)
     starts: np.ndarray  # [clients x tasks + 1]: where a cell begins in ids
     labels: np.ndarray  # observed class ids, sorted by (client, task, class)
