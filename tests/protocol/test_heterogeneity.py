@@ -122,4 +122,8 @@ def test_a_small_concentration_gives_uneven_shares() -> None:
 
 def test_an_even_division_leaves_nothing_over() -> None:
     """Seven examples of a class among three owners are two, two and three, in any order."""
-    assert {tuple(share_sizes(7, 3, 0.0, generator(seed, "n"))) for seed in range(20)} == {(2, 2, 3), (2, 3, 2), (3, 2, 2)}
+    assert {tuple(share_sizes(7, 3, 0.0, generator(seed, "n"))) for seed in range(20)} == {
+        (2, 2, 3),
+        (2, 3, 2),
+        (3, 2, 2),
+    }
