@@ -109,18 +109,18 @@ def test_a_method_that_keeps_all(brought, capsys):
     ("method", "promise", "why"),
     [
         (Silent, "sends only the kinds it declares", "kind 'model' came to the door"),
-        (Crashing, "plays a stream", "ValueError: no idea"),
-        (Drawing, "leaves the global random states alone", "global generator of torch, numpy, random"),
-        (Noisy, "a saved state goes on", "ends elsewhere"),
-        (Noisy, "neither the order of clients", "end elsewhere"),
-        (Keeping, "holds nothing but its settings", "keeps rounds on itself"),
-        (Keeping, "a saved state goes on", "ends elsewhere"),
+        (Crashing, "runs a stream", "ValueError: no idea"),
+        (Drawing, "does not use the global random states", "global generator of torch, numpy, random"),
+        (Noisy, "a resumed run is bit-identical", "server state differs"),
+        (Noisy, "for any order of clients", "server state differs"),
+        (Keeping, "no attributes but its settings", "keeps rounds as attributes"),
+        (Keeping, "a resumed run is bit-identical", "server state differs"),
         (Keeping, "an idle position changes nothing", "changes the server"),
-        (Counting, "labels are sets of class ids", "classes [8, 9] that nobody has seen"),
-        (Scribbling, "changes nothing that it was given", "with label_space=local"),
-        (Tallying, "changes nothing that it was given", "worked out once as turns"),
-        (Overwriting, "changes nothing that it was given", "block head"),
-        (Odd, "declares kinds that there are", "secrets"),
+        (Counting, "labels are sets of class ids", "classes [8, 9] that no client has seen"),
+        (Scribbling, "does not write to what it was given", "with label_space=local"),
+        (Tallying, "does not write to what it was given", "cached once as turns"),
+        (Overwriting, "does not write to what it was given", "block head"),
+        (Odd, "declares only kinds that exist", "secrets"),
         (Unexplained, "a default and a help text", "mu: no help text"),
     ],
 )
@@ -132,9 +132,7 @@ def test_a_broken_promise_is_told(brought, capsys, method, promise, why):
 def test_text_says_what_does_not_hold(brought, capsys):
     looked_at(brought, capsys, Odd)
     assert main(["check", "guest"]) == 1
-    assert (
-        "DOES NOT HOLD  image: declares kinds that there are (secrets: there is no such kind" in capsys.readouterr().out
-    )
+    assert "DOES NOT HOLD  image: declares only kinds that exist (secrets: no such kind" in capsys.readouterr().out
 
 
 def test_an_unknown_method_is_one_sentence(capsys):

@@ -1,4 +1,4 @@
-"""Tiny datasets in the official formats, written where a user's download would lie."""
+"""Writers of tiny datasets in the official formats."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 
 def cifar_binary(folder: Path, train: int = 6, test: int = 4, classes: int = 3) -> None:
     folder.mkdir(parents=True)
     for name, n in (("train", train), ("test", test)):
         records = np.zeros((n, 3074), dtype=np.uint8)
-        records[:, 0], records[:, 1] = 19, np.arange(n) % classes
+        records[:, 0] = 19
+        records[:, 1] = np.arange(n) % classes
         records[:, 2:] = np.arange(n)[:, None] + np.repeat([0, 50, 100], 1024)
         (folder / f"{name}.bin").write_bytes(records.tobytes())
 
@@ -40,7 +42,9 @@ def tiny_imagenet(folder: Path, wnids: tuple[str, ...] = ("n02", "n01"), each: i
     for k, wnid in enumerate(wnids):
         (folder / f"train/{wnid}/images").mkdir(parents=True)
         for i in range(each):
-            image = Image.new("L" if i == 0 else "RGB", (64, 64), 100 * k + 20 if i == 0 else (100 * k + 20,) * 3)
+            level = 100 * k + 20
+            grey = Image.new("L", (64, 64), level)
+            image = grey if i == 0 else Image.new("RGB", (64, 64), (level,) * 3)
             image.save(folder / f"train/{wnid}/images/{wnid}_{i}.JPEG", "JPEG")
         Image.new("RGB", (64, 64), (200, 0, 0)).save(folder / f"val/images/val_{k}.JPEG", "JPEG")
     lines = [f"val_{k}.JPEG\t{wnid}\t0\t0\t9\t9" for k, wnid in enumerate(wnids)] + ["val_9.JPEG\tn01\t0\t0\t9\t9"]
@@ -67,7 +71,7 @@ def clinc(folder: Path) -> None:
 
 
 class Csr:
-    """Pickles under scipy's old name with scipy's old state."""
+    """A CSR matrix with the attributes that old versions of scipy pickled."""
 
     def __init__(self, dense: np.ndarray) -> None:
         rows, self.indices = np.nonzero(dense)
@@ -77,22 +81,22 @@ class Csr:
 
 
 def dump_as_scipy(obj: object) -> bytes:
-    """Pickle with `Csr` living at scipy.sparse.csr.csr_matrix, as the official files say."""
+    """Pickle with `Csr` under the name scipy.sparse.csr.csr_matrix, as in the official files."""
     module = types.ModuleType("scipy.sparse.csr")
     module.csr_matrix = Csr  # type: ignore[attr-defined]
-    before, held = (Csr.__module__, Csr.__qualname__), sys.modules.get("scipy.sparse.csr")
-    Csr.__module__, Csr.__qualname__, sys.modules["scipy.sparse.csr"] = "scipy.sparse.csr", "csr_matrix", module
-    try:
-        return pickle.dumps(obj, protocol=2)
-    finally:
-        Csr.__module__, Csr.__qualname__ = before
-        sys.modules.pop("scipy.sparse.csr")
-        if held is not None:
-            sys.modules["scipy.sparse.csr"] = held
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "scipy.sparse.csr", module)
+        names = Csr.__module__, Csr.__qualname__
+        Csr.__module__ = "scipy.sparse.csr"
+        Csr.__qualname__ = "csr_matrix"
+        try:
+            return pickle.dumps(obj, protocol=2)
+        finally:
+            Csr.__module__, Csr.__qualname__ = names
 
 
 def cora(folder: Path, nodes: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Twenty nodes of two classes in a ring; the last four are listed out of order, as in the official files."""
+    """Twenty nodes of two classes in a ring. The last four are listed out of order, as in the official files."""
     folder.mkdir(parents=True)
     labels = np.arange(nodes) % 2
     x = np.zeros((nodes, 5), dtype=np.float32)
@@ -115,7 +119,9 @@ def coauthor(path: Path, nodes: int = 20) -> None:
     fields = {"adj": eye, "attr": attr}
     arrays = {f"{k}_{f}": getattr(v, f) for k, v in fields.items() for f in ("data", "indices", "indptr")}
     shapes = {f"{k}_shape": np.array(v._shape) for k, v in fields.items()}
-    names = np.array([{"an": "object"}], dtype=object)  # the official file has pickled members; they are not read
+    names = np.array(
+        [{"an": "object"}], dtype=object
+    )  # the official file has pickled members, which the loader ignores
     np.savez(path, labels=np.arange(nodes) % 3, attr_names=names, **arrays, **shapes)
 
 

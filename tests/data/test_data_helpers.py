@@ -20,7 +20,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("allowed", [unpickle.ARRAYS, unpickle.GRAPHS])
-def test_a_pickle_that_calls_something_is_refused_before_it_runs(tmp_path, monkeypatch, allowed) -> None:
+def test_a_pickle_that_calls_a_function_is_refused_before_the_call(tmp_path, monkeypatch, allowed) -> None:
     monkeypatch.chdir(tmp_path)
     for protocol in (0, 2, 4):
         Path("bad").write_bytes(pickle.dumps({"data": Malicious()}, protocol=protocol))
@@ -33,13 +33,13 @@ def test_a_pickle_that_calls_something_is_refused_before_it_runs(tmp_path, monke
     "content",
     [b"", b"\x80\x02", b"garbage", b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R."],
 )
-def test_a_damaged_pickle_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_pickle_is_a_data_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad").write_bytes(content)
     with pytest.raises(DataError, match="could not be read as a pickle"):
         unpickle.load(tmp_path / "bad")
 
 
-def test_arrays_survive_the_restricted_unpickler(tmp_path: Path) -> None:
+def test_the_restricted_unpickler_reads_arrays(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     (tmp_path / "ok").write_bytes(pickle.dumps({"a": array}, protocol=2))
     assert np.array_equal(unpickle.load(tmp_path / "ok")["a"], array)
@@ -48,35 +48,35 @@ def test_arrays_survive_the_restricted_unpickler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "indices, indptr", [([0, 5], [0, 1, 2]), ([0, -1], [0, 1, 2]), ([0, 1], [0, 2, 1]), ([0], [0, 1])]
 )
-def test_sparse_arrays_that_lie_are_refused(indices: list[int], indptr: list[int]) -> None:
+def test_inconsistent_sparse_arrays_are_refused(indices: list[int], indptr: list[int]) -> None:
     with pytest.raises(ValueError, match="sparse matrix"):
         unpickle.densify(np.ones(len(indices)), np.array(indices), np.array(indptr), (2, 3))
 
 
 def test_cache_falls_back_when_the_data_folder_is_read_only(tmp_path: Path) -> None:
-    beside = tmp_path / "file"  # a folder that cannot be written to: it is a file
-    beside.write_text("")
-    made = []
+    read_only = tmp_path / "file"  # a file, so that nothing can be written below it
+    read_only.write_text("")
+    calls = []
 
     def make() -> dict[str, np.ndarray]:
-        made.append(1)
+        calls.append(1)
         return {"x": np.arange(3)}
 
     for _ in range(2):
-        assert files.cached(beside, "key", make)["x"].tolist() == [0, 1, 2]
-    assert len(made) == 1
+        assert files.cached(read_only, "key", make)["x"].tolist() == [0, 1, 2]
+    assert len(calls) == 1
     assert files.user_cache().joinpath("key/x.npy").exists()
 
 
 def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
-    for content in (b"", b"rubbish"):
+    for content in (b"", b"not an array"):
         files.cached(tmp_path, "key", lambda: {"x": np.arange(3)})
         (tmp_path / ".profcil/key/x.npy").write_bytes(content)
         assert files.cached(tmp_path, "key", lambda: {"x": np.arange(3)})["x"].tolist() == [0, 1, 2]
-    assert [p.name for p in (tmp_path / ".profcil").iterdir()] == ["key"]  # no drafts left behind
+    assert [p.name for p in (tmp_path / ".profcil").iterdir()] == ["key"]  # no temporary folder remains
 
 
-def test_a_failed_write_leaves_no_half_cache(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_partial_cache(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         files.write_arrays(tmp_path / "key", {"x": np.arange(3), "y": np.array([{}], dtype=object)})
     assert list(tmp_path.iterdir()) == []
@@ -96,8 +96,8 @@ def test_verify_reports_a_wrong_checksum(tmp_path: Path, monkeypatch: pytest.Mon
     import official
 
     official.cifar_binary(tmp_path / "cifar100", classes=100)
-    plain = tuple(replace(f, size=None) for f in cifar100.FACTS.files)
-    monkeypatch.setattr(cifar100, "FACTS", replace(cifar100.FACTS, files=plain))
+    without_sizes = tuple(replace(file, size=None) for file in cifar100.FACTS.files)
+    monkeypatch.setattr(cifar100, "FACTS", replace(cifar100.FACTS, files=without_sizes))
     assert all("has sha1" in problem for problem in loading.verify(tmp_path, "cifar100"))
     assert len(loading.verify(tmp_path, "cifar100")) == 2
 
@@ -111,7 +111,7 @@ def test_verify_and_status_of_an_empty_folder(tmp_path: Path) -> None:
     assert loading.verify(tmp_path, "digits") == []
 
 
-def test_an_unknown_dataset_names_the_nearest(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_dataset_suggests_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean cifar100"):
         loading.load_bundle("cifar10", tmp_path)
 

@@ -16,16 +16,17 @@ from profcil.errors import DataError
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = tuple(replace(file, size=None) for file in cora.FACTS.files)
-    monkeypatch.setattr(cora, "FACTS", replace(cora.FACTS, classes=2, train=12, test=4, files=plain))
+def small_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the fact tables by those of the tiny copies."""
+    without_sizes = tuple(replace(file, size=None) for file in cora.FACTS.files)
+    monkeypatch.setattr(cora, "FACTS", replace(cora.FACTS, classes=2, train=12, test=4, files=without_sizes))
     monkeypatch.setattr(cora, "NAMES", ("even", "odd"))
     monkeypatch.setattr(coauthor_cs, "FACTS", replace(coauthor_cs.FACTS, classes=3, train=12, test=5))
     monkeypatch.setattr(ogbn_arxiv, "FACTS", replace(ogbn_arxiv.FACTS, classes=2, train=2, test=1))
 
 
 @pytest.mark.parametrize("place", ["cora/raw", "cora"])
-def test_cora_puts_test_rows_where_the_index_says(tmp_path: Path, place: str) -> None:
+def test_cora_assigns_test_rows_by_the_index_file(tmp_path: Path, place: str) -> None:
     x, labels = official.cora(tmp_path / place)
     bundle = loading.load_bundle("cora", tmp_path)
     assert torch.equal(bundle.train.x, torch.from_numpy(x / x.sum(1, keepdims=True)))
@@ -34,13 +35,13 @@ def test_cora_puts_test_rows_where_the_index_says(tmp_path: Path, place: str) ->
         assert part.x is bundle.train.x  # one graph, stored once
 
 
-def test_cora_edges_are_undirected_single_and_without_loops(tmp_path: Path) -> None:
+def test_cora_edges_are_undirected_unique_and_without_self_loops(tmp_path: Path) -> None:
     official.cora(tmp_path / "cora")
     edges = set(map(tuple, cora.load(tmp_path).train.edges.T.tolist()))
     assert edges == {(i, (i + d) % 20) for i in range(20) for d in (1, -1)}
 
 
-def test_cora_split_is_seeded_and_leaves_no_node_out(tmp_path: Path) -> None:
+def test_cora_split_is_seeded_and_contains_every_node(tmp_path: Path) -> None:
     official.cora(tmp_path / "cora")
     one, same, other = (loading.load_bundle("cora", tmp_path, seed) for seed in (0, 0, 1))
     nodes = torch.cat([one.train.nodes, one.validation.nodes, one.test.nodes])
@@ -49,7 +50,7 @@ def test_cora_split_is_seeded_and_leaves_no_node_out(tmp_path: Path) -> None:
     assert one.fingerprint == same.fingerprint != other.fingerprint
 
 
-def test_cora_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_inconsistent_cora_files_are_refused(tmp_path: Path) -> None:
     official.cora(tmp_path / "cora")
     (tmp_path / "cora/ind.cora.test.index").write_text("16\n17\n18\n99\n")
     with pytest.raises(DataError, match="do not fit together"):
@@ -77,7 +78,7 @@ def test_coauthor_damaged_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["ogbn_arxiv", "ogbn_arxiv/arxiv", "arxiv"])
-def test_arxiv_reads_the_raw_layout_once(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arxiv_raw_files_are_parsed_once(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     official.arxiv(tmp_path / place)
     bundle = loading.load_bundle("ogbn_arxiv", tmp_path)
     assert bundle.train.x.tolist() == [[0.5, -0.25], [1, 2], [3, 4], [5, 6]]
@@ -96,7 +97,7 @@ def test_arxiv_reads_the_raw_layout_once(tmp_path: Path, place: str, monkeypatch
         ("raw/edge", "a\n"),
     ],
 )
-def test_arxiv_contradictions_are_refused(tmp_path: Path, name: str, text: str) -> None:
+def test_inconsistent_arxiv_files_are_refused(tmp_path: Path, name: str, text: str) -> None:
     official.arxiv(tmp_path / "arxiv")
     (tmp_path / f"arxiv/{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
     with pytest.raises(DataError, match="ogbn-arxiv"):

@@ -14,13 +14,14 @@ from profcil.errors import DataError
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the fact tables by those of the tiny copies."""
     monkeypatch.setattr(thucnews10, "FACTS", replace(thucnews10.FACTS, classes=2, train=3, test=2))
-    plain = (replace(clinc150.FACTS.files[0], size=None, sha256=None),)
-    monkeypatch.setattr(clinc150, "FACTS", replace(clinc150.FACTS, classes=2, train=3, test=1, files=plain))
+    without_checksum = (replace(clinc150.FACTS.files[0], size=None, sha256=None),)
+    monkeypatch.setattr(clinc150, "FACTS", replace(clinc150.FACTS, classes=2, train=3, test=1, files=without_checksum))
 
 
-def test_thucnews_counts_characters_of_the_training_text_only(tmp_path: Path) -> None:
+def test_thucnews_vocabulary_is_of_the_training_text_only(tmp_path: Path) -> None:
     official.thucnews(tmp_path / "thucnews10")
     bundle = loading.load_bundle("thucnews10", tmp_path)
     assert bundle.names == ("finance", "sports")
@@ -47,7 +48,7 @@ def test_thucnews_label_out_of_range_is_refused(tmp_path: Path) -> None:
         loading.load_bundle("thucnews10", tmp_path)
 
 
-def test_thucnews_may_have_less_but_not_more(tmp_path: Path) -> None:
+def test_thucnews_may_have_fewer_examples_but_not_more(tmp_path: Path) -> None:
     official.thucnews(tmp_path / "thucnews10")
     train = tmp_path / "thucnews10/train.txt"
     lines = train.read_text("utf-8")

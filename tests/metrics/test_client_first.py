@@ -1,4 +1,4 @@
-"""FAA, CTA and AF: cases worked by hand, and the paper's formulas written out as loops."""
+"""FAA, CTA and AF against small examples and the paper's formulas written as loops."""
 
 from __future__ import annotations
 
@@ -10,60 +10,64 @@ from hypothesis import strategies as st
 from profcil.metrics import client_first as m
 from profcil.metrics.scores import Scores
 
-# Three tasks with 10, 20 and 10 test examples. Client 0 meets them as 0 1 2, client 1 as 1 0 2, so tasks 0 and 1 are
-# introduced at position 0 and task 2 at the last one.
+# Three tasks with 10, 20 and 10 test examples. Client 0 has the order 0 1 2, client 1 the order 1 0 2, so tasks 0
+# and 1 are introduced at position 0 and task 2 at the last position.
 TOTAL = np.array([10, 20, 10])
 ORDERS = np.array([[0, 1, 2], [1, 0, 2]])
 CORRECT = np.array([[8, 10, -1], [6, 16, -1], [5, 12, 9]])
 
 
-def test_cumulative_accuracy_pools_the_examples_of_the_tasks_met():
+def test_cumulative_accuracy_pools_the_test_examples_of_the_tasks_so_far():
     assert m.cumulative_accuracy(CORRECT, TOTAL, ORDERS, 0).tolist() == [8 / 10, 10 / 20]
     assert m.cumulative_accuracy(CORRECT, TOTAL, ORDERS, 1).tolist() == [22 / 30, 22 / 30]
 
 
-def test_faa_by_hand():
-    # Both clients have met everything: (5 + 12 + 9) / 40. A mean over tasks would give (.5 + .6 + .9) / 3 = .667.
+def test_faa_of_a_small_example():
+    # Both clients have had all tasks: (5 + 12 + 9) / 40. A mean over tasks would give (.5 + .6 + .9) / 3 = .667.
     assert m.final_average_accuracy(CORRECT, TOTAL, ORDERS) == pytest.approx(26 / 40)
 
 
-def test_cta_by_hand():
+def test_cta_of_a_small_example():
     # Client 0: 8/10, 16/20, 9/10. Client 1: 10/20, 6/10, 9/10. Sum 4.5 over six cells.
     assert m.current_task_accuracy(CORRECT, TOTAL, ORDERS) == pytest.approx(0.75)
     assert m.current_by_position(CORRECT, TOTAL, ORDERS) == pytest.approx([0.65, 0.7, 0.9])
 
 
-def test_af_by_hand():
+def test_af_of_a_small_example():
     # Client 0: task 0 from position 0: max(.8, .6, .5) - .5 = .3; task 1 from position 1: max(.8, .6) - .6 = .2.
     # Client 1: task 1 from position 0: max(.5, .8, .6) - .6 = .2; task 0 from position 1: max(.6, .5) - .5 = .1.
     assert m.average_forgetting(CORRECT, TOTAL, ORDERS) == pytest.approx((0.25 + 0.15) / 2)
 
 
-def test_each_client_leaves_out_its_own_last_task():
-    # All tasks in play from the start; only task 0 is forgotten, from 1.0 to 0.0.
-    correct, total = np.array([[10, 5, 5], [10, 5, 5], [0, 5, 5]]), np.array([10, 10, 10])
-    last_of_one = np.array([[0, 1, 2], [1, 2, 0]])  # client 1 meets task 0 last, so it has nothing to forget
-    assert m.average_forgetting(correct, total, last_of_one) == pytest.approx((0.5 + 0.0) / 2)
+def test_af_leaves_out_the_last_task_of_each_client():
+    # All tasks are introduced at position 0; only task 0 is forgotten, from 1.0 to 0.0.
+    correct = np.array([[10, 5, 5], [10, 5, 5], [0, 5, 5]])
+    total = np.array([10, 10, 10])
+    orders = np.array([[0, 1, 2], [1, 2, 0]])  # task 0 is the last task of client 1, so it is left out
+    assert m.average_forgetting(correct, total, orders) == pytest.approx((0.5 + 0.0) / 2)
 
 
-def test_what_was_known_before_the_client_met_the_task_is_not_forgotten():
-    # Task 1 was at 1.0 before client 0 met it at position 1, where it was at 0.2; it ends at 0.2.
-    correct, total = np.array([[5, 10, 5], [5, 2, 5], [5, 2, 5]]), np.array([10, 10, 10])
+def test_accuracy_before_the_client_had_the_task_does_not_count_as_forgotten():
+    # Task 1 has accuracy 1.0 at position 0, before client 0 has it, and 0.2 from position 1 on.
+    correct = np.array([[5, 10, 5], [5, 2, 5], [5, 2, 5]])
+    total = np.array([10, 10, 10])
     assert m.forgetting(correct, total, np.array([[0, 1, 2]]))[0].tolist() == [0.0, 0.0, 0.0]
     assert m.forgetting(correct, total, np.array([[1, 0, 2]]))[0].tolist() == [0.0, 0.8, 0.0]
 
 
-def test_one_task_forgets_nothing():
-    correct, total, orders = np.array([[7]]), np.array([10]), np.zeros((3, 1), dtype=int)
+def test_af_of_a_single_task_is_zero():
+    correct = np.array([[7]])
+    total = np.array([10])
+    orders = np.zeros((3, 1), dtype=int)
     assert m.summary(correct, total, orders) == pytest.approx({"faa": 70.0, "cta": 70.0, "af": 0.0})
 
 
-def test_unevaluated_cells_are_nan_and_not_minus_a_tenth():
-    a = m.accuracy(CORRECT, TOTAL)
-    assert np.isnan(a).tolist() == [[False, False, True], [False, False, True], [False] * 3]
+def test_accuracy_of_tasks_not_introduced_yet_is_nan():
+    is_nan = np.isnan(m.accuracy(CORRECT, TOTAL))
+    assert is_nan.tolist() == [[False, False, True], [False, False, True], [False] * 3]
 
 
-def test_scores_survive_json():
+def test_scores_are_written_to_json_and_read_back():
     scores = Scores.from_json(Scores(CORRECT, TOTAL).to_json())
     assert np.array_equal(scores.correct, CORRECT)
     assert np.array_equal(scores.total, TOTAL)
@@ -72,7 +76,8 @@ def test_scores_survive_json():
 
 @st.composite
 def streams(draw) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    tasks, clients = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    tasks = draw(st.integers(1, 5))
+    clients = draw(st.integers(1, 4))
     orders = np.array([draw(st.permutations(range(tasks))) for _ in range(clients)])
     total = np.array([draw(st.integers(1, 9)) for _ in range(tasks)])
     correct = np.array([[draw(st.integers(0, int(n))) for n in total] for _ in range(tasks)])
@@ -83,7 +88,7 @@ def streams(draw) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def reference(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> dict[str, float]:
-    """The appendix's definitions, cell by cell."""
+    """The definitions of the paper's appendix, cell by cell."""
     clients, tasks = orders.shape
     faa = cta = af = 0.0
     for c in range(clients):
@@ -99,7 +104,7 @@ def reference(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> dic
 
 @settings(max_examples=50, deadline=None)
 @given(streams())
-def test_the_metrics_are_the_papers_formulas(stream):
+def test_the_metrics_agree_with_the_papers_formulas(stream):
     assert m.summary(*stream) == pytest.approx(reference(*stream), abs=1e-9)
 
 
@@ -112,11 +117,11 @@ def test_homogeneous_streams_give_the_standard_class_incremental_metrics(stream)
     correct = np.array([[rng.integers(0, n + 1) if t <= p else -1 for t, n in enumerate(total)] for p in range(tasks)])
     a = correct / total
     found = m.summary(correct, total, np.tile(np.arange(tasks), (len(orders), 1)))
-    forgotten = [a[t:, t].max() - a[-1, t] for t in range(tasks - 1)]
+    drops = [a[t:, t].max() - a[-1, t] for t in range(tasks - 1)]
     standard = {
         "faa": 100 * correct[-1].sum() / total.sum(),
         "cta": 100 * np.diag(a).mean(),
-        "af": 100 * np.mean(forgotten) if forgotten else 0.0,
+        "af": 100 * np.mean(drops) if drops else 0.0,
     }
     assert found == pytest.approx(standard)
 

@@ -13,26 +13,28 @@ from profcil.engine.phases import Features, Train
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, TAIL, Tail
 
-STEADY = {"batch": 0, "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "optimiser": "sgd"}
+FULL_BATCH_SGD = {"batch": 0, "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "optimiser": "sgd"}
 
 
-def phase_of(run, blocks: tuple[str, ...], pull: float, epochs: int) -> Train:
-    """Current-task fitting of one client on a dozen examples, all at once, so that it can come to rest."""
+def phase_of(run, blocks: tuple[str, ...], strength: float, epochs: int) -> Train:
+    """Fitting of one client on twelve examples by full-batch descent, so that it converges."""
     client = run.client(run.clients(0, 0)[0], 0, 0)
     client.current = client.current[:12]
-    client.settings = replace(client.settings, **STEADY)
+    client.settings = replace(client.settings, **FULL_BATCH_SGD)
     weights = run.server.weights()
     allowed = torch.ones(10, dtype=torch.bool)
     if blocks == MODEL:
-        return client.train("fit", weights, MODEL, run.method.fit_loss, proximal=pull, epochs=epochs, allowed=allowed)
+        return client.train(
+            "fit", weights, MODEL, run.method.fit_loss, proximal=strength, epochs=epochs, allowed=allowed
+        )
     source = Features(embed(client.net, weights["base"], client.examples, client.current), client.y)
     return client.train(
-        "fit", weights, TAIL, run.method.tail_loss, source, proximal=pull, epochs=epochs, allowed=allowed
+        "fit", weights, TAIL, run.method.tail_loss, source, proximal=strength, epochs=epochs, allowed=allowed
     )
 
 
-def slope_of(run, phase: Train, weights: dict) -> torch.Tensor:
-    """∇F at some weights, over the trainable blocks, without the proximal term."""
+def gradient_of(run, phase: Train, weights: dict) -> torch.Tensor:
+    """∇F over the trainable blocks, without the proximal term."""
     net = run.world.net
     net.load(weights)
     net.train()
@@ -52,35 +54,38 @@ def vector(run, weights: dict, blocks: tuple[str, ...]) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in run.world.net.trainable(blocks)])
 
 
-@pytest.mark.parametrize("pull", [0.5, 2.0])
+@pytest.mark.parametrize("strength", [0.5, 2.0])
 @pytest.mark.parametrize("blocks", [TAIL, MODEL], ids=["tail", "model"])
-def test_a_proximal_fit_stays_within_the_bound(fresh, blocks, pull):
+def test_a_proximal_fit_stays_within_the_bound(fresh, blocks, strength):
     run = fresh("pro", train__augment=False)
-    phase = phase_of(run, blocks, pull, epochs=200)
-    start, done = run.server.weights(), steps.run(run.world.net, [phase])[0]
+    phase = phase_of(run, blocks, strength, epochs=200)
+    start = run.server.weights()
+    done = steps.run(run.world.net, [phase])[0]
     drift = vector(run, done.weights, blocks) - vector(run, start, blocks)
-    slope = slope_of(run, phase, done.weights)
-    g, xi = float(slope.norm()), float((slope + 2 * pull * drift).norm())
-    assert xi < 0.05 * g  # the engine minimises F + λ‖Π(Θ) − Π(Θ^g)‖², so the point it comes to is nearly stationary
-    assert float(drift.norm()) <= (g + xi) / (2 * pull) + 1e-6
-    assert float(drift.norm()) > 0.5 * g / (2 * pull)  # and the bound is not an empty one
+    gradient = gradient_of(run, phase, done.weights)
+    g = float(gradient.norm())
+    xi = float((gradient + 2 * strength * drift).norm())
+    assert xi < 0.05 * g  # the engine minimises F + λ‖Π(Θ) − Π(Θ^g)‖², so the result is nearly stationary
+    assert float(drift.norm()) <= (g + xi) / (2 * strength) + 1e-6
+    assert float(drift.norm()) > 0.5 * g / (2 * strength)  # the bound is not vacuous
 
 
-def test_a_stronger_pull_means_less_drift(fresh):
+def test_a_stronger_proximal_term_means_less_drift(fresh):
     run = fresh("pro", train__augment=False)
-    start, moved = run.server.weights(), []
-    for pull in (0.0, 0.1, 1.0, 5.0):
-        done = steps.run(run.world.net, [phase_of(run, MODEL, pull, epochs=30)])[0]
+    start = run.server.weights()
+    moved = []
+    for strength in (0.0, 0.1, 1.0, 5.0):
+        done = steps.run(run.world.net, [phase_of(run, MODEL, strength, epochs=30)])[0]
         moved.append(float((vector(run, done.weights, MODEL) - vector(run, start, MODEL)).norm()))
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] < 0.5 * moved[0]
 
 
-def test_a_frozen_base_does_not_drift_at_all(fresh):
+def test_a_frozen_base_does_not_drift(fresh):
     run = fresh("pro", base_rounds=0)
     before = run.server.weights()["base"]
     rows = torch.arange(20)
     features = embed(run.world.net, before, run.world.judged, rows)
     after = run.play(0, 0)
     assert torch.equal(embed(run.world.net, after.weights()["base"], run.world.judged, rows), features)
-    assert after.blocks["base"].version == 1  # not even written again
+    assert after.blocks["base"].version == 1  # it was not replaced

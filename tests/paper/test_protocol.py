@@ -1,4 +1,4 @@
-"""The paper's protocol, typed from its appendix, against the recipes and the preset `paper`."""
+"""The protocol of the paper's appendix against the recipes and the preset `paper`."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ MODALITY: dict[str, tuple[Any, ...]] = {  # optimiser, lr, weight decay, warm-up
 SETTINGS = {"homogeneous": (1.0, 1.0, 0.0), "severe": (0.4, 0.5, 0.6)}  # support, coverage, disorder
 BUDGETS = {"target": "budget", "mfcl": "budget", "hr": "budget", "fedcbdr": "budget"}  # matched 20, expanded 100
 datasets = pytest.mark.parametrize("dataset", CORE)
-ours = pytest.mark.parametrize("method", ["pro", "promax"])
+our_methods = pytest.mark.parametrize("method", ["pro", "promax"])
 
 
-def literal(dataset: str, method: str = "promax", **flags: Any) -> Any:
+def paper_config(dataset: str, method: str = "promax", **flags: Any) -> Any:
     return resolve(None, {"dataset": dataset, "method": method, "preset": "paper", **flags})
 
 
 @datasets
-@ours
+@our_methods
 def test_the_core_protocol(dataset: str, method: str) -> None:
     sizes, *rest = CORE[dataset]
-    c = literal(dataset, method)
+    c = paper_config(dataset, method)
     tasks = split(class_order(registry.find("data", dataset).FACTS.classes, 0), c.stream.task_size)
     assert [len(task) for task in tasks] == sizes
     assert [c.stream.clients, c.stream.participants, c.train.rounds, c.train.epochs, c.train.batch] == rest
 
 
 @datasets
-@ours
+@our_methods
 def test_optimisation_warm_up_and_backbone(dataset: str, method: str) -> None:
     facts = registry.find("data", dataset).FACTS
     optimiser, lr, decay, rounds, auxiliary, encoder = MODALITY[facts.modality]
-    c = literal(dataset, method)
+    c = paper_config(dataset, method)
     for part in (c.train, c.warmup):
         assert (part.optimiser, part.lr, part.weight_decay, part.decay) == (optimiser, lr, decay, "coupled")
         assert part.momentum == 0.9
@@ -66,9 +66,9 @@ def test_optimisation_warm_up_and_backbone(dataset: str, method: str) -> None:
 
 
 @datasets
-@ours
+@our_methods
 def test_projected_memory_and_alignment(dataset: str, method: str) -> None:
-    p = literal(dataset, method).params
+    p = paper_config(dataset, method).params
     assert (p.quota, p.noise, p.proximal, p.base_rounds) == (20, 0.1, 0.01, 2)
     assert (p.fit_when_frozen, p.refresh, p.refresh_at, p.merge) == (True, "global", "final", "replace")
     assert (p.fit_space, p.rehearse_space, p.batch_statistics) == ("seen", "seen", "averaged")
@@ -80,7 +80,7 @@ def test_projected_memory_and_alignment(dataset: str, method: str) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_heterogeneity(setting: str) -> None:
-    stream = literal("cifar100", setting=setting).stream
+    stream = paper_config("cifar100", setting=setting).stream
     assert (stream.support, stream.coverage, stream.disorder) == SETTINGS[setting]
 
 
@@ -97,16 +97,16 @@ def test_five_seeds(study: str) -> None:
     assert len(load_study(study).seeds) == 5
 
 
-# -- what a preset is --------------------------------------------------------------------------------------------------
+# -- presets -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_preset_states_every_setting_of_pro_max() -> None:
-    """So that it stays what it is when defaults change."""
+    """So that changed defaults do not change the preset."""
     stated = load_toml(PRESETS / "paper.toml")["methods"]["promax"]
     assert stated.keys() == set(ProMaxParams.__dataclass_fields__)
 
 
-def test_a_preset_is_above_recipes_and_below_sets(tmp_path: Path) -> None:
+def test_a_preset_overrides_recipes_and_is_overridden_by_settings(tmp_path: Path) -> None:
     plain = resolve("digits")
     assert (plain.params.noise, plain.params.proximal) == (1.0, 10.0)
     for recipe in ("digits", "digits-severe"):
@@ -117,16 +117,16 @@ def test_a_preset_is_above_recipes_and_below_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "prolin"])
-def test_a_preset_leaves_the_settings_of_other_methods(method: str) -> None:
-    assert literal("digits", method).params == resolve("digits", {"method": method}).params
+def test_a_preset_does_not_change_other_methods(method: str) -> None:
+    assert paper_config("digits", method).params == resolve("digits", {"method": method}).params
 
 
 def test_a_preset_works_on_every_dataset() -> None:
     for dataset in recipe_names():
-        assert literal(dataset).params.fit_when_frozen
+        assert paper_config(dataset).params.fit_when_frozen
 
 
-def test_an_unknown_preset_is_named() -> None:
+def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="paper"):
         resolve(None, {"preset": "papr"})
 

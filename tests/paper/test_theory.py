@@ -1,4 +1,4 @@
-"""The appendix's propositions about memory, rehearsal and transport, as properties of the code that claims them."""
+"""The propositions of the paper's appendix about memory, rehearsal and transport, tested on the code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from profcil.memory.transport import combine, local_transport
 from profcil.model.losses import cross_entropy
 from profcil.model.net import Tail
 
-few = settings(max_examples=25, deadline=None)
+fast = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10**6)
 
 
 def w1(a: Tensor, b: Tensor) -> float:
-    """The Wasserstein-1 distance between two samples of one size: the cheapest pairing."""
+    """The Wasserstein-1 distance between two samples of equal size: the optimal assignment."""
     cost = torch.cdist(a.double(), b.double()).numpy()
     return float(cost[linear_sum_assignment(cost)].mean())
 
@@ -34,6 +34,7 @@ def plain_tail(head: Tensor) -> Tail:
 
 
 def risk(tail: Tail, u: Tensor, label: int) -> float:
+    """The mean cross-entropy of features of one class."""
     allowed = torch.ones(len(tail.head["weight"]), dtype=torch.bool)
     return float(cross_entropy(tail.classify(u), torch.full((len(u),), label), allowed))
 
@@ -41,12 +42,15 @@ def risk(tail: Tail, u: Tensor, label: int) -> float:
 # -- Proposition (projected-memory approximation) ---------------------------------------------------------------------
 
 
-@few
+@fast
 @given(seed=seeds, classes=st.integers(1, 3), d=st.integers(1, 4), noise=st.sampled_from([0.0, 0.3, 1.0]))
-def test_the_risk_on_memory_is_off_by_at_most_the_lipschitz_constant_times_w1(seed, classes, d, noise):
-    rng, n = torch.Generator().manual_seed(seed), 20
+def test_the_risk_on_memory_differs_by_at_most_the_lipschitz_constant_times_w1(seed, classes, d, noise):
+    rng = torch.Generator().manual_seed(seed)
+    n = 20
     head = torch.randn(4, d, generator=rng)
-    tail, gap, bound = plain_tail(head), 0.0, 0.0
+    tail = plain_tail(head)
+    gap = 0.0
+    bound = 0.0
     for label in range(classes):
         real = torch.randn(n, d, generator=rng).exp() + torch.randn(d, generator=rng)  # far from Gaussian
         bank = remember(measure(real, torch.full((n,), label)))
@@ -57,22 +61,23 @@ def test_the_risk_on_memory_is_off_by_at_most_the_lipschitz_constant_times_w1(se
     assert abs(gap) <= bound + 1e-5
 
 
-@few
+@fast
 @given(seed=seeds, d=st.integers(1, 4), noise=st.sampled_from([0.1, 1.0]))
 def test_an_inexact_memory_costs_at_most_the_error_of_its_mean_and_spread(seed, d, noise):
-    rng, n = torch.Generator().manual_seed(seed), 40
+    rng = torch.Generator().manual_seed(seed)
+    n = 40
     real = torch.randn(n, d, generator=rng)
     ideal = (torch.zeros(1, d), torch.ones(1, d))
     estimate = (0.5 * torch.randn(1, d, generator=rng), 1 + 0.5 * torch.rand(1, d, generator=rng))
     best, ours = (pseudo(*q, n, noise, torch.Generator().manual_seed(seed)) for q in (ideal, estimate))
     epsilon = pseudo(*ideal, n, 1.0, torch.Generator().manual_seed(seed))
-    drawn = float(epsilon.square().mean(0).max()) ** 0.5  # 1 in expectation: the draw's own spread
+    drawn = float(epsilon.square().mean(0).max()) ** 0.5  # the standard deviation of the draw, 1 in expectation
     moved = float((estimate[0] - ideal[0]).norm()) + noise * drawn * float((estimate[1] - ideal[1]).norm())
     assert w1(best, ours) <= moved + 1e-5
     assert w1(real, ours) <= w1(real, best) + moved + 1e-5
 
 
-def test_the_memorys_estimation_error_falls_with_the_root_of_the_support():
+def test_the_estimation_error_falls_with_the_square_root_of_the_number_of_examples():
     def error(n: int) -> float:
         rng = torch.Generator().manual_seed(n)
         banks = [
@@ -80,7 +85,7 @@ def test_the_memorys_estimation_error_falls_with_the_root_of_the_support():
         ]
         return float(np.mean([b.mean.norm().item() + (b.spread - 1).norm().item() for b in banks]))
 
-    assert error(40) / error(640) == pytest.approx(4, rel=0.15)  # O(√(d/n)): sixteen times the support, a quarter
+    assert error(40) / error(640) == pytest.approx(4, rel=0.15)  # O(√(d/n)): a quarter for sixteen times the examples
 
 
 # -- Lemma (unbiased gradient of the balanced objective) --------------------------------------------------------------
@@ -99,24 +104,26 @@ def random_tail(d: int, classes: int, rng: torch.Generator) -> Tail:
     return Tail(adapter, {"weight": torch.randn(classes, d, generator=rng, dtype=torch.float64)})
 
 
-@few
+@fast
 @given(seed=seeds, counts=st.tuples(st.integers(1, 4), st.integers(1, 4)), old=st.integers(0, 3))
-def test_an_epochs_gradient_is_that_of_the_balanced_objective(seed, counts, old):
-    rng, d = torch.Generator().manual_seed(seed), 3
+def test_the_gradient_of_an_epoch_is_that_of_the_balanced_objective(seed, counts, old):
+    rng = torch.Generator().manual_seed(seed)
+    d = 3
     y = torch.tensor([1] * counts[0] + [4] * counts[1])
     features = torch.randn(len(y), d, generator=rng, dtype=torch.float64)
     remembered = (0, 2, 6)[:old]
     mean = torch.randn(old, d, generator=rng, dtype=torch.float64)
     bank = Bank(remembered, mean, torch.ones_like(mean), torch.ones(old, dtype=torch.int32))
-    # Twelve is a multiple of every count, so each real feature comes equally often and the lemma holds exactly.
+    # Twelve is a multiple of every count, so all real features appear equally often and the lemma holds exactly.
     epoch = Rehearsal(features, Roll(y, remembered, 12), bank, noise=0.0).epoch(rng)
-    tail, classes = random_tail(d, 7, rng), 2 + old
-    found = gradients(
-        tail, epoch["u"], epoch["y"], torch.full((len(epoch["y"]),), 1 / len(epoch["y"]), dtype=torch.float64)
-    )
+    tail = random_tail(d, 7, rng)
+    classes = 2 + old
+    n = len(epoch["y"])
+    found = gradients(tail, epoch["u"], epoch["y"], torch.full((n,), 1 / n, dtype=torch.float64))
     each = [1 / counts[0]] * counts[0] + [1 / counts[1]] * counts[1] + [1.0] * old
     share = torch.tensor(each, dtype=torch.float64) / classes
-    u, labels = torch.cat([features, mean]), torch.cat([y, torch.tensor(remembered, dtype=torch.long)])
+    u = torch.cat([features, mean])
+    labels = torch.cat([y, torch.tensor(remembered, dtype=torch.long)])
     for ours, balanced in zip(found, gradients(tail, u, labels, share), strict=True):
         torch.testing.assert_close(ours, balanced, rtol=1e-6, atol=1e-8)
 
@@ -125,12 +132,13 @@ def test_small_quotas_are_unbiased_over_many_epochs():
     rng = torch.Generator().manual_seed(3)
     y = torch.tensor([1] * 7 + [4] * 2)
     features = torch.randn(9, 3, generator=rng)
-    source, seen = Rehearsal(features, Roll(y, (), 2), None, noise=0.0), torch.zeros(9)
+    source = Rehearsal(features, Roll(y, (), 2), None, noise=0.0)
+    seen = torch.zeros(9)
     for _ in range(2000):
         epoch = source.epoch(rng)
         seen += (epoch["u"][:, None] == features).all(2).sum(0)
     share = seen / seen.sum()
-    expected = torch.tensor([1 / 7] * 7 + [1 / 2] * 2) / 2  # a class first, then one of its features
+    expected = torch.tensor([1 / 7] * 7 + [1 / 2] * 2) / 2  # uniform over classes, then over the features of the class
     torch.testing.assert_close(share, expected, rtol=0.1, atol=0)
 
 
@@ -145,31 +153,39 @@ def field(d: int, beta: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=seeds, beta=st.sampled_from([0.0, 0.2, 1.0]), noise=st.sampled_from([0.0, 0.5, 2.0]), k=st.integers(1, 8))
-def test_transport_errs_within_the_theorems_bound(seed, beta, noise, k):
-    rng, d, clients, draws = torch.Generator().manual_seed(seed), 3, 3, 100
-    (a, b), means = field(d, beta, rng), torch.randn(2, d, generator=rng)
+def test_the_error_of_transport_is_within_the_bound(seed, beta, noise, k):
+    rng = torch.Generator().manual_seed(seed)
+    d = 3
+    clients = 3
+    draws = 100
+    a, b = field(d, beta, rng)
+    means = torch.randn(2, d, generator=rng)
     truth = means @ a.T + b
     before = [torch.randn(12, d, generator=rng) for _ in range(clients)]
-    own, joint = torch.zeros(clients, 2), torch.zeros(2)
+    local_error = torch.zeros(clients, 2)
+    joint_error = torch.zeros(2)
     for _ in range(draws):
         after = [u + u @ a.T + b + noise * torch.randn(u.shape, generator=rng) for u in before]
-        told = [local_transport(means, u, v, neighbours=k, tau=1.0) for u, v in zip(before, after, strict=True)]
-        own += torch.stack([(shift - truth).square().sum(1) for shift, _ in told]) / draws
-        joint += (combine(*zip(*told, strict=True)) - truth).square().sum(1) / draws
-    q = torch.stack([confidence for _, confidence in told])
-    near = torch.stack([torch.cdist(means, u).topk(k, largest=False).values[:, -1] for u in before])  # r_{c,y}
+        summaries = [local_transport(means, u, v, neighbours=k, tau=1.0) for u, v in zip(before, after, strict=True)]
+        local_error += torch.stack([(shift - truth).square().sum(1) for shift, _ in summaries]) / draws
+        joint_error += (combine(*zip(*summaries, strict=True)) - truth).square().sum(1) / draws
+    q = torch.stack([confidence for _, confidence in summaries])
+    radius = torch.stack([torch.cdist(means, u).topk(k, largest=False).values[:, -1] for u in before])  # r_{c,y}
     sigma = d * noise**2  # E‖Σ w ξ‖² = d s² Σ w² for isotropic noise
-    heard = q > 1e-6
-    assert bool((own <= 2 * beta**2 * near**2 + 2 * sigma / q + 1e-5)[heard].all())
-    assert bool((joint <= 2 * beta**2 * near.amax(0) ** 2 + 2 * sigma / q.sum(0) + 1e-5)[heard.all(0)].all())
+    is_confident = q > 1e-6
+    local_bound = 2 * beta**2 * radius**2 + 2 * sigma / q + 1e-5
+    joint_bound = 2 * beta**2 * radius.amax(0) ** 2 + 2 * sigma / q.sum(0) + 1e-5
+    assert bool((local_error <= local_bound)[is_confident].all())
+    assert bool((joint_error <= joint_bound)[is_confident.all(0)].all())
 
 
-def test_transport_is_better_than_standing_still_and_than_one_shift_for_all():
+def test_local_transport_is_better_than_no_shift_and_than_a_common_shift():
     rng = torch.Generator().manual_seed(0)
     a, b = field(4, 0.8, rng)
     centres = 3 * torch.randn(5, 4, generator=rng)
     before = (centres[:, None] + 0.3 * torch.randn(5, 20, 4, generator=rng)).flatten(0, 1)
-    after, truth = before + before @ a.T + b, centres @ a.T + b
+    after = before + before @ a.T + b
+    truth = centres @ a.T + b
     shift, _ = local_transport(centres, before, after, neighbours=5)
     common = (after - before).mean(0).expand_as(truth)
     errors = [float((estimate - truth).norm()) for estimate in (shift, common, torch.zeros_like(truth))]

@@ -82,7 +82,7 @@ def test_a_sound_dataset_runs(source: str, outsider: Outsider, tmp_path: Path) -
         (GRAPH, "1, 2, 3, 0, 1, 2]]", "1, 2, 99, 0, 1, 2]]", "edges from 0 to 99 where the graph has nodes 0 to 11"),
         (GRAPH, "[[0, 1, 2, 1, 2, 3], [1, 2, 3, 0, 1, 2]]", "[[0, 1, 2], [1, 2, 0]]", "one direction"),
         (GRAPH, "nodes = torch.rand(12, 4", "nodes = torch.rand(11, 4", "nodes from 0 to 11"),
-        (IMAGES, "return Bundle(", "return (", "gives tuple where a Bundle is expected"),
+        (IMAGES, "return Bundle(", "return (", "returns tuple where a Bundle is expected"),
     ],
 )
 def test_an_unsound_one_is_told(
@@ -107,7 +107,9 @@ def test_a_loaders_own_statistics_are_kept(outsider: Outsider, tmp_path: Path) -
 
 def test_floats_are_measured_like_the_bytes_they_come_from() -> None:
     x = torch.randint(0, 256, (5, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for exact, measured in zip(loading.moments(x), loading.moments(x.double() / 255), strict=True):
+    for exact, measured in zip(
+        loading.channel_statistics(x), loading.channel_statistics(x.double() / 255), strict=True
+    ):
         assert measured == pytest.approx(exact)
 
 

@@ -17,9 +17,9 @@ SEVERE = StreamSettings(clients=10, participants=3, task_size=2, support=0.4, co
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 10), st.integers(0, 3), st.integers(0, 50), st.integers(0, 100))
-def test_participants_have_data_and_are_as_many_as_possible(count: int, position: int, turn: int, seed: int) -> None:
+def test_participants_have_data_and_are_as_many_as_possible(count: int, position: int, round: int, seed: int) -> None:
     plan = make_plan(LABELS, 8, replace(SEVERE, participants=count), seed)
-    drawn = participants(plan, position, turn)
+    drawn = participants(plan, position, round)
     active = set(plan.active(position).tolist())
     assert list(drawn) == sorted(set(drawn))
     assert set(drawn) <= active
@@ -35,11 +35,11 @@ def test_participation_is_uniform() -> None:
 
 def test_the_schedule_is_the_same_in_any_order_and_after_loading(tmp_path: Path) -> None:
     plan = make_plan(LABELS, 8, SEVERE, 5)
-    places = [(p, r) for p in range(plan.positions) for r in range(6)]
-    forwards = {place: participants(plan, *place) for place in places}
+    rounds = [(p, r) for p in range(plan.positions) for r in range(6)]
+    forwards = {at: participants(plan, *at) for at in rounds}
     plan.save(tmp_path / "plan.npz")
     again = Plan.load(tmp_path / "plan.npz")
-    assert forwards == {place: participants(again, *place) for place in reversed(places)}
+    assert forwards == {at: participants(again, *at) for at in reversed(rounds)}
 
 
 def test_rounds_positions_and_seeds_differ() -> None:
@@ -49,13 +49,13 @@ def test_rounds_positions_and_seeds_differ() -> None:
     assert [participants(one, 0, r) for r in range(5)] != [participants(two, 0, r) for r in range(5)]
 
 
-def test_nobody_takes_part_where_nobody_has_data() -> None:
+def test_a_position_without_data_has_no_participants() -> None:
     plan = make_plan([0, 0], 2, StreamSettings(3, 2, 1), 0)
     empty = [p for p, task in enumerate(plan.tasks) if task == (1,)]
     assert [participants(plan, p, 0) for p in empty] == [()]
 
 
-def test_warmup_takes_clients_that_own_data_at_any_position() -> None:
+def test_warmup_participants_own_data_at_some_position() -> None:
     plan = make_plan(np.arange(8), 8, StreamSettings(30, 30, 2, support=0.1), 0)
     owners = tuple(c for c in range(30) if len(plan.owned(c)))
     assert 0 < len(owners) <= 8

@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.errors import ConfigError, DataError, RunFolderError
-from profcil.protocol.heterogeneity import half_up
+from profcil.protocol.heterogeneity import round_half_up
 from profcil.protocol.plan import Plan, StreamSettings, assemble, make_plan
 
-few = settings(max_examples=40, deadline=None)
+fast = settings(max_examples=40, deadline=None)
 fractions = st.integers(0, 20).map(lambda n: n / 20)
 SEVERE = StreamSettings(clients=20, participants=10, task_size=10, support=0.4, coverage=0.5, disorder=0.6)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[np.ndarray, int, StreamSettings, int]:
-    clients, classes = draw(st.integers(1, 12)), draw(st.integers(1, 10))
+    clients = draw(st.integers(1, 12))
+    classes = draw(st.integers(1, 10))
     chosen = StreamSettings(
         clients,
         draw(st.integers(1, clients)),
@@ -38,22 +39,23 @@ def cells(plan: Plan) -> list[tuple[int, int]]:
     return [(c, p) for c in range(plan.clients) for p in range(plan.positions)]
 
 
-@few
+@fast
 @given(cases())
-def test_every_sample_is_in_exactly_one_place_and_every_class_is_supported(case) -> None:
+def test_every_sample_is_in_exactly_one_cell_and_every_class_is_supported(case) -> None:
     labels, classes, _, _ = case
     plan = make_plan(*case)
-    everything = np.concatenate([plan.samples(c, p) for c, p in cells(plan)])
-    assert sorted(everything.tolist()) == list(range(len(labels)))
+    all_ids = np.concatenate([plan.samples(c, p) for c, p in cells(plan)])
+    assert sorted(all_ids.tolist()) == list(range(len(labels)))
     assert {y for c, p in cells(plan) for y in plan.observed(c, p)} == set(range(classes))
     assert plan.audit()["support_assumption"]
     assert plan.seen(plan.positions - 1) == set(range(classes))
 
 
-@few
+@fast
 @given(cases())
-def test_cells_agree_with_the_labels(case) -> None:
-    labels, plan = case[0], make_plan(*case)
+def test_cells_contain_samples_of_their_labels(case) -> None:
+    labels = case[0]
+    plan = make_plan(*case)
     for c, p in cells(plan):
         ids = plan.samples(c, p)
         assert ids.tolist() == sorted(ids.tolist())
@@ -65,22 +67,22 @@ def test_cells_agree_with_the_labels(case) -> None:
         assert plan.owned(c).tolist() == sorted(i for part in parts for i in part)
 
 
-@few
+@fast
 @given(cases())
 def test_with_enough_samples_support_and_coverage_are_exact(case) -> None:
     _, classes, chosen, seed = case
     plan = make_plan(np.repeat(np.arange(classes), 12), classes, replace(chosen, dirichlet=0.0), seed)
     grown = plan.audit()["quotas_grown"]
     for t, task in enumerate(plan.tasks):
-        who = plan.supporters(t)
-        seen = [len(plan.observed(c, list(plan.orders[c]).index(t))) for c in who]
-        quota = max(1, half_up(chosen.coverage * len(task)))
-        assert len(who) == max(1, half_up(chosen.support * chosen.clients))
-        assert sum(seen) == quota * len(who) + grown[t]
-        assert min(seen) == quota + grown[t] // len(who)
+        supporters = plan.supporters(t)
+        observed = [len(plan.observed(c, list(plan.orders[c]).index(t))) for c in supporters]
+        quota = max(1, round_half_up(chosen.coverage * len(task)))
+        assert len(supporters) == max(1, round_half_up(chosen.support * chosen.clients))
+        assert sum(observed) == quota * len(supporters) + grown[t]
+        assert min(observed) == quota + grown[t] // len(supporters)
 
 
-def test_the_severe_setting_is_what_it_says() -> None:
+def test_the_severe_setting_gives_the_stated_fractions() -> None:
     plan = make_plan(np.repeat(np.arange(100), 40), 100, SEVERE, 1)
     facts = plan.audit()
     assert facts["support"] == [0.4] * 10
@@ -91,7 +93,7 @@ def test_the_severe_setting_is_what_it_says() -> None:
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_the_homogeneous_setting_is_a_special_case() -> None:
+def test_the_homogeneous_setting_gives_every_client_all_classes() -> None:
     plan = make_plan(np.repeat(np.arange(6), 12), 6, StreamSettings(4, 4, 2), 0)
     assert (plan.orders == np.arange(3)).all()
     for p, task in enumerate(plan.tasks):
@@ -102,21 +104,21 @@ def test_the_homogeneous_setting_is_a_special_case() -> None:
     assert plan.audit()["idle_cells"] == plan.audit()["untaught_cells"] == 0
 
 
-def test_cora_is_two_two_three() -> None:
+def test_cora_tasks_have_two_two_and_three_classes() -> None:
     plan = make_plan(np.arange(70) % 7, 7, StreamSettings(5, 5, 2), 0)
     assert [len(t) for t in plan.tasks] == [2, 2, 3]
 
 
-def by_hand() -> Plan:
-    """Two clients, three tasks; client 0 has data of tasks 0 and 2, client 1 of task 1."""
+def small_plan() -> Plan:
+    """Two clients, three tasks: client 0 has data of tasks 0 and 2, client 1 of task 1."""
     orders = np.array([[0, 2, 1], [2, 0, 1]])
     owner = np.array([0, 0, 1, 0, -1])
     labels = np.array([5, 1, 3, 0, 5])
     return assemble(labels, owner, ((5, 1), (3, 2), (0, 4)), orders, StreamSettings(2, 1, 2), 0)
 
 
-def test_a_small_plan_by_hand() -> None:
-    plan = by_hand()
+def test_a_small_plan_small_plan() -> None:
+    plan = small_plan()
     assert [plan.seen(p) for p in range(3)] == [{5, 1, 0, 4}, {5, 1, 0, 4}, {0, 1, 2, 3, 4, 5}]
     assert plan.samples(0, 0).tolist() == [0, 1]
     assert plan.observed(0, 0) == (1, 5)
@@ -126,20 +128,22 @@ def test_a_small_plan_by_hand() -> None:
     assert [plan.active(p).tolist() for p in range(3)] == [[0], [0], [1]]
 
 
-def test_the_audit_by_hand() -> None:
-    facts = by_hand().audit()
+def test_the_audit_small_plan() -> None:
+    facts = small_plan().audit()
     assert facts["support"] == [0.5, 0.5, 0.5]
     assert facts["coverage"] == [1.0, 0.5, 0.5]
     assert facts["disorder"] == pytest.approx(5 / 6)
     assert facts["unsupported_classes"] == [2, 4]
     assert not facts["support_assumption"]
     assert (facts["cells"], facts["idle_cells"], facts["samples"], facts["empty_clients"]) == (6, 3, 4, 0)
-    assert facts["untaught_cells"] == 1  # client 1 meets task 2 at 0, its only data arrives with client 0 at 1
+    assert (
+        facts["untaught_cells"] == 1
+    )  # client 1 has task 2 at position 0; its only data come at position 1, with client 0
 
 
-@few
+@fast
 @given(cases())
-def test_the_plan_is_a_pure_function(case) -> None:
+def test_a_plan_is_a_pure_function_of_its_arguments(case) -> None:
     labels, classes, chosen, seed = case
     plan = make_plan(*case)
     again = make_plan(labels.astype(np.uint8).tolist(), classes, replace(chosen), seed)
@@ -147,25 +151,25 @@ def test_the_plan_is_a_pure_function(case) -> None:
     assert hash(plan) == hash(again)
 
 
-def test_the_seed_and_each_control_matter_alone() -> None:
+def test_the_seed_and_each_control_change_the_plan_independently() -> None:
     labels = np.repeat(np.arange(100), 40)
     plan = make_plan(labels, 100, SEVERE, 1)
-    calm = make_plan(labels, 100, replace(SEVERE, disorder=0.0), 1)
+    ordered = make_plan(labels, 100, replace(SEVERE, disorder=0.0), 1)
     assert plan != make_plan(labels, 100, SEVERE, 2)
-    assert plan != calm
-    assert (plan.ids == calm.ids).all()  # the order sweep keeps who owns what
+    assert plan != ordered
+    assert (plan.ids == ordered.ids).all()  # disorder does not change ownership
     wide = make_plan(labels, 100, replace(SEVERE, support=0.8), 1)
     assert (plan.orders == wide.orders).all()
     assert wide.tasks == plan.tasks
 
 
-def test_the_digest_is_pinned() -> None:
+def test_the_digest_of_a_fixed_plan_does_not_change() -> None:
     chosen = StreamSettings(5, 2, 2, support=0.6, coverage=0.5, disorder=0.7)
     plan = make_plan(np.arange(35) % 7, 7, chosen, 11)
     assert plan.digest == "44b54a7eda32dc0ca3a19af4399ed701"
 
 
-def test_the_digest_covers_every_part() -> None:
+def test_the_digest_depends_on_every_field() -> None:
     plan = make_plan(np.arange(35) % 7, 7, StreamSettings(5, 2, 2), 11)
     changed = [
         replace(plan, settings=replace(plan.settings, participants=3)),
@@ -181,7 +185,7 @@ def test_the_digest_covers_every_part() -> None:
 
 
 def test_a_plan_cannot_be_changed() -> None:
-    plan = by_hand()
+    plan = small_plan()
     with pytest.raises(FrozenInstanceError):
         plan.seed = 3  # type: ignore[misc]
     with pytest.raises(ValueError, match="read-only"):
@@ -198,20 +202,20 @@ def test_save_and_load_return_the_same_plan(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["plan.npz"]
 
 
-def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_file_is_a_data_error(tmp_path: Path) -> None:
     path = tmp_path / "plan.npz"
-    by_hand().save(path)
-    whole = path.read_bytes()
-    for content in (b"", b"not a plan", whole[: len(whole) // 2]):
-        path.write_bytes(content)
+    small_plan().save(path)
+    content = path.read_bytes()
+    for damaged in (b"", b"not a plan", content[: len(content) // 2]):
+        path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read as a stream plan"):
             Plan.load(path)
     with pytest.raises(DataError, match="No such file"):
         Plan.load(tmp_path / "absent.npz")
 
 
-def test_a_file_whose_content_was_changed_is_refused(tmp_path: Path) -> None:
-    by_hand().save(tmp_path / "plan.npz")
+def test_a_file_with_changed_content_is_refused(tmp_path: Path) -> None:
+    small_plan().save(tmp_path / "plan.npz")
     with np.load(tmp_path / "plan.npz") as stored:
         arrays = dict(stored)
     np.savez(tmp_path / "other.npz", **{**arrays, "ids": arrays["ids"][::-1]})
@@ -221,27 +225,27 @@ def test_a_file_whose_content_was_changed_is_refused(tmp_path: Path) -> None:
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.npz"
-    by_hand().save(path)
+    small_plan().save(path)
 
-    def full(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez_compressed", full)
+    monkeypatch.setattr(np, "savez_compressed", fail)
     with pytest.raises(RunFolderError, match="No space left"):
         make_plan([0, 1], 2, StreamSettings(2, 1, 1), 0).save(path)
-    assert Plan.load(path) == by_hand()
+    assert Plan.load(path) == small_plan()
     assert [f.name for f in tmp_path.iterdir()] == ["plan.npz"]
 
 
-def test_the_description_shows_who_sees_what_when() -> None:
-    text = by_hand().describe()
+def test_the_description_counts_tasks_and_positions_from_one() -> None:
+    text = small_plan().describe()
     rows = [line.split() for line in text.splitlines()]
-    assert ["client", "p0", "p1", "p2"] in rows
-    assert ["0", "0", "2", "(1)"] in rows
-    assert ["1", "(2)", "(0)", "1"] in rows
-    assert "task 1: classes 3 2" in text
+    assert ["client", "p1", "p2", "p3"] in rows
+    assert ["0", "1", "3", "(2)"] in rows
+    assert ["1", "(3)", "(1)", "2"] in rows
+    assert "task 2: classes 3 2" in text
     assert "broken by classes [2, 4]" in text
-    assert "... and 1 more clients" in by_hand().describe(limit=1)
+    assert "... and 1 more clients" in small_plan().describe(limit=1)
 
 
 @pytest.mark.parametrize(
@@ -260,19 +264,19 @@ def test_the_description_shows_who_sees_what_when() -> None:
         ({"sampler": "adjacend"}, "unknown sampler 'adjacend'; did you mean adjacent"),
     ],
 )
-def test_a_bad_setting_is_named_with_its_range(change: dict, message: str) -> None:
+def test_the_error_for_a_bad_setting_names_its_range(change: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamSettings(**{"clients": 5, "participants": 2, "task_size": 2, **change})
 
 
 @pytest.mark.parametrize("labels", [[], [[0, 1]], [0.0, 1.0], [0, 7], [-1, 0]])
-def test_labels_that_are_no_class_ids_are_refused(labels: list) -> None:
+def test_labels_that_are_not_class_ids_are_refused(labels: list) -> None:
     with pytest.raises(DataError, match="labels"):
         make_plan(labels, 7, StreamSettings(2, 1, 2), 0)
 
 
-def test_what_is_not_in_the_plan_is_refused() -> None:
-    plan = by_hand()
+def test_clients_and_positions_outside_the_plan_are_refused() -> None:
+    plan = small_plan()
     for call in (lambda: plan.samples(2, 0), lambda: plan.owned(-1), lambda: plan.active(3), lambda: plan.seen(-1)):
         with pytest.raises(ConfigError, match="not in the plan"):
             call()
@@ -280,7 +284,7 @@ def test_what_is_not_in_the_plan_is_refused() -> None:
         make_plan([0, 1], 2, StreamSettings(2, 1, 1), 1.5)  # type: ignore[arg-type]
 
 
-def test_many_clients_are_cheap() -> None:
+def test_a_plan_for_many_clients() -> None:
     chosen = StreamSettings(20_000, 100, 5, support=0.4, coverage=0.5, disorder=0.6)
     plan = make_plan(np.arange(200_000) % 100, 100, chosen, 0)
     assert plan.audit()["disorder"] == pytest.approx(0.6)

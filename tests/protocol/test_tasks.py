@@ -28,6 +28,6 @@ def test_the_class_order_is_a_seeded_permutation() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 8])
-def test_a_task_size_out_of_range_is_named(size: int) -> None:
+def test_a_task_size_out_of_range_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=rf"task_size is {size}, allowed is 1 to 7"):
         split(range(7), size)

@@ -1,4 +1,4 @@
-"""The weak task gets weaker by the stated fractions, nothing else moves, and every class keeps an example."""
+"""The weak task loses the stated fractions, nothing else changes, and every class keeps an example."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ fractions = st.integers(0, 10).map(lambda n: n / 10)
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Plan, np.ndarray, int, str]:
-    clients, classes = draw(st.integers(1, 10)), draw(st.integers(1, 8))
+    clients = draw(st.integers(1, 10))
+    classes = draw(st.integers(1, 8))
     shape = (clients, draw(st.integers(1, clients)), draw(st.integers(1, classes)))
     controls = draw(st.tuples(fractions, fractions, fractions))
     chosen = StreamSettings(*shape, *controls, dirichlet=draw(st.sampled_from([0.0, 0.3])))
@@ -32,14 +33,14 @@ def cases(draw: st.DrawFn) -> tuple[Plan, np.ndarray, int, str]:
     return plan, labels, draw(st.integers(0, plan.positions - 1)), draw(st.sampled_from(ORDER))
 
 
-def held(plan: Plan, client: int, task: int) -> list[int]:
-    """The samples of a cell, found the slow way."""
+def samples_of(plan: Plan, client: int, task: int) -> list[int]:
+    """The samples of a client and task."""
     return plan.samples(client, plan.orders[client].tolist().index(task)).tolist()
 
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_the_rest_of_the_plan_is_untouched(case) -> None:
+def test_the_rest_of_the_plan_is_unchanged(case) -> None:
     plan, labels, task, strength = case
     weak = weaken(plan, labels, task, strength).plan
     assert (weak.settings, weak.seed, weak.tasks) == (plan.settings, plan.seed, plan.tasks)
@@ -47,8 +48,8 @@ def test_the_rest_of_the_plan_is_untouched(case) -> None:
     for c in range(plan.clients):
         for t in range(plan.positions):
             if t != task:
-                assert held(weak, c, t) == held(plan, c, t)
-            assert set(held(weak, c, t)) <= set(held(plan, c, t))
+                assert samples_of(weak, c, t) == samples_of(plan, c, t)
+            assert set(samples_of(weak, c, t)) <= set(samples_of(plan, c, t))
     for p in range(plan.positions):
         assert weak.seen(p) == plan.seen(p)
         if np.array_equal(weak.active(p), plan.active(p)):
@@ -61,7 +62,7 @@ def test_a_kept_client_keeps_its_labels_and_the_stated_share_of_each(case) -> No
     plan, labels, task, strength = case
     weak = weaken(plan, labels, task, strength).plan
     for c in weak.supporters(task):
-        before, after = (labels[held(a, c, task)] for a in (plan, weak))
+        before, after = (labels[samples_of(a, c, task)] for a in (plan, weak))
         for y in set(before.tolist()):
             expected = int(STRENGTHS[strength].examples * (before == y).sum() + 0.5)
             assert (after == y).sum() == max(1, expected)
@@ -69,7 +70,7 @@ def test_a_kept_client_keeps_its_labels_and_the_stated_share_of_each(case) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(cases())
-def test_the_support_assumption_holds_with_as_few_more_clients_as_classes(case) -> None:
+def test_the_support_assumption_holds_with_at_most_one_client_per_class(case) -> None:
     plan, labels, task, strength = case
     weak = weaken(plan, labels, task, strength).plan
     assert weak.audit()["support_assumption"]
@@ -78,7 +79,7 @@ def test_the_support_assumption_holds_with_as_few_more_clients_as_classes(case) 
     assert wanted <= len(weak.supporters(task)) <= max(wanted, len(plan.tasks[task]))
 
 
-def test_the_numbers_where_every_client_observes_everything() -> None:
+def test_the_counts_when_every_client_observes_all_classes() -> None:
     plan = make_plan(LABELS, 10, StreamSettings(clients=8, participants=4, task_size=5), 0)
     weak = {s: weaken(plan, LABELS, 1, s) for s in ORDER}
     assert [len(weak[s].plan.supporters(1)) for s in ORDER] == [6, 4, 2]
@@ -93,7 +94,7 @@ def test_stronger_interventions_keep_subsets() -> None:
     assert set(plan.ids.tolist()) > kept[0] > kept[1] > kept[2]
 
 
-def test_the_schedule_is_the_clean_one_without_those_who_sit_out() -> None:
+def test_the_schedule_is_the_clean_one_without_the_dropped_clients() -> None:
     plan = make_plan(LABELS, 10, SEVERE, 3)
     weak = weaken(plan, LABELS, 2, "severe").plan
     dropped = set(np.setdiff1d(plan.supporters(2), weak.supporters(2)).tolist())
@@ -106,17 +107,17 @@ def test_the_schedule_is_the_clean_one_without_those_who_sit_out() -> None:
     assert [warmup_participants(weak, r) for r in range(9)] == [warmup_participants(plan, r) for r in range(9)]
 
 
-def test_settings_weaken_a_plan_or_leave_it() -> None:
+def test_a_plan_is_weakened_only_if_the_settings_say_so() -> None:
     plan = make_plan(LABELS, 10, SEVERE, 3)
     assert weakened(plan, LABELS, SEVERE) == Weakened(plan, 1.0)
     wanted = replace(SEVERE, weak_task=2, weak_strength="medium")
-    assert make_plan(LABELS, 10, wanted, 3) == plan  # the intervention comes after the plan, and moves no draw
+    assert make_plan(LABELS, 10, wanted, 3) == plan  # the settings of the weak task do not change the draws
     found = weakened(make_plan(LABELS, 10, wanted, 3), LABELS, wanted)
     assert found == weaken(plan, LABELS, 2, "medium") and found.plan.clean == plan
 
 
-def test_a_weakened_plan_is_saved_as_what_it_is_and_old_digests_stay(tmp_path) -> None:
-    """Runs made before there were weak tasks must keep the digest of their plan."""
+def test_a_weakened_plan_can_be_saved_and_digests_of_old_plans_do_not_change(tmp_path) -> None:
+    """The settings of the weak task are not in the header, so plans of earlier runs keep their digest."""
     plan = make_plan(LABELS, 10, replace(SEVERE, weak_task=2, weak_strength="mild"), 3)
     assert set(plan.header["settings"]) == {
         "clients", "participants", "task_size", "support", "coverage", "disorder", "sampler", "dirichlet"
@@ -127,14 +128,14 @@ def test_a_weakened_plan_is_saved_as_what_it_is_and_old_digests_stay(tmp_path) -
     assert again == weak != plan and again.origin is None
 
 
-def test_weakening_twice_goes_back_to_the_first_plan() -> None:
+def test_the_clean_plan_of_a_plan_weakened_twice_is_the_first_plan() -> None:
     plan = make_plan(LABELS, 10, SEVERE, 3)
     once = weaken(plan, LABELS, 2, "mild").plan
     assert once.origin is plan and weaken(once, LABELS, 3, "mild").plan.clean is plan
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"weak_task": 1}, "both or neither"),
         ({"weak_strength": "mild"}, "both or neither"),
@@ -142,14 +143,15 @@ def test_weakening_twice_goes_back_to_the_first_plan() -> None:
         ({"weak_task": -2, "weak_strength": "mild"}, "weak_task is -2"),
     ],
 )
-def test_half_an_intervention_is_refused(settings, says) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_weak_task_without_strength_or_the_reverse_is_refused(settings, message) -> None:
+    with pytest.raises(ConfigError, match=message):
         replace(SEVERE, **settings)
 
 
-def test_a_client_that_alone_holds_a_class_is_kept() -> None:
-    """Client 4 alone has class 1: any strength, any seed, it stays."""
-    labels, owner = np.array([0] * 8 + [1] * 4), np.array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 4])
+def test_the_only_client_with_a_class_is_kept() -> None:
+    """Only client 4 has class 1, so it is kept for every seed."""
+    labels = np.array([0] * 8 + [1] * 4)
+    owner = np.array([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 4])
     for seed in range(20):
         plan = assemble(labels, owner, ((0, 1),), np.zeros((5, 1), int), StreamSettings(5, 5, 2), seed)
         weak = weaken(plan, labels, 0, "severe").plan
@@ -157,7 +159,7 @@ def test_a_client_that_alone_holds_a_class_is_kept() -> None:
         assert weak.audit()["support_assumption"]
 
 
-def test_the_same_arguments_give_the_same_plan_and_the_draw_follows_seed_and_task() -> None:
+def test_the_draw_depends_only_on_the_arguments() -> None:
     plan = make_plan(LABELS, 10, SEVERE, 3)
     first, again = (weaken(plan, LABELS, 2, "medium") for _ in range(2))
     assert first == again and first.plan != plan
@@ -169,18 +171,20 @@ def test_the_same_arguments_give_the_same_plan_and_the_draw_follows_seed_and_tas
     assert len(kept) == 6
 
 
-def test_examples_and_clients_are_dropped_without_favour() -> None:
+def test_examples_and_clients_are_dropped_uniformly() -> None:
     """Over many seeds, each of four equal clients and each of its samples is kept about equally often."""
-    labels, owner = np.zeros(16, int), np.repeat(np.arange(4), 4)
-    times = np.zeros(16)
+    labels = np.zeros(16, int)
+    owner = np.repeat(np.arange(4), 4)
+    kept = np.zeros(16)
     for seed in range(400):
         plan = assemble(labels, owner, ((0,),), np.zeros((4, 1), int), StreamSettings(4, 4, 1), seed)
-        times[weaken(plan, labels, 0, "medium").plan.ids] += 1
-    assert abs(times - 100).max() < 5 * (400 * 0.25 * 0.75) ** 0.5
+        kept[weaken(plan, labels, 0, "medium").plan.ids] += 1
+    assert abs(kept - 100).max() < 5 * (400 * 0.25 * 0.75) ** 0.5
 
 
-def test_samples_outside_the_stream_stay_outside() -> None:
-    labels, owner = np.zeros(8, int), np.array([0, -1, 0, -1, 0, -1, 0, -1])
+def test_samples_outside_the_stream_remain_outside() -> None:
+    labels = np.zeros(8, int)
+    owner = np.array([0, -1, 0, -1, 0, -1, 0, -1])
     plan = assemble(labels, owner, ((0,),), np.zeros((1, 1), int), StreamSettings(1, 1, 1), 0)
     assert len(weaken(plan, labels, 0, "medium").plan.ids) == 2
 
@@ -191,11 +195,11 @@ def test_a_task_outside_the_plan_is_refused(task) -> None:
         weaken(make_plan(LABELS, 10, SEVERE, 3), LABELS, task, "mild")
 
 
-def test_an_unknown_strength_names_the_nearest_and_an_empty_task_is_refused() -> None:
+def test_an_unknown_strength_and_a_task_without_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean severe"):
         weaken(make_plan(LABELS, 10, SEVERE, 3), LABELS, 1, "sever")
     one = assemble(np.zeros(3, int), np.zeros(3, int), ((0,), (1,)), np.array([[0, 1]]), StreamSettings(1, 1, 1), 0)
-    with pytest.raises(ConfigError, match="task 1 has no samples"):
+    with pytest.raises(ConfigError, match=r"task 1 \(counted from 0\) has no samples"):
         weaken(one, np.zeros(3, int), 1, "mild")
 
 
@@ -205,7 +209,7 @@ def test_labels_of_another_dataset_are_refused(wrong) -> None:
         weaken(make_plan(LABELS, 10, SEVERE, 3), wrong, 1, "mild")
 
 
-def test_the_table_is_frozen() -> None:
+def test_the_strengths_are_frozen() -> None:
     with pytest.raises(TypeError):
         STRENGTHS["mild"] = STRENGTHS["severe"]  # type: ignore[index]
     with pytest.raises(FrozenInstanceError):

@@ -21,9 +21,9 @@ from profcil.runs.reader import Run, row
 def a_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:
     plan = make_plan(np.arange(40) % 4, 4, StreamSettings(2, 2, 2), seed)
     ledger = Ledger()
-    ledger.book("warmup", 0, 0, 0, "up", {"model": 10**9})
-    ledger.book("round", 0, 0, 0, "up", {"model": up})
-    ledger.book("refresh", 0, 0, 0, "down", {"memory": 50})
+    ledger.record("warmup", 0, 0, 0, "up", {"model": 10**9})
+    ledger.record("round", 0, 0, 0, "up", {"model": up})
+    ledger.record("refresh", 0, 0, 0, "down", {"memory": 50})
     scores = Scores(np.array([[right, -1], [2, right]]), np.array([10, 10]))
     names = {"method": method, "dataset": "d", "setting": "severe", "seed": seed}
     names |= {"stream": {"clients": 2}, "train": {"rounds": 1}, "model": {}, **config}

@@ -1,1 +1,1 @@
-"""What things cost on this machine, measured. Benchmarks, not tests: nothing here passes or fails."""
+"""Benchmarks of rounds and streams on this machine."""

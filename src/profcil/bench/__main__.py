@@ -1,4 +1,4 @@
-"""One case of the bench, by name: `python -m profcil.bench NAME DATA-DIR DEVICE`. The last line printed is its row."""
+"""Run one case by name: `python -m profcil.bench NAME DATA-DIR DEVICE`. The last printed line is its row as JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if __name__ == "__main__":
     name, data, device = sys.argv[1:]
     row = cases(Path(data), device)[name]()
     if "ours" in row:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
-        row.setdefault("peak_memory_mb", peak)
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        row.setdefault("peak_memory_mb", peak / 1e6)
     print(json.dumps(row), flush=True)

@@ -1,4 +1,4 @@
-"""Every case of the bench by its name. Nothing is imported before a case is played."""
+"""All cases of the bench by name. The module of a case is imported only when the case is run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CLIENTS, CLASSES, METHODS = (100, 10_000, 100_000), (10, 100, 1_000), ("fedavg", "promax")
+CLIENTS = (100, 10_000, 100_000)
+CLASSES = (10, 100, 1_000)
+METHODS = ("fedavg", "promax")
 STEPS = ("supervised step", "plastic step", "rehearsal step", "warm-up step")
-GROUPS = (1, 3, 5, 8)  # clients side by side; the steps above have ten
+GROUPS = (1, 3, 5, 8)  # clients computed together; the steps above have ten
 TEXTS_AND_GRAPHS = ("cora", "clinc150", "thucnews10")
 GRAPH = "round of five clients on a graph of ogbn-arxiv's size"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is called to measure it, and the case it is compared with where it has no reference of its own."""
+    """The function that measures a case, and the name of the case that it is compared with, if any."""
 
     module: str
     call: str = "case"
@@ -24,27 +26,33 @@ class Case:
     base: str = ""
 
     def __call__(self) -> dict[str, Any]:
-        return getattr(importlib.import_module(f"profcil.bench.{self.module}"), self.call)(**self.args)
+        module = importlib.import_module(f"profcil.bench.{self.module}")
+        return getattr(module, self.call)(**self.args)
 
 
 def cases(data: Path, device: str = "cpu") -> dict[str, Case]:
-    """The part for a GPU where one is used, then the CPU's."""
-    gpu = on_gpu(data, device) if device != "cpu" else {}
-    return {**gpu, **first_promises(data), **streams(data), **scales()}
+    """All cases: those of a GPU first, if one is used."""
+    gpu = gpu_cases(data, device) if device != "cpu" else {}
+    return {**gpu, **main_cases(data), **stream_cases(data), **scale_cases()}
 
 
-def on_gpu(data: Path, device: str) -> dict[str, Case]:
-    whole = {"dataset": "cifar100", "data": data, "device": device}
-    few = {f"{STEPS[0]} of {n}, {device}": {"name": STEPS[0], "device": device, "clients": n} for n in GROUPS}
-    return {
-        **{f"{name}, {device}": Case("steps", args={"name": name, "device": device}) for name in STEPS},
-        **{name: Case("steps", args=args) for name, args in few.items()},
-        **{f"{m} on cifar100, {device}": Case("streams", "stream_case", {**whole, "method": m}) for m in METHODS[::-1]},
-        f"{GRAPH}, {device}": Case("graph", args={"device": device}),
-    }
+def gpu_cases(data: Path, device: str) -> dict[str, Case]:
+    """Training steps, whole streams and a large graph on a GPU."""
+    found = {}
+    for name in STEPS:
+        found[f"{name}, {device}"] = Case("steps", args={"name": name, "device": device})
+    for clients in GROUPS:
+        args = {"name": STEPS[0], "device": device, "clients": clients}
+        found[f"{STEPS[0]} of {clients}, {device}"] = Case("steps", args=args)
+    for method in METHODS[::-1]:
+        args = {"dataset": "cifar100", "data": data, "device": device, "method": method}
+        found[f"{method} on cifar100, {device}"] = Case("streams", "stream_case", args)
+    found[f"{GRAPH}, {device}"] = Case("graph", args={"device": device})
+    return found
 
 
-def first_promises(data: Path) -> dict[str, Case]:
+def main_cases(data: Path) -> dict[str, Case]:
+    """Comparisons with Flower and with the first release, a large graph and a large plan."""
     digits = {"dataset": "digits", "method": "promax", "data": data}
     return {
         "fedavg on digits and Flower, severe": Case("flower", args={"setting": "severe"}),
@@ -55,19 +63,32 @@ def first_promises(data: Path) -> dict[str, Case]:
     }
 
 
-def streams(data: Path) -> dict[str, Case]:
-    found = [(m, d) for m in METHODS[::-1] for d in TEXTS_AND_GRAPHS] + [("fedavg", "digits")]
-    return {f"{m} on {d}": Case("streams", "stream_case", {"dataset": d, "method": m, "data": data}) for m, d in found}
+def stream_cases(data: Path) -> dict[str, Case]:
+    """Whole streams on texts, graphs and digits."""
+    pairs = [(method, dataset) for method in METHODS[::-1] for dataset in TEXTS_AND_GRAPHS]
+    pairs.append(("fedavg", "digits"))
+    found = {}
+    for method, dataset in pairs:
+        args = {"dataset": dataset, "method": method, "data": data}
+        found[f"{method} on {dataset}"] = Case("streams", "stream_case", args)
+    return found
 
 
-def scales() -> dict[str, Case]:
-    """As the federation grows, every client has ten images; as the classes grow, a hundred clients have 200 each.
-    PRO-MAX rehearses so many features of every class, so with them its rounds must grow."""
-    few, least = f"{CLIENTS[0]:,} clients", f"{CLASSES[0]:,} classes"
-    grown = {f"{m}, {n:,} clients": ({"method": m, "clients": n}, f"{m}, {few}") for m in METHODS for n in CLIENTS}
-    grown |= {
-        f"{m}, {n:,} classes": ({"method": m, "classes": n, "each": 200, "rounds": 1}, f"{m}, {least}")
-        for m in METHODS
-        for n in CLASSES
-    }
-    return {name: Case("scale", args=args, base=base if base != name else "") for name, (args, base) in grown.items()}
+def scale_cases() -> dict[str, Case]:
+    """Growing numbers of clients, with ten images each, and of classes, with a hundred clients of 200 images each.
+
+    Each case is compared with the smallest of its series. PRO-MAX rehearses a fixed number of features per class, so
+    its rounds take longer with more classes.
+    """
+    found = {}
+    for method in METHODS:
+        for clients in CLIENTS:
+            args: dict[str, Any] = {"method": method, "clients": clients}
+            base = f"{method}, {CLIENTS[0]:,} clients" if clients != CLIENTS[0] else ""
+            found[f"{method}, {clients:,} clients"] = Case("scale", args=args, base=base)
+    for method in METHODS:
+        for classes in CLASSES:
+            args = {"method": method, "classes": classes, "each": 200, "rounds": 1}
+            base = f"{method}, {CLASSES[0]:,} classes" if classes != CLASSES[0] else ""
+            found[f"{method}, {classes:,} classes"] = Case("scale", args=args, base=base)
+    return found

@@ -1,8 +1,8 @@
-"""What a round costs as the federation grows: more clients or more classes, the same participants, the same work each.
+"""The cost of a round for growing numbers of clients or classes, with constant participants and work per client.
 
-The images are random, 8 x 8, and always as many; a plan deals out the first of them, so many to a client. A whole
-stream is played into a run folder, saving and scoring included. What grows with clients that have once taken part,
-with rounds or with tasks would show in the resident memory between the first position and the last.
+The images are random, 8 x 8, and their number is constant; the plan uses the first of them, a fixed number per client.
+A whole stream is run into a run folder, including saving and evaluation. Memory that grows with participants, rounds or
+tasks shows in the resident memory after the first and the last position.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.bench.streams import grown
+from profcil.bench.streams import first_and_last
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine.loop import RunState, task_totals
 from profcil.engine.run import Keeper, finish
@@ -28,28 +28,33 @@ from profcil.protocol.plan import make_plan
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
 
-IMAGES, TESTED, TASKS = 1_000_000, 2_000, 10
+IMAGES = 1_000_000
+TESTED = 2_000
+TASKS = 10
 
 
-def made_images(n: int, classes: int) -> Bundle:
-    """Random images under the digits' name, with as many classes as asked for."""
+def random_images(n: int, classes: int) -> Bundle:
+    """Random images with the facts of the digits and a given number of classes."""
     facts = replace(registry.find("data", "digits").FACTS, classes=classes, train=n, test=TESTED)
     x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.arange(n) % classes
-    return Bundle(facts, Rows(x, y), Rows(x[:TESTED], y[:TESTED]), None, ("",) * classes, mean=(0.5,), std=(0.5,))
+    train = Rows(x, y)
+    test = Rows(x[:TESTED], y[:TESTED])
+    return Bundle(facts, train, test, None, ("",) * classes, mean=(0.5,), std=(0.5,))
 
 
 def world_for(method: str, clients: int, classes: int, each: int, rounds: int, images: int = IMAGES) -> World:
-    """A severe stream of ten tasks in which every client owns, on average, `each` images."""
+    """A severe stream of ten tasks in which a client owns `each` images on average."""
     sets = {"clients": clients, "participants": 10, "task_size": classes // TASKS, "train.rounds": rounds}
     sets |= {"warmup.rounds": 0, "model.width": 8}
     config = resolve("digits", {"method": method}, [f"{k}={v}" for k, v in sets.items()])
-    bundle = made_images(images, classes)
-    return furnish(config, bundle, make_plan(bundle.train.y[: clients * each].numpy(), classes, config.stream, 0))
+    bundle = random_images(images, classes)
+    labels = bundle.train.y[: clients * each].numpy()
+    return furnish(config, bundle, make_plan(labels, classes, config.stream, 0))
 
 
-def played(world: World, out: Path) -> list[dict[str, Any]]:
-    """The events of a whole run in this world."""
+def run_stream(world: World, out: Path) -> list[dict[str, Any]]:
+    """Run a whole stream and return its events."""
     method = registry.find("methods", world.config.method).METHOD(world.config.params)
     with RunFolder(out) as folder:
         folder.begin(world.config, world.plan)
@@ -63,8 +68,10 @@ def played(world: World, out: Path) -> list[dict[str, Any]]:
 def case(
     method: str, clients: int = 100, classes: int = 10, each: int = 10, rounds: int = 20, images: int = IMAGES
 ) -> dict[str, Any]:
-    """Seconds a round over a whole stream, and resident memory after its first and its last position."""
+    """Seconds per round over a whole stream, and resident memory after the first and the last position."""
     with tempfile.TemporaryDirectory() as scratch:
-        events = played(world_for(method, clients, classes, each, rounds, images), Path(scratch))
+        world = world_for(method, clients, classes, each, rounds, images)
+        events = run_stream(world, Path(scratch))
     resident = [e["resident_mb"] for e in events if e["event"] == "position"]
-    return {"ours": events[-1]["seconds"] / (rounds * TASKS), "unit": "s a round", **grown(resident)}
+    seconds = events[-1]["seconds"] / (rounds * TASKS)
+    return {"ours": seconds, "unit": "s a round", **first_and_last(resident)}

@@ -1,8 +1,8 @@
-"""Training steps at the paper's scale on made images: replayed as the engine does it, against one by one as written.
+"""Training steps at the paper's scale: replayed CUDA graphs against the reference, one eager step after another.
 
-The data are random images of CIFAR-100's shape, which cost what real ones do. Each case is a round's first phases of
-all participants: FedAvg's supervised step, PRO-MAX's plastic step (supervised and both contrastive views), the
-warm-up's step, and PRO-MAX's rehearsal on features.
+The data are random images of CIFAR-100's shape, which does not change the cost. Each case is the first phase of all
+participants of a round: FedAvg's supervised step, PRO-MAX's plastic step (supervised and two contrastive views), the
+warm-up step, and PRO-MAX's rehearsal on features.
 """
 
 from __future__ import annotations
@@ -30,41 +30,53 @@ from profcil.model.net import MODEL
 from profcil.protocol.plan import make_plan
 from profcil.resolve import resolve
 
-FLOPS = 3 * 2 * 556_651_520  # of an image: ResNet-18's multiplications forward, and twice as many back
-STEPS = 80  # of each client, at least
+FLOPS = 3 * 2 * 556_651_520  # per image: ResNet-18 forward, and twice as many backward
+STEPS = 80  # per client, at least
 KINDS = {
     "supervised step": ("fedavg", When("round", 0, 0, 20)),
     "plastic step": ("promax", When("round", 0, 0, 20)),
     "rehearsal step": ("promax", When("round", 0, 2, 20)),
     "warm-up step": ("fedavg", When("warmup", 0, 0, 20)),
 }
-VIEWS = {"supervised step": 1, "plastic step": 3, "warm-up step": 2}
+VIEWS_PER_EXAMPLE = {"supervised step": 1, "plastic step": 3, "warm-up step": 2}
 
 
-def made_images(n: int = 50_000) -> Bundle:
-    """Random images under CIFAR-100's name, facts and sizes."""
-    facts, rng = registry.find("data", "cifar100").FACTS, torch.Generator().manual_seed(0)
+def random_images(n: int = 50_000) -> Bundle:
+    """Random images with the facts and sizes of CIFAR-100."""
+    facts = registry.find("data", "cifar100").FACTS
+    rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8, generator=rng)
-    rows = Rows(x, torch.arange(n) % facts.classes)
+    y = torch.arange(n) % facts.classes
+    train = Rows(x, y)
+    test = Rows(x[:100], y[:100])
     channels = (0.5,) * 3
-    return Bundle(facts, rows, Rows(x[:100], rows.y[:100]), None, ("",) * facts.classes, mean=channels, std=channels)
+    return Bundle(facts, train, test, None, ("",) * facts.classes, mean=channels, std=channels)
 
 
 def world_for(method: str, device: str) -> World:
-    config, bundle = resolve("cifar100", {"method": method, "device": device, "setting": "homogeneous"}), made_images()
-    return furnish(config, bundle, make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed))
+    """A homogeneous stream on the random images."""
+    config = resolve("cifar100", {"method": method, "device": device, "setting": "homogeneous"})
+    bundle = random_images()
+    plan = make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed)
+    return furnish(config, bundle, plan)
 
 
 def phases_of(world: World, method: Any, when: When, clients: int = 10) -> list[Train]:
-    """What a round's participants ask for first."""
+    """The first phase of every participant of a round."""
     server = method.begin(world.net.weights(BLOCKS if when.stage == "warmup" else MODEL))
     door = Door(Ledger(), "changed")
     names = method.broadcast(server, when)
-    return [next(method.turn(world.client(c, when), door.down(c, server, names, when))) for c in range(clients)]
+    phases = []
+    for c in range(clients):
+        client = world.client(c, when)
+        inbox = door.down(c, server, names, when)
+        phases.append(next(method.turn(client, inbox)))
+    return phases
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> float:
-    run()  # recording, compiling, choosing
+def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of the second call; the first one compiles kernels and records CUDA graphs."""
+    run()
     torch.cuda.synchronize(device)
     began = time.perf_counter()
     run()
@@ -73,44 +85,47 @@ def timed(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def matmul_peak(device: torch.device) -> float:
-    """Operations a second of a large bfloat16 product."""
+    """Operations per second of a large bfloat16 matrix product."""
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    return 20 * 2 * 8192**3 / timed(lambda: [a @ a for _ in range(20)], device)
+    seconds = seconds_of(lambda: [a @ a for _ in range(20)], device)
+    return 20 * 2 * 8192**3 / seconds
 
 
-def ripen(graphs: Graphs) -> None:
-    """As late in a stream, when several steps are recorded as one."""
+def record_multiple_steps(graphs: Graphs) -> None:
+    """Make the runner record several steps as one graph, as it does late in a stream."""
     for step in graphs.known.values():
         if isinstance(step, OnNets):
             step.taken.update(dict.fromkeys(range(1, WIDTH + 1), PAYS))
 
 
 def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]:
-    """A row of the table: replayed and eager time of a client's step, and what that means in images."""
+    """A row of the table: the replayed and the eager time of a client's step, and images per second."""
     assert world.executor.acceleration is not None
     graphs = world.executor.acceleration.graphs
     assert graphs is not None
-    epochs = -(-STEPS // -(-phases[0].source.size // phases[0].settings.batch))
+    steps_per_epoch = -(-phases[0].source.size // phases[0].settings.batch)
+    epochs = -(-STEPS // steps_per_epoch)
     short = [replace(p, epochs=epochs) for p in phases]
     torch.cuda.reset_peak_memory_stats(world.device)
-    number = sum(r.steps for r in graphs.run(short))
-    ripen(graphs)
-    seconds = timed(lambda: graphs.run(short), world.device)
+    number = sum(result.steps for result in graphs.run(short))
+    record_multiple_steps(graphs)
+    seconds = seconds_of(lambda: graphs.run(short), world.device)
     memory = peak_memory_mb(world)
     one = replace(short[0], epochs=1)
-    eager = timed(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one).steps
+    eager = seconds_of(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one).steps
     row: dict[str, Any] = {"ours": 1e3 * seconds / number, "unit": "ms a client's step", "clients": len(short)}
     row |= {"reference": 1e3 * eager, "against": "one step after another, as written", "peak_memory_mb": memory}
-    if name in VIEWS:
-        images = VIEWS[name] * short[0].settings.batch * number / seconds
+    if name in VIEWS_PER_EXAMPLE:
+        images = VIEWS_PER_EXAMPLE[name] * short[0].settings.batch * number / seconds
         row |= {"images_per_second": images, "share_of_matmul_peak": images * FLOPS / matmul_peak(world.device)}
     return row
 
 
 def case(name: str, device: str = "cuda", clients: int = 10) -> dict[str, Any]:
-    """One kind of step on one GPU, for so many clients."""
+    """One kind of step on one GPU, for a number of clients."""
     method, when = KINDS[name]
     world = world_for(method, device)
-    made = registry.find("methods", method).METHOD(world.config.params)
-    asked = made if when.stage == "round" else Warmup(WarmupParams())
-    return measured(name, world, phases_of(world, asked, when, clients))
+    instance = registry.find("methods", method).METHOD(world.config.params)
+    if when.stage == "warmup":
+        instance = Warmup(WarmupParams())
+    return measured(name, world, phases_of(world, instance, when, clients))

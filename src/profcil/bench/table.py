@@ -1,4 +1,4 @@
-"""The bench itself: cases one after another, each in a process of its own, into rows, one table and JSON."""
+"""Run cases one after another, each in a separate process, and report them as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ COLUMNS = {
 }
 
 
-def chosen(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
-    """The cases whose name contains one of the words; all, where there are none."""
+def select(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
+    """The cases whose name contains one of the words; all cases if no word is given."""
     known = cases(data, device)
     for word in words:
         if not any(word in name for name in known):
-            raise ConfigError(f"no case of the bench contains '{word}'; the cases are: {'; '.join(known)}")
+            raise ConfigError(f"no case of the bench contains '{word}'; choose from: {'; '.join(known)}")
     return {name: case for name, case in known.items() if not words or any(w in name for w in words)}
 
 
 def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
-    """A row for every chosen case, as soon as it is measured."""
+    """Run the selected cases and yield the row of each as soon as it is measured."""
     done: dict[str, Row] = {}
-    for name, case in chosen(words, data, device).items():
-        row = {"what": name, **apart(name, data, device)}
+    for name, case in select(words, data, device).items():
+        row = {"what": name, **run_case(name, data, device)}
         if case.base in done and "ours" in done[case.base]:
             row |= {"reference": done[case.base]["ours"], "against": case.base}
         if row.get("ours") and row.get("reference"):
@@ -58,8 +58,8 @@ def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
         yield row
 
 
-def apart(name: str, data: Path, device: str) -> Row:
-    """One case in a process of its own; whatever that has started ends with it."""
+def run_case(name: str, data: Path, device: str) -> Row:
+    """Run one case in a new process. All processes that it started are killed when it ends."""
     command = [sys.executable, "-m", "profcil.bench", name, str(data), device]
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -67,7 +67,7 @@ def apart(name: str, data: Path, device: str) -> Row:
         out, err = child.communicate()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)  # the session that was made for it, and nobody else's
+            os.killpg(child.pid, signal.SIGKILL)  # only the session that was created for this case
     if child.returncode:
         last = (err.strip().splitlines() or [f"status {child.returncode}"])[-1]
         return {"failed": True, "note": f"this case failed ({last})"}
@@ -75,13 +75,16 @@ def apart(name: str, data: Path, device: str) -> Row:
 
 
 def render(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as text, with the columns that any of them fills."""
+    """The rows as text, with the columns that at least one row has."""
     rows = list(rows)
     used = [key for key in COLUMNS if any(key in row for row in rows)]
-    return text_table([COLUMNS[key] for key in used], [[figure(key, row.get(key)) for key in used] for row in rows])
+    header = [COLUMNS[key] for key in used]
+    lines = [[format_value(key, row.get(key)) for key in used] for row in rows]
+    return text_table(header, lines)
 
 
-def figure(key: str, value: Any) -> str:
+def format_value(key: str, value: Any) -> str:
+    """A value of a row as text."""
     if value is None or isinstance(value, str):
         return value or ""
     if key == "share_of_matmul_peak":
@@ -90,7 +93,7 @@ def figure(key: str, value: Any) -> str:
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
-    """What a reader of the numbers needs beside them."""
+    """The rows with the date, the machine and the versions."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -100,7 +103,7 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as the system tells it."""
+    """The name of the processor, as reported by the system."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))

@@ -1,1 +1,1 @@
-"""What every method must honour, and a small stream to look at it."""
+"""The contract that every method must fulfil, and the small stream on which it is checked."""

@@ -1,4 +1,7 @@
-"""What a method must honour, third-party ones too: each promise is looked at on tiny runs, and broken ones say why."""
+"""The contract of a method, third-party ones included: each promise is checked on tiny runs.
+
+A check returns what is wrong, as one sentence; an empty string means that the promise holds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,15 @@ import torch
 from torch import Tensor
 
 from profcil import registry
-from profcil.contract.stream import BUNDLES, DATASET, Crossed, guard, plan_of, quick, spy
+from profcil.contract.stream import (
+    BUNDLES,
+    DATASET,
+    Traffic,
+    contract_plan,
+    record_traffic,
+    record_writes,
+    short_server_training,
+)
 from profcil.engine.channel import Door, When
 from profcil.engine.executor import Executor
 from profcil.engine.loop import RunState, play, stream, task_totals
@@ -34,31 +45,33 @@ from profcil.runs.folder import RunFolder
 
 TINY = {"warmup.rounds": 0, "train.rounds": 3, "train.epochs": 1, "train.batch": 8, "model.width": 4, "workers": 1}
 STREAM = {"clients": 3, "participants": 2, "task_size": 2}
-CLOSE = 1e-4  # how far rounding may take two ways of computing apart within two rounds
+TOLERANCE = 1e-4  # the largest difference by rounding between two executors after two rounds
+IDLE = 2  # the position, from 0, at which no client has data
 
 
 @dataclass
-class Played:
-    """A run in memory, and the server before the stream and after every position."""
+class ContractRun:
+    """A run in memory, with the server states before the stream and after every position."""
 
     world: World
     method: Any
     state: RunState
-    after: list[ServerState] = field(default_factory=list)
-    crossed: Crossed = field(default_factory=Crossed)
-    saved: RunState | None = None  # in the middle of the second position, as a run folder gives it back
-    touched: str = ""  # whose global random numbers were drawn
+    servers: list[ServerState] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
+    saved: RunState | None = None  # saved and loaded again in the middle of the second position
+    drawn_from: str = ""  # the libraries whose global random state changed
 
-    def to_the_end(self, folder: Path | None = None) -> Played:
-        self.after.append(self.state.server)
+    def finish(self, folder: Path | None = None) -> ContractRun:
+        """Run the whole stream. With a folder, save and load the state in the middle of the second position."""
+        self.servers.append(self.state.server)
 
-        def watch(what: str, when: When, facts: dict) -> None:
+        def watch(what: str, when: When, facts: dict[str, Any]) -> None:
             if what == "position":
-                self.after.append(self.state.server)
+                self.servers.append(self.state.server)
             if folder and (what, when.position, when.round) == ("round", 1, 1):
-                with RunFolder(folder) as kept:
-                    kept.save(self.state, "", {})
-                    self.saved = kept.load(torch.device("cpu"))[0]
+                with RunFolder(folder) as run_folder:
+                    run_folder.save(self.state, "", {})
+                    self.saved = run_folder.load(torch.device("cpu"))[0]
 
         stream(self.world, self.method, self.state, watch)
         return self
@@ -66,242 +79,294 @@ class Played:
 
 @dataclass
 class Case:
-    """A method on one kind of data; its run is played once."""
+    """A method on one modality. Its reference run is made once."""
 
     name: str
     modality: str
-    run: Played | None = None
+    reference: ContractRun | None = None
 
-    def begin(self, planned: bool = True, setting: str = "severe", **settings: Any) -> Played:
-        """A run that has not begun; with a normalisation that the method accepts."""
+    def begin(self, planned: bool = True, setting: str = "severe", **settings: Any) -> ContractRun:
+        """A new run that has not started, with a normalisation that the method accepts."""
         flags = {"method": self.name, "dataset": DATASET[self.modality], "setting": setting}
-        wanted = {**TINY, **STREAM, **{f"params.{k}": v for k, v in quick(self.name).items()}, **settings}
+        params = {f"params.{key}": value for key, value in short_server_training(self.name).items()}
+        wanted = {**TINY, **STREAM, **params, **settings}
         try:
-            return made(resolve(None, flags, wanted), self.modality, planned)
+            return build_run(resolve(None, flags, wanted), self.modality, planned)
         except NotApplicable:
-            return made(resolve(None, flags, wanted | {"model.norm": "batch"}), self.modality, planned)
+            return build_run(resolve(None, flags, wanted | {"model.norm": "batch"}), self.modality, planned)
 
     @property
-    def played(self) -> Played:
-        if self.run is None:
+    def finished(self) -> ContractRun:
+        """The finished reference run."""
+        if self.reference is None:
             run = self.begin()
-            spy(run.method, run.crossed)
+            record_traffic(run.method, run.traffic)
             with TemporaryDirectory() as folder:
                 before = random_states()
-                run.to_the_end(Path(folder) / "run")
-                run.touched = ", ".join(k for k, v in random_states().items() if v != before[k])
-            self.run = run
-        return self.run
+                run.finish(Path(folder) / "run")
+                changed = [library for library, state in random_states().items() if state != before[library]]
+                run.drawn_from = ", ".join(changed)
+            self.reference = run
+        return self.reference
 
 
-def made(config: Any, modality: str, planned: bool) -> Played:
+def build_run(config: Any, modality: str, planned: bool) -> ContractRun:
+    """A run that has not started, on the plan of the contract or on one that is drawn from the settings."""
     bundle = BUNDLES[modality]()
     labels = bundle.train.y.numpy()
-    draw = plan_of if planned else make_plan
-    world = furnish(config, bundle, draw(labels, bundle.facts.classes, config.stream, config.seed))
+    draw_plan = contract_plan if planned else make_plan
+    world = furnish(config, bundle, draw_plan(labels, bundle.facts.classes, config.stream, config.seed))
     method = registry.find("methods", config.method).METHOD(config.params)
     with torch.no_grad():
         server = method.begin(world.net.weights((*MODEL, *world.net.attached)))
-    return Played(world, method, RunState(server, Scores.empty(world.plan.positions, task_totals(world)), Ledger()))
+    scores = Scores.empty(world.plan.positions, task_totals(world))
+    return ContractRun(world, method, RunState(server, scores, Ledger()))
 
 
 def random_states() -> dict[str, Any]:
-    numpy: Any = np.random.get_state()
+    """The global random states, by library."""
+    numpy_state: Any = np.random.get_state()
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (numpy[1].tobytes(), numpy[2]),
+        "numpy": (numpy_state[1].tobytes(), numpy_state[2]),
         "random": random.getstate(),
     }
 
 
-# -- the promises: what is wrong, or nothing --------------------------------------------------------------------------
+# -- the checks -------------------------------------------------------------------------------------------------------
 
 
-def runs(case: Case) -> str:
-    run = case.played
-    held = [b.tensors for b in run.state.server.blocks.values()] + list(run.state.private.values())
-    if not all(bool(torch.isfinite(t).all()) for tensors in held for t in tensors.values() if t.is_floating_point()):
-        return "the server or a client ends with numbers that are none"
-    return "" if (run.state.scores.correct[-1] >= 0).all() else "a task that was introduced has no score"
+def check_run(case: Case) -> str:
+    run = case.finished
+    states = [block.tensors for block in run.state.server.blocks.values()]
+    states += list(run.state.private.values())
+    tensors = [t for state in states for t in state.values() if t.is_floating_point()]
+    if not all(bool(torch.isfinite(t).all()) for t in tensors):
+        return "the final state of the server or of a client contains NaN or infinity"
+    return missing_score(run)
 
 
-def kinds(case: Case) -> str:
-    method, server = case.played.method, case.played.state.server
-    odd = sorted({*method.kinds, *(b.kind for b in server.blocks.values())} - {*KINDS})
-    return f"{', '.join(odd)}: there is no such kind; the kinds are {', '.join(KINDS)}" if odd else ""
+def missing_score(run: ContractRun) -> str:
+    """Every task must have a score after the last position."""
+    has_scores = bool((run.state.scores.correct[-1] >= 0).all())
+    return "" if has_scores else "a task has no score after the last position"
 
 
-def metered(case: Case) -> str:
-    run = case.played
-    sent = {k: v for k, v in run.crossed.bytes.items() if v}
-    booked = {(way, kind): run.state.ledger.total(direction=way, kind=kind) for way in ("down", "up") for kind in KINDS}
-    wrong = [key for key in booked if booked[key] != sent.get(key, 0)]
-    told = [f"{way} {kind}: {booked[way, kind]} bytes booked, {sent.get((way, kind), 0)} used" for way, kind in wrong]
-    return "; ".join(told)
+def check_kinds(case: Case) -> str:
+    run = case.finished
+    used = {block.kind for block in run.state.server.blocks.values()}
+    unknown = sorted({*run.method.kinds, *used} - {*KINDS})
+    return f"{', '.join(unknown)}: no such kind; the kinds are {', '.join(KINDS)}" if unknown else ""
 
 
-def labels(case: Case) -> str:
-    run = case.played
-    plan, scores = run.world.plan, run.state.scores
+def check_ledger(case: Case) -> str:
+    run = case.finished
+    faults = []
+    for direction in ("down", "up"):
+        for kind in KINDS:
+            recorded = run.state.ledger.total(direction=direction, kind=kind)
+            used = run.traffic.bytes.get((direction, kind), 0)
+            if recorded != used:
+                faults.append(f"{direction} {kind}: {recorded} bytes in the ledger, {used} bytes used")
+    return "; ".join(faults)
+
+
+def check_labels(case: Case) -> str:
+    run = case.finished
+    plan = run.world.plan
     for p in range(plan.positions):
-        if (scores.correct[p] >= 0).tolist() != [set(t) <= plan.seen(p) for t in plan.tasks]:
-            return f"at position {p} other tasks have scores than were introduced"
-    strange = {n: set(b.labels) - plan.seen(plan.positions - 1) for n, b in run.state.server.blocks.items()}
-    return "; ".join(f"block {n} is about classes {sorted(s)} that nobody has seen" for n, s in strange.items() if s)
+        has_score = (run.state.scores.correct[p] >= 0).tolist()
+        is_introduced = [set(task) <= plan.seen(p) for task in plan.tasks]
+        if has_score != is_introduced:
+            return f"at position {p + 1} the tasks with scores are not the introduced tasks"
+    seen = plan.seen(plan.positions - 1)
+    unseen = {name: sorted(set(block.labels) - seen) for name, block in run.state.server.blocks.items()}
+    return "; ".join(f"block {name} has classes {ids} that no client has seen" for name, ids in unseen.items() if ids)
 
 
-def idle(case: Case) -> str:
-    run = case.played
-    for e in run.state.ledger.entries:
-        if e.client not in run.world.plan.active(e.position):
-            return f"client {e.client} has no data at position {e.position} and was sent something"
-    own = [n for n in run.state.server.blocks if run.method.server_gradients and n not in MODEL]
-    same = [same_bits(a.drop(*own), b.drop(*own)) for a, b in pairwise(run.after)]
-    return "" if same[2] else "a position in which nobody has data changes the server"
+def check_idle(case: Case) -> str:
+    run = case.finished
+    for entry in run.state.ledger.entries:
+        if entry.client not in run.world.plan.active(entry.position):
+            return f"client {entry.client} has no data at position {entry.position + 1}, but a message was recorded"
+    # a server that trains does so at every position, so the blocks that it trains are left out
+    trained = [name for name in run.state.server.blocks if run.method.server_gradients and name not in MODEL]
+    same = [same_bits(before.drop(*trained), after.drop(*trained)) for before, after in pairwise(run.servers)]
+    return "" if same[IDLE] else "a position at which no client has data changes the server"
 
 
-def alone(case: Case) -> str:
-    single: dict[str, Any] = {"clients": 1, "participants": 1, "train.rounds": 1}
-    run = case.begin(planned=False, setting="homogeneous", **single).to_the_end()
-    return "" if (run.state.scores.correct[-1] >= 0).all() else "a task has no score"
+def check_single_client(case: Case) -> str:
+    settings: dict[str, Any] = {"clients": 1, "participants": 1, "train.rounds": 1}
+    run = case.begin(planned=False, setting="homogeneous", **settings).finish()
+    return missing_score(run)
 
 
-def resumes(case: Case) -> str:
-    run, again = case.played, case.begin()
+def check_resume(case: Case) -> str:
+    run = case.finished
+    resumed = case.begin()
     assert run.saved is not None
-    again.state = run.saved
-    again.to_the_end()
-    if not same_bits(run.state.server, again.state.server):
-        return "picked up from a saved state, the server ends elsewhere"
-    if run.state.ledger.entries != again.state.ledger.entries:
-        return "picked up from a saved state, other bytes are sent"
-    own, other = (dict(r.state.private.items()) for r in (run, again))
-    same = own.keys() == other.keys() and all(same_tensors(own[c], other[c]) for c in own)
-    return "" if same else "picked up from a saved state, a client keeps something else"
-
-
-def undisturbed(case: Case) -> str:
-    return f"numbers were drawn from the global generator of {case.played.touched}" if case.played.touched else ""
-
-
-class Backwards(Executor):
-    """Takes the turns in another order, under other global random states."""
-
-    def __call__(self, turns: Any, guard: Any) -> Any:
-        for seed in (torch.manual_seed, np.random.seed, random.seed):
-            seed(len(turns))
-        return super().__call__(dict(reversed(turns.items())), guard)
-
-
-def order(case: Case) -> str:
-    again = case.begin()
-    again.world.executor.__class__ = Backwards
-    again.to_the_end()
-    same = same_bits(case.played.state.server, again.state.server)
-    return "" if same else "clients computed in another order, under other global random states, end elsewhere"
-
-
-def together(case: Case) -> str:
-    """By SGD: where a gradient is all but zero, Adam makes whole steps of its rounding."""
-    servers = []
-    for executor in ("serial", "stacked"):
-        wanted: dict[str, Any] = {"train.lr": 0.01, "train.optimiser": "sgd", "participants": 3, "train.batch": 4}
-        run = case.begin(executor=executor, **wanted)
-        door = Door(run.state.ledger, run.world.config.transfer, held=run.state.held)
-        for r in range(2):
-            when, clients = When("round", 0, r, run.world.config.train.rounds), participants(run.world.plan, 0, r)
-            run.state.server = play(run.world, run.method, run.state, door, clients, when)[0]
-        servers.append(tensors_of(run.state.server))
-    one, two = servers
-    if one.keys() != two.keys():
-        return "computed one by one and together, the server holds different things"
-    far = max(float((one[k].double() - two[k].double()).abs().max()) for k in one if one[k].numel())
-    return "" if far < CLOSE else f"computed one by one and together, clients come {far:.2g} apart"
-
-
-def untouched(case: Case) -> str:
-    """Whatever its losses compete over: what is replayed may be among it, or not."""
-    fields = {f.name: f.metadata.get("choices", ()) for f in dataclasses.fields(case.played.world.config.params)}
-    spaces = {name: choices for name, choices in fields.items() if name.endswith("_space") and choices}
-    for i in range(max(map(len, spaces.values()), default=1)):
-        chosen = {name: choices[i % len(choices)] for name, choices in spaces.items()}
-        run, changed = case.begin(**{f"params.{name}": space for name, space in chosen.items()}), set[str]()
-        guard(run.method, changed)
-        run.to_the_end()
-        if changed:
-            where = "".join(f" with {name}={space}" for name, space in chosen.items())
-            return f"a client writes into {', '.join(sorted(changed))}{where}; others read it, too: take a copy"
+    resumed.state = run.saved
+    resumed.finish()
+    if not same_bits(run.state.server, resumed.state.server):
+        return "after a resume, the final server state differs"
+    if run.state.ledger.entries != resumed.state.ledger.entries:
+        return "after a resume, other bytes are sent"
+    private = dict(run.state.private.items())
+    resumed_private = dict(resumed.state.private.items())
+    same_clients = private.keys() == resumed_private.keys()
+    if not (same_clients and all(same_tensors(private[c], resumed_private[c]) for c in private)):
+        return "after a resume, the private state of a client differs"
     return ""
 
 
-def nothing_hidden(case: Case) -> str:
-    more = vars(case.played.method).keys() - {"params"}
-    if more:
-        return f"the method keeps {', '.join(sorted(more))} on itself; what must survive a call goes in and comes out"
-    return "" if case.played.method.params == case.played.world.config.params else "the method changes its settings"
+def check_global_random(case: Case) -> str:
+    libraries = case.finished.drawn_from
+    return f"random numbers were drawn from the global generator of {libraries}" if libraries else ""
 
 
-def explained(name: str) -> str:
+class ReversedExecutor(Executor):
+    """Computes the turns in reverse order, under other global random states."""
+
+    def __call__(self, turns: Any, guard: Any) -> Any:
+        for set_seed in (torch.manual_seed, np.random.seed, random.seed):
+            set_seed(len(turns))
+        return super().__call__(dict(reversed(turns.items())), guard)
+
+
+def check_order(case: Case) -> str:
+    run = case.begin()
+    run.world.executor.__class__ = ReversedExecutor
+    run.finish()
+    if same_bits(case.finished.state.server, run.state.server):
+        return ""
+    return "with another order of clients and other global random states, the final server state differs"
+
+
+def check_stacked(case: Case) -> str:
+    """By SGD, because Adam turns rounding errors of tiny gradients into whole steps."""
+    serial = tensors_of(server_after_two_rounds(case, "serial"))
+    stacked = tensors_of(server_after_two_rounds(case, "stacked"))
+    if serial.keys() != stacked.keys():
+        return "computed one by one and together, the server has different tensors"
+    gaps = [float((serial[k].double() - stacked[k].double()).abs().max()) for k in serial if serial[k].numel()]
+    largest = max(gaps)
+    return "" if largest < TOLERANCE else f"computed one by one and together, clients differ by {largest:.2g}"
+
+
+def server_after_two_rounds(case: Case, executor: str) -> ServerState:
+    settings: dict[str, Any] = {"train.lr": 0.01, "train.optimiser": "sgd", "participants": 3, "train.batch": 4}
+    run = case.begin(executor=executor, **settings)
+    door = Door(run.state.ledger, run.world.config.transfer, held=run.state.held)
+    for r in range(2):
+        when = When("round", 0, r, run.world.config.train.rounds)
+        clients = participants(run.world.plan, 0, r)
+        run.state.server = play(run.world, run.method, run.state, door, clients, when)[0]
+    return run.state.server
+
+
+def check_writes(case: Case) -> str:
+    """With every value of the settings `*_space`, because the losses may read other tensors for each."""
+    fields = dataclasses.fields(case.finished.world.config.params)
+    spaces = {f.name: f.metadata["choices"] for f in fields if f.name.endswith("_space") and f.metadata.get("choices")}
+    for i in range(max(map(len, spaces.values()), default=1)):
+        chosen = {name: choices[i % len(choices)] for name, choices in spaces.items()}
+        run = case.begin(**{f"params.{name}": space for name, space in chosen.items()})
+        changed = set[str]()
+        record_writes(run.method, changed)
+        run.finish()
+        if changed:
+            where = "".join(f" with {name}={space}" for name, space in chosen.items())
+            return f"a client writes to {', '.join(sorted(changed))}{where}, which others read as well; write to a copy"
+    return ""
+
+
+def check_attributes(case: Case) -> str:
+    method = case.finished.method
+    extra = vars(method).keys() - {"params"}
+    if extra:
+        return (
+            f"the method keeps {', '.join(sorted(extra))} as attributes; "
+            "what must survive a call belongs to the server state or a client's private state"
+        )
+    return "" if method.params == case.finished.world.config.params else "the method changes its settings"
+
+
+def check_params(name: str) -> str:
     params: Any = registry.find("methods", name).METHOD.Params
     if not dataclasses.is_dataclass(params) or not vars(params)["__dataclass_params__"].frozen:
         return "Params is not a frozen dataclass"
-    bare = [f.name for f in dataclasses.fields(params) if not f.metadata.get("help")]
-    free = [f.name for f in dataclasses.fields(params) if f.default is dataclasses.MISSING]
-    told = [(bare, "no help text"), (free, "no default")]
-    return "; ".join(f"{', '.join(names)}: {what}, use profcil.config.setting" for names, what in told if names)
+    no_help = [f.name for f in dataclasses.fields(params) if not f.metadata.get("help")]
+    no_default = [f.name for f in dataclasses.fields(params) if f.default is dataclasses.MISSING]
+    faults = [(no_help, "no help text"), (no_default, "no default")]
+    return "; ".join(f"{', '.join(names)}: {what}, use profcil.config.setting" for names, what in faults if names)
 
 
 SETTINGS = "its settings are frozen, and each has a default and a help text"
-RUNS = "plays a stream with idle clients, single examples and returning classes; sends only the kinds it declares"
+RUNS = "runs a stream with idle clients, single examples and returning classes, and sends only the kinds it declares"
 PROMISES: Mapping[str, Callable[[Case], str]] = {
-    RUNS: runs,
-    "declares kinds that there are": kinds,
-    "every byte that it sends or gets is in the ledger": metered,
-    "labels are sets of class ids, in any order": labels,
-    "an idle client is sent nothing, and an idle position changes nothing": idle,
-    "plays with a single client": alone,
-    "a saved state goes on as if nothing had happened, to the bit": resumes,
-    "leaves the global random states alone": undisturbed,
-    "neither the order of clients nor global random states change a bit": order,
-    "clients computed together come to what each comes to alone": together,
-    "a client changes nothing that it was given": untouched,
-    "holds nothing but its settings": nothing_hidden,
+    RUNS: check_run,
+    "declares only kinds that exist": check_kinds,
+    "every byte that it sends or receives is in the ledger": check_ledger,
+    "labels are sets of class ids, in any order": check_labels,
+    "an idle client is sent nothing, and an idle position changes nothing": check_idle,
+    "runs with a single client": check_single_client,
+    "a resumed run is bit-identical": check_resume,
+    "does not use the global random states": check_global_random,
+    "is bit-identical for any order of clients and any global random state": check_order,
+    "clients computed together give the same result as one by one": check_stacked,
+    "a client does not write to what it was given": check_writes,
+    "has no attributes but its settings": check_attributes,
 }
 
 
 def check(name: str) -> Iterator[dict[str, Any]]:
-    """Every promise on every kind of data that the method claims. Where a stream cannot be played, the rest of that
-    data is left out. `holds` is None where there is nothing to look at it with."""
-    yield row(SETTINGS, "", explained(name))
+    """Check every promise on every modality that the method declares. `holds` is None if it could not be checked.
+
+    If a stream cannot be run at all, the other promises of that modality are left out.
+    """
+    yield row(SETTINGS, "", check_params(name))
     for modality in (m for m in BUNDLES if m in registry.find("methods", name).METHOD.modalities):
         if modality == "graph" and find_spec("torch_geometric") is None:
             yield {**row(RUNS, modality, "graphs need torch-geometric; `pip install 'profcil[graph]'`"), "holds": None}
             continue
         case = Case(name, modality)
-        for promise, look in PROMISES.items():
-            try:
-                wrong = look(case)
-            except ProfcilError as error:
-                wrong = str(error)
-            except Exception as error:  # a stranger's code
-                wrong = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            yield row(promise, modality, wrong)
-            if wrong and promise == RUNS:
+        for promise, check_promise in PROMISES.items():
+            fault = fault_of(check_promise, case)
+            yield row(promise, modality, fault)
+            if fault and promise == RUNS:
                 break
 
 
-def row(promise: str, data: str, wrong: str) -> dict[str, Any]:
-    return {"promise": promise, "data": data, "holds": not wrong, "why_not": wrong}
+def fault_of(check_promise: Callable[[Case], str], case: Case) -> str:
+    """What a check finds. An exception of the method is a fault as well."""
+    try:
+        return check_promise(case)
+    except ProfcilError as error:
+        return str(error)
+    except Exception as error:  # third-party code may raise anything
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def row(promise: str, data: str, fault: str) -> dict[str, Any]:
+    """One line of the report."""
+    return {"promise": promise, "data": data, "holds": not fault, "why_not": fault}
 
 
 def tensors_of(server: ServerState) -> dict[str, Tensor]:
-    return {f"{n}/{k}": t for n, b in server.blocks.items() for k, t in b.tensors.items()}
+    """All tensors of a server state, by block and name."""
+    return {f"{name}/{key}": t for name, block in server.blocks.items() for key, t in block.tensors.items()}
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether two sets of tensors are bit-identical."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def same_bits(a: ServerState, b: ServerState) -> bool:
-    one, two = ({n: (x.kind, x.labels) for n, x in s.blocks.items()} for s in (a, b))
-    return one == two and same_tensors(tensors_of(a), tensors_of(b))
+    """Whether two server states are bit-identical, with the same kinds and labels."""
+    return block_facts(a) == block_facts(b) and same_tensors(tensors_of(a), tensors_of(b))
+
+
+def block_facts(server: ServerState) -> dict[str, Any]:
+    """The kind and the labels of every block."""
+    return {name: (block.kind, block.labels) for name, block in server.blocks.items()}

@@ -1,4 +1,4 @@
-"""What a loaded dataset must be like, whoever wrote its loader: one sentence for the first thing that is not."""
+"""Checks of a loaded dataset, third-party ones included. The first fault is raised as a DataError."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from profcil.data.bundle import Bundle, Examples, Facts, Nodes
+from profcil.data.bundle import AUGMENTATIONS, Bundle, Examples, Facts, Nodes
 from profcil.errors import DataError, unknown
-from profcil.model.augmentations import NAMES
 
 
 def advice(facts: Facts) -> str:
-    """Where to look next, as the end of a sentence."""
-    return f"compare the files with the official ones ({facts.homepage})" if facts.homepage else "look at its loader"
+    """What to do about a wrong dataset, as the end of a sentence."""
+    if facts.homepage:
+        return f"compare the files with the official ones ({facts.homepage})"
+    return "check its loader"
 
 
 def named_parts(bundle: Bundle) -> Iterator[tuple[str, Examples]]:
+    """The parts of a dataset that exist, with their names."""
     for part in ("train", "validation", "test"):
         examples = getattr(bundle, part)
         if examples is not None:
@@ -25,83 +27,100 @@ def named_parts(bundle: Bundle) -> Iterator[tuple[str, Examples]]:
 
 
 def check_facts(facts: Facts) -> None:
-    """The modality is one of ours, and so are the views."""
-    if facts.modality not in NAMES:
-        raise unknown("modality", facts.modality, NAMES)
+    """Check that the modality and the augmentations are known ones."""
+    if facts.modality not in AUGMENTATIONS:
+        raise unknown("modality", facts.modality, AUGMENTATIONS)
+    allowed = AUGMENTATIONS[facts.modality]
     for view in facts.views:
-        if view not in NAMES[facts.modality]:
-            raise unknown(f"view of {facts.title}", view, NAMES[facts.modality])
+        if view not in allowed:
+            raise unknown(f"view of {facts.title}", view, allowed)
 
 
 def check_part(bundle: Bundle, part: str, examples: Examples) -> None:
-    """There are examples, each has a label, every label is a class id, and inputs are what encoders expect."""
+    """Check one part: it is not empty, every example has a valid label, and the inputs have the expected form."""
     facts = bundle.facts
     what = f"{facts.title}'s {part} part"
     if len(examples) == 0:
         raise DataError(f"{what} is empty; {advice(facts)}")
-    rows = examples.nodes if isinstance(examples, Nodes) else examples.x
-    if len(rows) != len(examples.y) or examples.y.dtype != torch.int64 or examples.y.dim() != 1:
-        raise DataError(
-            f"{what} has {len(rows)} inputs and {len(examples.y)} labels "
-            f"of type {examples.y.dtype} where each input needs one int64 label; {advice(facts)}"
-        )
-    low, high = int(examples.y.min()), int(examples.y.max())
-    if low < 0 or high >= facts.classes:
-        raise DataError(
-            f"{what} has labels from {low} to {high} where 0 to {facts.classes - 1} are allowed; {advice(facts)}"
-        )
-    if wrong := INPUTS[facts.modality](bundle, examples):
-        raise DataError(f"{what} {wrong}; {advice(facts)}")
+    fault = label_fault(examples, facts.classes) or INPUT_FAULTS[facts.modality](bundle, examples)
+    if fault:
+        raise DataError(f"{what} {fault}; {advice(facts)}")
 
 
-def images(bundle: Bundle, examples: Examples) -> str:
-    """What is wrong with some images, as the end of a sentence; empty where nothing is."""
-    x = examples.x
-    if x.dim() != 4 or x.dtype not in (torch.uint8, torch.float32):
-        wanted = "images are uint8 or float32 [n, channels, height, width]"
-        return f"has inputs {list(x.shape)} of type {x.dtype} where {wanted}"
-    if x.is_floating_point() and not 0 <= float(x.min()) <= float(x.max()) <= 1:
-        return f"has images with values from {float(x.min()):g} to {float(x.max()):g} where floats lie in 0 to 1"
+def label_fault(examples: Examples, classes: int) -> str:
+    """What is wrong with the labels, as the end of a sentence; empty if nothing is."""
+    y = examples.y
+    inputs = examples.nodes if isinstance(examples, Nodes) else examples.x
+    if len(inputs) != len(y) or y.dtype != torch.int64 or y.dim() != 1:
+        given = f"has {len(inputs)} inputs and {len(y)} labels of type {y.dtype}"
+        return f"{given} where each input needs one int64 label"
+    low = int(y.min())
+    high = int(y.max())
+    if low < 0 or high >= classes:
+        return f"has labels from {low} to {high} where 0 to {classes - 1} are allowed"
     return ""
 
 
-def texts(bundle: Bundle, examples: Examples) -> str:
-    """The same for texts."""
+def image_fault(bundle: Bundle, examples: Examples) -> str:
+    """What is wrong with images, as the end of a sentence; empty if nothing is."""
+    x = examples.x
+    if x.dim() != 4 or x.dtype not in (torch.uint8, torch.float32):
+        expected = "images are uint8 or float32 [n, channels, height, width]"
+        return f"has inputs {list(x.shape)} of type {x.dtype} where {expected}"
+    if not x.is_floating_point():
+        return ""
+    low = float(x.min())
+    high = float(x.max())
+    if not 0 <= low <= high <= 1:
+        return f"has images with values from {low:g} to {high:g} where floats lie in 0 to 1"
+    return ""
+
+
+def text_fault(bundle: Bundle, examples: Examples) -> str:
+    """What is wrong with texts, as the end of a sentence; empty if nothing is."""
     x = examples.x
     if x.dim() != 2 or x.is_floating_point():
         return f"has inputs {list(x.shape)} of type {x.dtype} where texts are token ids [n, length]"
-    low, high = int(x.min()), int(x.max())
+    low = int(x.min())
+    high = int(x.max())
     if low < 0 or high >= bundle.vocabulary:
         return f"has token ids from {low} to {high} where the Bundle's vocabulary is {bundle.vocabulary}"
     return ""
 
 
-def graphs(bundle: Bundle, examples: Examples) -> str:
-    """The same for graphs."""
+def graph_fault(bundle: Bundle, examples: Examples) -> str:
+    """What is wrong with a graph, as the end of a sentence; empty if nothing is."""
     if not isinstance(examples, Nodes):
-        return "has independent rows where a graph has Nodes"
-    edges, nodes, count = examples.edges, examples.nodes, len(examples.x)
+        return "has independent rows where a graph needs Nodes"
+    edges = examples.edges
+    count = len(examples.x)
     if edges.dim() != 2 or len(edges) != 2 or edges.dtype != torch.int64:
         return f"has edges {list(edges.shape)} of type {edges.dtype} where they are int64 [2, edges]"
-    for name, ids in (("edges", edges), ("nodes", nodes)):
+    for name, ids in (("edges", edges), ("nodes", examples.nodes)):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             return f"has {name} from {int(ids.min())} to {int(ids.max())} where the graph has nodes 0 to {count - 1}"
-    return "" if both_ways(edges, count) else "has edges in one direction only where each is there in both"
+    if not is_symmetric(edges, count):
+        return "has edges in one direction only where both directions are needed"
+    return ""
 
 
-def both_ways(edges: Tensor, nodes: int) -> bool:
-    """Whether every edge is there in both directions."""
+def is_symmetric(edges: Tensor, nodes: int) -> bool:
+    """Whether every edge is present in both directions."""
     source, target = edges
-    return torch.equal((source * nodes + target).sort().values, (target * nodes + source).sort().values)
+    forward = (source * nodes + target).sort().values
+    backward = (target * nodes + source).sort().values
+    return torch.equal(forward, backward)
 
 
 def check_classes(bundle: Bundle) -> None:
-    """Every class has something to be learned from."""
+    """Check that every class has training examples."""
     counts = torch.bincount(bundle.train.y, minlength=bundle.facts.classes)
-    if len(empty := torch.nonzero(counts == 0).flatten().tolist()):
-        named = f"class {empty[0]} ({bundle.names[empty[0]]})"
-        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise DataError(f"{bundle.facts.title} has no training example of {named}{more}; {advice(bundle.facts)}")
+    empty = torch.nonzero(counts == 0).flatten().tolist()
+    if not empty:
+        return
+    first = f"class {empty[0]} ({bundle.names[empty[0]]})"
+    more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+    raise DataError(f"{bundle.facts.title} has no training example of {first}{more}; {advice(bundle.facts)}")
 
 
-INPUTS = {"image": images, "text": texts, "graph": graphs}
+INPUT_FAULTS = {"image": image_fault, "text": text_fault, "graph": graph_fault}

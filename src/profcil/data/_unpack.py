@@ -1,4 +1,4 @@
-"""Unpacking with distrust: a member may be a plain file or a folder inside the target, and nothing else."""
+"""Unpacking of untrusted archives: a member may only be a plain file or a folder inside the target folder."""
 
 from __future__ import annotations
 
@@ -11,68 +11,77 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from profcil.errors import DataError
 
-CAP = 8 << 30  # bytes; more than any official archive holds
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError)
-Box = tarfile.TarFile | zipfile.ZipFile
+MAX_BYTES = 8 << 30  # more than any official archive holds
+READ_ERRORS = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError)
+Archive = tarfile.TarFile | zipfile.ZipFile
+Member = tarfile.TarInfo | zipfile.ZipInfo
 
 
-def unpack(archive: Path, into: Path, cap: int = CAP) -> None:
-    """Unpack a tar or zip archive; all member names are judged before the first byte is written."""
+def unpack(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+    """Unpack a tar or zip archive. All member names and sizes are checked before the first byte is written."""
     try:
-        with opened(archive) as box:
-            plan = list(members(box, archive))
-            if sum(size for _, _, size in plan) > cap:
-                raise DataError(f"{archive} would unpack to more than {cap} bytes; get the official archive")
-            targets = [(inside(archive, into, name), member) for name, member, _ in plan]
+        with open_archive(path) as archive:
+            files = list(plain_files(archive, path))
+            if sum(size for _, _, size in files) > max_bytes:
+                raise DataError(f"{path} would unpack to more than {max_bytes} bytes; get the official archive")
+            targets = [(target_path(path, folder, name), member) for name, member, _ in files]
             for target, member in targets:
-                write(box, member, target)
-    except BROKEN as error:
-        raise DataError(f"{archive} is damaged ({error}); delete it and fetch it again") from error
+                write_member(archive, member, target)
+    except READ_ERRORS as error:
+        raise DataError(f"{path} is damaged ({error}); delete it and fetch it again") from error
 
 
-def opened(archive: Path) -> Box:
-    if zipfile.is_zipfile(archive):
-        return zipfile.ZipFile(archive)
-    return tarfile.open(archive)
+def open_archive(path: Path) -> Archive:
+    """The archive, opened as a zip or a tar file."""
+    if zipfile.is_zipfile(path):
+        return zipfile.ZipFile(path)
+    return tarfile.open(path)
 
 
-def members(box: Box, archive: Path) -> Iterator[tuple[str, object, int]]:
-    """Name, handle and size of every plain file; folders are made as needed, links and devices are refused."""
-    listing = box.infolist() if isinstance(box, zipfile.ZipFile) else box.getmembers()
-    for member in listing:
-        if isinstance(member, zipfile.ZipInfo):
-            name, size, folder = member.filename, member.file_size, member.is_dir()
-            plain = stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
-        else:
-            name, size, folder, plain = member.name, member.size, member.isdir(), member.isreg()
-        if not (folder or plain):
+def plain_files(archive: Archive, path: Path) -> Iterator[tuple[str, Member, int]]:
+    """Name, member and size of every plain file. Folders are skipped; links and devices are an error."""
+    members = archive.infolist() if isinstance(archive, zipfile.ZipFile) else archive.getmembers()
+    for member in members:
+        name, size, is_folder, is_file = describe(member)
+        if is_folder:
+            continue
+        if not is_file:
             raise DataError(
-                f"{archive} holds {name}, which is a link or a device, and was refused; only files are unpacked"
+                f"{path} contains {name}, which is a link or a device, and was refused; only files are unpacked"
             )
-        if not folder:
-            yield name, member, size
+        yield name, member, size
 
 
-def inside(archive: Path, into: Path, name: str) -> Path:
-    """The member's place below the target folder, or an error if it tries to leave it."""
+def describe(member: Member) -> tuple[str, int, bool, bool]:
+    """A member's name and size, whether it is a folder, and whether it is a plain file."""
+    if isinstance(member, zipfile.ZipInfo):
+        file_type = stat.S_IFMT(member.external_attr >> 16)
+        return member.filename, member.file_size, member.is_dir(), file_type in (0, stat.S_IFREG)
+    return member.name, member.size, member.isdir(), member.isreg()
+
+
+def target_path(path: Path, folder: Path, name: str) -> Path:
+    """The path of a member below the target folder; a name that leads outside is an error."""
     pure = PurePosixPath(name)
-    target = into / pure
-    stays = target.resolve().is_relative_to(into.resolve())
-    if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or not stays:
+    target = folder / pure
+    is_inside = target.resolve().is_relative_to(folder.resolve())
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or not is_inside:
         raise DataError(
-            f"{archive} holds {name}, which lies outside the target folder, and was refused; get the official one"
+            f"{path} contains {name}, which lies outside the target folder, and was refused; get the official archive"
         )
     return target
 
 
-def write(box: Box, member: object, target: Path) -> None:
-    """One member, whole or not at all."""
+def write_member(archive: Archive, member: Member, target: Path) -> None:
+    """Write one member atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(target.name + ".part")
-    source = box.open(member) if isinstance(box, zipfile.ZipFile) else box.extractfile(member)  # type: ignore[arg-type]
-    with source as read, draft.open("wb") as out:  # type: ignore[union-attr]
-        shutil.copyfileobj(read, out)
-    os.replace(draft, target)
+    partial = target.with_name(target.name + ".part")
+    is_zip = isinstance(archive, zipfile.ZipFile)
+    source: Any = archive.open(member) if is_zip else archive.extractfile(member)  # type: ignore
+    with source as stream, partial.open("wb") as out:
+        shutil.copyfileobj(stream, out)
+    os.replace(partial, target)

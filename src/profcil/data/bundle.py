@@ -1,8 +1,8 @@
-"""What a loader returns: a dataset's facts, its examples, and nothing that knows about clients or tasks.
+"""What a loader returns: a dataset's facts and examples, without clients or tasks.
 
-Two kinds of examples exist. `Rows` are independent (images, texts): row i of `x` is example i. `Nodes` are the nodes
-of one graph: an example needs its neighbourhood, so a part of a graph is the induced subgraph. Both answer the same
-four questions, and nothing outside this file asks which kind it has.
+There are two kinds of examples. `Rows` are independent (images, texts): row i of `x` is example i. `Nodes` are nodes
+of one graph: an example needs its neighbourhood, so a part of a graph is an induced subgraph. Both have the same
+methods, so that other code need not know which kind it has.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import torch
 from torch import Tensor
 
 Inputs = tuple[Tensor, ...]
+# The augmentations that a dataset of each modality may list in `Facts.views`.
+AUGMENTATIONS = {"image": ("crop", "flip", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
 
 
 @dataclass(frozen=True)
 class File:
-    """One official file: where it lies under the dataset's own folder, how to recognise it, where to get it."""
+    """One official file: its path in the dataset's folder, its size and checksums, and its download address."""
 
     path: str
     size: int | None = None
     sha256: str | None = None
     md5: str | None = None
     url: str | None = None
-    archive: bool = False  # unpack after download; the loader reads what is inside
+    archive: bool = False  # to be unpacked after download; the loader reads its content
     sha1: str | None = None
-    layout: str = ""  # files of one official layout; where a dataset has several, any one of them is enough
+    layout: str = ""  # the official layout it belongs to; a dataset with several layouts needs only one of them
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,26 @@ class Facts:
     train: int | None
     test: int | None
     files: tuple[File, ...] = ()
-    views: tuple[str, ...] = ()  # which augmentations keep the label: crop, flip, jitter, ...
+    views: tuple[str, ...] = ()  # the augmentations that keep the label, of AUGMENTATIONS
     encoder: str = ""
     homepage: str = ""
     licence: str = ""
-    get: str = ""  # one sentence: how to get it when `data fetch` cannot
+    get: str = ""  # how to get the files by hand, as the end of a sentence
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Independent examples: images as uint8 [n, channels, height, width], texts as token ids [n, length], 0 padding."""
+    """Independent examples.
+
+    Images are uint8 [n, channels, height, width] (or float32 in [0, 1]); texts are token ids [n, length], 0 is padding.
+    """
 
     x: Tensor
     y: Tensor
 
     @property
     def chunk(self) -> int:
-        """Examples embedded at once: what a cache holds, or what keeps a GPU busy for longer than it takes to ask."""
+        """The batch size of inference: small enough for a CPU's cache, large enough to keep a GPU busy."""
         return 1024 if self.x.is_cuda else 512
 
     def __len__(self) -> int:
@@ -68,15 +73,15 @@ class Rows:
         return Rows(self.x[ids], self.y[ids])
 
     def local(self, owned: Tensor) -> Rows:
-        """What a client that owns these examples computes on: nothing is copied, its rows point at its own."""
+        """The examples that a client with these ids computes on: all of them, nothing is copied."""
         return self
 
     def rows(self, ids: Tensor, owned: Tensor) -> Tensor:
-        """Where examples lie in `local(owned)`."""
+        """The row numbers of examples in `local(owned)`."""
         return ids
 
     def inputs(self, index: Tensor) -> Inputs:
-        """What the encoder is given for these examples."""
+        """The encoder's inputs for these examples."""
         return (self.x[index],)
 
     def to(self, device: str | torch.device) -> Rows:
@@ -85,37 +90,38 @@ class Rows:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Examples that are nodes of one graph; `nodes[i]` is the graph node of example i."""
+    """Examples that are nodes of one graph; `nodes[i]` is the node of example i."""
 
     x: Tensor  # float [graph nodes, features]
     edges: Tensor  # int64 [2, edges], both directions present, no self-loops
     y: Tensor  # int64 [examples]
     nodes: Tensor  # int64 [examples]
-    chunk = 1 << 30  # every call encodes the whole graph, so all nodes are embedded at once
+    chunk = 1 << 30  # the encoder processes the whole graph in any case, so all nodes are one batch
 
     def __len__(self) -> int:
         return len(self.y)
 
     def part(self, ids: Tensor) -> Nodes:
-        """The examples with these ids on the subgraph induced by their nodes: no other node, no edge to one."""
+        """The examples with these ids, on the subgraph induced by their nodes."""
         ids = ids.sort().values.to(self.y.device)
         kept = self.nodes[ids]
-        place = torch.full((len(self.x),), -1, dtype=torch.long, device=self.x.device)
-        place[kept] = torch.arange(len(kept), device=self.x.device)
-        ends = place[self.edges]
-        return Nodes(
-            self.x[kept], ends[:, (ends >= 0).all(0)], self.y[ids], torch.arange(len(kept), device=self.x.device)
-        )
+        new_ids = torch.arange(len(kept), device=self.x.device)
+        new_id_of = torch.full((len(self.x),), -1, dtype=torch.long, device=self.x.device)
+        new_id_of[kept] = new_ids
+        edges = new_id_of[self.edges]
+        inside = (edges >= 0).all(0)
+        return Nodes(self.x[kept], edges[:, inside], self.y[ids], new_ids)
 
     def local(self, owned: Tensor) -> Nodes:
-        """A client's own graph: induced on what it owns over the whole stream, fixed from the start."""
+        """A client's graph at every position: the subgraph induced by all nodes that it owns over the whole stream."""
         return self.part(owned)
 
     def rows(self, ids: Tensor, owned: Tensor) -> Tensor:
+        """The row numbers of examples in `local(owned)`; `owned` is ascending."""
         return torch.searchsorted(owned, ids)
 
     def inputs(self, index: Tensor) -> Inputs:
-        """The whole graph and the nodes asked about."""
+        """The encoder's inputs: the whole graph, and the nodes of these examples."""
         return (self.x, self.edges, self.nodes[index])
 
     def to(self, device: str | torch.device) -> Nodes:
@@ -127,15 +133,15 @@ Examples = Rows | Nodes
 
 @dataclass(frozen=True)
 class Bundle:
-    """A loaded dataset. Labels are the dataset's own class ids, 0 to classes - 1, from file to table."""
+    """A loaded dataset. Labels are the dataset's class ids, 0 to classes - 1; they are never renumbered."""
 
     facts: Facts
     train: Examples
     test: Examples
     validation: Examples | None
     names: tuple[str, ...]  # class names, by class id
-    vocabulary: int = 0  # texts: number of token ids, padding included
-    mean: tuple[float, ...] = ()  # images: per channel, of the training part scaled to [0, 1]
+    vocabulary: int = 0  # texts: the number of token ids, including padding
+    mean: tuple[float, ...] = ()  # images: per channel, over the training part scaled to [0, 1]
     std: tuple[float, ...] = ()
     fingerprint: str = field(default="")  # hash of the labels and inputs; part of every cache key
 

@@ -1,4 +1,4 @@
-"""CIFAR-100 from its official files, binary or Python. Class ids are the fine labels."""
+"""CIFAR-100, read from its official binary or Python files. Class ids are the fine labels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from profcil.data import files, unpickle
 from profcil.data.bundle import Bundle, Facts, File, Rows
 
-BINARY, PYTHON = "cifar-100-binary", "cifar-100-python"
+BINARY = "cifar-100-binary"
+PYTHON = "cifar-100-python"
 SITE = "https://www.cs.toronto.edu/~kriz"
 SHAPE = (3, 32, 32)
-RECORD = 2 + 3 * 32 * 32  # coarse label, fine label, pixels
+RECORD = 2 + 3 * 32 * 32  # bytes of one image: coarse label, fine label, pixels
 FACTS = Facts(
     name="cifar100",
     title="CIFAR-100",
@@ -51,14 +52,14 @@ FACTS = Facts(
 
 
 def load(root: Path, seed: int = 0) -> Bundle:
-    """Training and test images from whichever layout is there; the split is the official one, so no draw is made."""
+    """Training and test images from either layout. The split is the official one, so `seed` is not used."""
     return Bundle(FACTS, part(root, "train"), part(root, "test"), None, class_names(root))
 
 
 def part(root: Path, name: str) -> Rows:
-    """One official part; the binary layout is preferred, since it needs no unpickling."""
-    binary = files.seek(FACTS, root, f"{BINARY}/{name}.bin")
-    pickled = files.seek(FACTS, root, f"{PYTHON}/{name}")
+    """One official part. The binary layout is preferred because it needs no unpickling."""
+    binary = files.find(FACTS, root, f"{BINARY}/{name}.bin")
+    pickled = files.find(FACTS, root, f"{PYTHON}/{name}")
     if binary is not None:
         return read_binary(binary)
     if pickled is not None and pickled.is_file():
@@ -67,32 +68,33 @@ def part(root: Path, name: str) -> Rows:
 
 
 def read_binary(path: Path) -> Rows:
-    """Records of coarse label, fine label and pixels."""
+    """The images of a binary file."""
     raw = np.fromfile(path, dtype=np.uint8)
     if len(raw) % RECORD:
-        raise files.damaged(FACTS, path, f"has {len(raw)} bytes, which is no whole number of {RECORD}-byte records")
+        raise files.damaged(FACTS, path, f"has {len(raw)} bytes, which is not a multiple of the record size {RECORD}")
     records = raw.reshape(-1, RECORD)
     return rows(records[:, 2:], records[:, 1])
 
 
 def read_python(path: Path) -> Rows:
-    """A pickled dictionary with `data` and `fine_labels`."""
+    """The images of a Python file: a pickled dictionary with `data` and `fine_labels`."""
     content = unpickle.load(path)
     try:
         return rows(np.asarray(content["data"], dtype=np.uint8), np.asarray(content["fine_labels"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise files.damaged(FACTS, path, f"does not hold `data` and `fine_labels` ({error})") from error
+        raise files.damaged(FACTS, path, f"does not contain `data` and `fine_labels` ({error})") from error
 
 
 def rows(pixels: np.ndarray, labels: np.ndarray) -> Rows:
+    """Images [n, 3, 32, 32] from flat pixels, with int64 labels."""
     x = torch.from_numpy(np.ascontiguousarray(pixels).reshape(-1, *SHAPE))
     return Rows(x, torch.from_numpy(labels.astype(np.int64)))
 
 
 def class_names(root: Path) -> tuple[str, ...]:
-    """The fine label names, if the official files that hold them are there."""
-    listed = files.seek(FACTS, root, f"{BINARY}/fine_label_names.txt")
-    meta = files.seek(FACTS, root, f"{PYTHON}/meta")
+    """The names of the fine labels, or "class N" if the official files with the names are missing."""
+    listed = files.find(FACTS, root, f"{BINARY}/fine_label_names.txt")
+    meta = files.find(FACTS, root, f"{PYTHON}/meta")
     if listed is not None:
         return tuple(listed.read_text("utf-8").split())
     if meta is not None:
@@ -101,8 +103,9 @@ def class_names(root: Path) -> tuple[str, ...]:
 
 
 def meta_names(path: Path) -> tuple[str, ...]:
+    """The names of the fine labels in a pickled `meta` file."""
     content = unpickle.load(path)
     try:
         return tuple(map(str, content["fine_label_names"]))
     except (KeyError, TypeError) as error:
-        raise files.damaged(FACTS, path, "does not hold `fine_label_names`") from error
+        raise files.damaged(FACTS, path, "does not contain `fine_label_names`") from error

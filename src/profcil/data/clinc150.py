@@ -1,4 +1,4 @@
-"""CLINC150: short requests to an assistant, 150 intents, words as tokens. The out-of-scope parts are not used."""
+"""CLINC150: short requests to an assistant with 150 intents. Tokens are words. The out-of-scope parts are not used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profcil.data import files
 from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, File, Rows
 
-LENGTH = 32
+LENGTH = 32  # tokens per request
 PARTS = ("train", "val", "test")
 WORD = re.compile(r"[a-z0-9']+")
 FACTS = Facts(
@@ -36,31 +36,39 @@ FACTS = Facts(
     licence="CC BY 3.0",
     get="copy data/data_full.json of https://github.com/clinc/oos-eval there",
 )
+Request = tuple[list[str], str]  # words, intent
 
 
 def load(root: Path, seed: int = 0) -> Bundle:
-    """Requests as word ids; the parts are the official ones, so no draw is made."""
+    """Requests as word ids. The split is the official one, so `seed` is not used."""
     path = files.locate(FACTS, root, "data_full.json")
     train, val, test = read(path)
     intents = sorted({intent for _, intent in train})
     labels = {intent: label for label, intent in enumerate(intents)}
     ids = vocabulary(words for words, _ in train)
     try:
-        parts = [rows(pairs, ids, labels) for pairs in (train, val, test)]
+        parts = [rows(part, ids, labels) for part in (train, val, test)]
     except KeyError as error:
         raise files.damaged(FACTS, path, f"has the intent {error} outside its training part") from error
     return Bundle(FACTS, parts[0], parts[2], parts[1], tuple(intents), vocabulary=FIRST + len(ids))
 
 
-def read(path: Path) -> list[list[tuple[list[str], str]]]:
-    """Words and intent of every request, by part."""
+def read(path: Path) -> list[list[Request]]:
+    """The words and the intent of every request, one list per part."""
     try:
         content = json.loads(path.read_text("utf-8"))
-        return [[(WORD.findall(text.lower()), intent) for text, intent in content[part]] for part in PARTS]
+        return [parse(content[part]) for part in PARTS]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise files.damaged(FACTS, path, f"does not hold the parts train, val and test ({error})") from error
+        raise files.damaged(FACTS, path, f"does not contain the parts train, val and test ({error})") from error
 
 
-def rows(pairs: list[tuple[list[str], str]], ids: dict[str, int], labels: dict[str, int]) -> Rows:
-    x = encode([words for words, _ in pairs], ids, LENGTH)
-    return Rows(x, torch.tensor([labels[intent] for _, intent in pairs]))
+def parse(requests: list[tuple[str, str]]) -> list[Request]:
+    """Split each request into lower-case words."""
+    return [(WORD.findall(text.lower()), intent) for text, intent in requests]
+
+
+def rows(requests: list[Request], ids: dict[str, int], labels: dict[str, int]) -> Rows:
+    """Token ids and labels of one part."""
+    x = encode([words for words, _ in requests], ids, LENGTH)
+    y = torch.tensor([labels[intent] for _, intent in requests])
+    return Rows(x, y)

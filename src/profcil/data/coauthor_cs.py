@@ -1,6 +1,7 @@
-"""Coauthor CS: authors, their shared papers and the words of those papers, from the benchmark's npz file.
+"""Coauthor CS: a graph of authors and their shared papers, with the words of those papers as features.
 
-The features are kept as they are, dense: 18,333 x 6,805 float32, 500 MB, stored once and shared by all parts.
+It is read from the benchmark's npz file. The features are dense, 18,333 x 6,805 float32 (500 MB), and are stored
+once for all parts.
 """
 
 from __future__ import annotations
@@ -39,21 +40,25 @@ def load(root: Path, seed: int = 0) -> Bundle:
     try:
         x, labels, edges = assemble(path)
     except (ValueError, KeyError, IndexError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise files.damaged(FACTS, path, f"does not hold the arrays adj_*, attr_* and labels ({error})") from error
-    parts = _graphs.split(labels, seed, FACTS.name)
+        raise files.damaged(FACTS, path, f"does not contain the arrays adj_*, attr_* and labels ({error})") from error
+    parts = _graphs.stratified_split(labels, seed, FACTS.name)
     names = tuple(f"class {label}" for label in range(FACTS.classes))
-    return _graphs.bundle(FACTS, _graphs.row_normalised(x), edges, labels, parts, names)
+    return _graphs.graph_bundle(FACTS, _graphs.row_normalised(x), edges, labels, parts, names)
 
 
 def assemble(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, labels and edges; only plain arrays are read, whatever else the file holds."""
-    with np.load(path, allow_pickle=False) as held:
-        data, columns, starts, (rows, width) = (
-            held[f"attr_{field}"] for field in ("data", "indices", "indptr", "shape")
-        )
-        indices, indptr, labels = held["adj_indices"], held["adj_indptr"], held["labels"]
-    if not len(labels) == len(indptr) - 1 == rows:
-        raise ValueError("labels, features and edges speak of different numbers of nodes")
-    ends = np.stack([np.repeat(np.arange(len(labels)), np.diff(indptr)), indices])
-    x = densify(data, columns, starts, (int(rows), int(width)))
-    return x, labels, _graphs.undirected(ends, len(labels))
+    """Features, labels and edges. Only plain arrays are read: pickled members of the file are ignored."""
+    with np.load(path, allow_pickle=False) as arrays:
+        values = arrays["attr_data"]
+        columns = arrays["attr_indices"]
+        row_starts = arrays["attr_indptr"]
+        nodes, features = arrays["attr_shape"]
+        neighbours = arrays["adj_indices"]
+        starts = arrays["adj_indptr"]
+        labels = arrays["labels"]
+    if not len(labels) == len(starts) - 1 == nodes:
+        raise ValueError("labels, features and edges have different numbers of nodes")
+    x = densify(values, columns, row_starts, (int(nodes), int(features)))
+    sources = np.repeat(np.arange(len(labels)), np.diff(starts))
+    edges = _graphs.undirected(np.stack([sources, neighbours]), len(labels))
+    return x, labels, edges

@@ -1,4 +1,4 @@
-"""Cora from the Planetoid files: Python 2 pickles, read with a fixed list of names and without scipy."""
+"""Cora from the Planetoid files: Python 2 pickles, read by a restricted unpickler and without scipy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FACTS = Facts(
     licence="not stated; public research data, cite Sen et al. (2008) and Yang et al. (2016)",
     get="copy the ind.cora.* files from https://github.com/kimiyoung/planetoid/tree/master/data there",
 )
-# In the order of the files' label columns.
+# In the order of the label columns in the files.
 NAMES = (
     "Theory",
     "Reinforcement Learning",
@@ -53,36 +53,44 @@ def load(root: Path, seed: int = 0) -> Bundle:
     try:
         x, labels, edges = assemble(folder)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise files.damaged(FACTS, folder, f"holds files that do not fit together ({error})") from error
-    parts = _graphs.split(labels, seed, FACTS.name)
-    return _graphs.bundle(FACTS, _graphs.row_normalised(x), edges, labels, parts, NAMES)
+        raise files.damaged(FACTS, folder, f"contains files that do not fit together ({error})") from error
+    parts = _graphs.stratified_split(labels, seed, FACTS.name)
+    return _graphs.graph_bundle(FACTS, _graphs.row_normalised(x), edges, labels, parts, NAMES)
 
 
 def assemble(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, labels and edges; the rows of tx belong to the nodes that test.index lists, in that order."""
-    allx, tx = read(folder, "allx").dense(), read(folder, "tx").dense()
-    ally, ty = read(folder, "ally"), read(folder, "ty")
+    """Features, labels and edges. Row i of tx belongs to the node in line i of test.index."""
+    allx = read(folder, "allx").dense()
+    tx = read(folder, "tx").dense()
+    ally = read(folder, "ally")
+    ty = read(folder, "ty")
     order = read_index(folder)
     if sorted(order) != list(range(len(allx), len(allx) + len(tx))):
         raise ValueError("test.index does not list the nodes after allx")
-    x, onehot = np.concatenate([allx, tx]), np.concatenate([ally, ty])
-    x[order], onehot[order] = tx, ty
-    edges = [(node, other) for node, others in read(folder, "graph").items() for other in others]
-    return x, onehot.argmax(axis=1), _graphs.undirected(np.array(edges, dtype=np.int64).T, len(x))
+    x = np.concatenate([allx, tx])
+    x[order] = tx
+    onehot = np.concatenate([ally, ty])
+    onehot[order] = ty
+    neighbours = read(folder, "graph")
+    pairs = [(node, other) for node, others in neighbours.items() for other in others]
+    edges = _graphs.undirected(np.array(pairs, dtype=np.int64).T, len(x))
+    return x, onehot.argmax(axis=1), edges
 
 
 def read_index(folder: Path) -> np.ndarray:
+    """The node ids of the test rows, in file order."""
     path = existing(folder, "test.index")
     return np.array(path.read_text("ascii").split(), dtype=np.int64)
 
 
 def read(folder: Path, end: str) -> Any:
+    """The object pickled in one file of the set."""
     return unpickle.load(existing(folder, end), unpickle.GRAPHS)
 
 
 def existing(folder: Path, end: str) -> Path:
-    """A file of the set, which is only useful whole."""
+    """The path of one file of the set. All files are needed."""
     path = folder / f"ind.cora.{end}"
     if not path.exists():
-        raise files.damaged(FACTS, path, "is missing beside the others")
+        raise files.damaged(FACTS, path, "is missing")
     return path

@@ -1,4 +1,4 @@
-"""Handwritten digits, 8 x 8: the dataset that comes with scikit-learn, so that everything runs without a download."""
+"""Handwritten digits, 8 x 8 pixels, from scikit-learn. No download is needed."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ FACTS = Facts(
     classes=10,
     train=1438,
     test=359,
-    views=("crop", "jitter"),  # a mirrored digit is another sign
+    views=("crop", "jitter"),  # no flip: a mirrored digit is not the same digit
     encoder="convnet",
     homepage="https://archive.ics.uci.edu/dataset/80",
     licence="CC BY 4.0",
-    get="`pip install scikit-learn`, which holds it",
+    get="`pip install scikit-learn`, which contains it",
 )
 TEST_SHARE = 0.2
 
 
 def load(root: Path, seed: int = 0) -> Bundle:
-    """The digits with a seeded 80/20 split of every class; nothing is read from `root`."""
+    """The digits with a seeded 80/20 split of every class. `root` is not used."""
     from sklearn.datasets import load_digits
 
     raw = load_digits()
     x = torch.from_numpy((raw.images.astype(np.int64) * 255 // 16).astype(np.uint8)[:, None])
     y = torch.from_numpy(raw.target.astype(np.int64))
-    held = torch.from_numpy(held_out(raw.target, seed))
+    is_test = torch.from_numpy(held_out(raw.target, seed))
     names = tuple(str(digit) for digit in range(FACTS.classes))
-    return Bundle(FACTS, Rows(x[~held], y[~held]), Rows(x[held], y[held]), None, names)
+    train = Rows(x[~is_test], y[~is_test])
+    test = Rows(x[is_test], y[is_test])
+    return Bundle(FACTS, train, test, None, names)
 
 
 def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Which examples are the test part: a fifth of every class."""
-    held = np.zeros(len(labels), dtype=bool)
+    """A mask of the test examples: a fifth of every class."""
+    is_test = np.zeros(len(labels), dtype=bool)
     for digit in range(FACTS.classes):
         ids = np.flatnonzero(labels == digit)
         drawn = generator(seed, "digits", "split", digit).permutation(ids)
-        held[drawn[: round(TEST_SHARE * len(ids))]] = True
-    return held
+        is_test[drawn[: round(TEST_SHARE * len(ids))]] = True
+    return is_test

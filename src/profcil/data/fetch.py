@@ -1,7 +1,7 @@
-"""Getting official files: downloads that resume, are checked before they count, and are unpacked where they are wanted.
+"""Download of official files: resumable, verified before use, and unpacked into the dataset's folder.
 
-A download grows in `<name>.part` and takes its real name only once its size and checksum are right, so a file that
-is there is a whole file. Only the standard library is used.
+A download is written to `<name>.part` and renamed only after its size and checksum were verified. A file with its
+final name is therefore complete. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -16,39 +16,45 @@ from pathlib import Path
 from typing import IO
 
 from profcil.data import files
-from profcil.data._unpack import CAP, unpack
+from profcil.data._unpack import MAX_BYTES, unpack
 from profcil.data.bundle import Facts, File
 from profcil.errors import DataError, Failure, of_a_file
 
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if known
-CHUNK = 1 << 18
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, total bytes if known
+CHUNK = 1 << 18  # bytes per read
 ATTEMPTS = 4
-PAUSE = 1.0  # seconds, growing with each attempt
-PATIENCE = 30.0  # seconds without a byte
-BROKEN = (urllib.error.URLError, http.client.HTTPException, OSError)
+PAUSE = 1.0  # seconds before the second attempt; grows with each attempt
+TIMEOUT = 30.0  # seconds without a byte
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
-def silent(name: str, done: int, total: int | None) -> None:
-    """Progress for nobody."""
+def no_progress(name: str, done: int, total: int | None) -> None:
+    """A progress callback that does nothing."""
 
 
-def fetch(facts: Facts, root: Path, progress: Progress = silent, force: bool = False) -> list[Path]:
-    """Download (and unpack) what a dataset lacks into `root/name`; the files it now has."""
-    home = root / facts.name
+def fetch(facts: Facts, root: Path, progress: Progress = no_progress, force: bool = False) -> list[Path]:
+    """Download and unpack the missing files of a dataset into `root/name`. Returns all files it now has."""
+    folder = root / facts.name
     wanted = [file for file in facts.files if file.url and file.layout == facts.files[0].layout]
     if not wanted:
-        raise DataError(f"{facts.title} has no address to fetch from; get it with {facts.get}")
-    have = files.inventory(facts, root)
+        raise DataError(f"{facts.title} has no download address; get it with {facts.get}")
+    present = files.inventory(facts, root)
     for file in wanted:
-        needed = have if file.archive else {file: have.get(file)}
-        whole = all(path and not files.fault(each, path, checksum=False) for each, path in needed.items())
-        if force or not whole or (file.archive and (home / file.path).exists()):
-            obtain(file, home / file.path, progress, force)
+        target = folder / file.path
+        needed = present if file.archive else {file: present.get(file)}
+        is_leftover = file.archive and target.exists()
+        if force or is_leftover or not is_complete(needed):
+            fetch_file(file, target, progress, force)
     return [path for path in files.inventory(facts, root).values() if path]
 
 
-def obtain(file: File, target: Path, progress: Progress, force: bool) -> None:
-    """One file at its place; an archive is unpacked and then removed, so one that lies there is unfinished work."""
+def is_complete(needed: dict[File, Path | None]) -> bool:
+    """Whether all files are present with the official sizes."""
+    return all(path and not files.fault(file, path, checksum=False) for file, path in needed.items())
+
+
+def fetch_file(file: File, target: Path, progress: Progress, force: bool) -> None:
+    """Download one file. An archive is unpacked and then deleted, so an archive on disk was not unpacked completely."""
     if force or not target.exists() or files.fault(file, target):
         download(file, target, progress)
     if file.archive:
@@ -56,73 +62,79 @@ def obtain(file: File, target: Path, progress: Progress, force: bool) -> None:
         target.unlink()
 
 
-def download(file: File, target: Path, progress: Progress = silent) -> Path:
-    """The whole, verified file at `target`; what an earlier attempt left is continued."""
+def download(file: File, target: Path, progress: Progress = no_progress) -> Path:
+    """Download a file to `target` and verify it. A partial download of an earlier call is continued."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    complaint: object = "the connection closed early"
+    reason: object = "the connection closed early"
     for attempt in range(ATTEMPTS):
         time.sleep(attempt * PAUSE)
         try:
-            if receive(file, part, progress):
+            if request_rest(file, part, progress):
                 return accept(file, part, target)
         except urllib.error.HTTPError as error:
             raise Failure(f"{file.url} answered {error.code} {error.reason}; get the file by hand") from error
-        except BROKEN as error:
+        except NETWORK_ERRORS as error:
             if isinstance(error, OSError) and of_a_file(error):
                 raise
-            complaint = error
-    done = part.stat().st_size if part.exists() else 0
+            reason = error
     raise Failure(
-        f"the download of {file.url} stopped after {done} bytes ({complaint}); "
+        f"the download of {file.url} stopped after {size_of(part)} bytes ({reason}); "
         "run the same command again to continue it"
     )
 
 
-def receive(file: File, part: Path, progress: Progress) -> bool:
-    """One request for the bytes still lacking; whether the file is now whole as far as the server says."""
-    start = part.stat().st_size if part.exists() else 0
+def size_of(part: Path) -> int:
+    """The size of a file in bytes; 0 if it does not exist."""
+    return part.stat().st_size if part.exists() else 0
+
+
+def request_rest(file: File, part: Path, progress: Progress) -> bool:
+    """Request the missing bytes once. Returns whether the file is now complete, as far as the server says."""
+    start = size_of(part)
     if file.size is not None and start == file.size:
         return True
-    request = urllib.request.Request(file.url or "", headers={"Range": f"bytes={start}-"} if start else {})
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(file.url or "", headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=PATIENCE)
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        part.unlink()  # the server has no such bytes: what we hold is not a beginning of its file
+        part.unlink()  # range not satisfiable: the partial file is not the beginning of the server's file
         return False
     with response:
-        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        if response.status == 206 and not resumed:
-            part.unlink()  # other bytes than asked for: begin anew
+        is_partial = response.status == 206
+        if is_partial and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink()  # the server sent another range: start again
             return False
-        start = start if response.status == 206 else 0
+        start = start if is_partial else 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else file.size
-        done = pour(response, part, start, lambda done: progress(Path(file.path).name, done, total))
+        done = save_response(response, part, start, lambda done: progress(Path(file.path).name, done, total))
     return total is None or done >= total
 
 
-def pour(response: IO[bytes], part: Path, start: int, report: Callable[[int], None]) -> int:
-    """Append what comes to the part file, or begin it anew; how long it is then."""
+def save_response(response: IO[bytes], part: Path, start: int, report: Callable[[int], None]) -> int:
+    """Append a response to the partial file, or start the file again if `start` is 0. Returns the file's new size."""
     done = start
     with part.open("ab" if start else "wb") as stream:
         while chunk := response.read(CHUNK):
             done += stream.write(chunk)
             report(done)
-            if done > CAP:
+            if done > MAX_BYTES:
                 raise DataError(
-                    f"{part} grew beyond {CAP} bytes, more than any official file; delete it and the source"
+                    f"{part} grew beyond {MAX_BYTES} bytes, which no official file exceeds; "
+                    "delete it and check the download address"
                 )
     return done
 
 
 def accept(file: File, part: Path, target: Path) -> Path:
-    """Give a verified download its name; a wrong one is deleted, since continuing it could never make it right."""
-    wrong = files.fault(file, part)
-    if wrong:
+    """Verify a complete download and give it its final name. A wrong one is deleted: continuing it cannot help."""
+    fault = files.fault(file, part)
+    if fault:
         part.unlink()
-        raise DataError(f"the file from {file.url} {wrong} and was deleted; fetch it again or get it by hand")
+        raise DataError(f"the file from {file.url} {fault} and was deleted; fetch it again or get it by hand")
     os.replace(part, target)
     return target

@@ -1,7 +1,7 @@
-"""Where official files lie, whether they are the official ones, and how arrays decoded from them are kept.
+"""Official files: where they are, whether they are the official ones, and a cache for arrays decoded from them.
 
-A dataset `name` is looked for in `root/name`, with and without the folder its official archive unpacks to, and in
-that folder directly under `root`: whatever a user gets by unpacking the archive in a natural place is found.
+A dataset `name` is searched in `root/name`, with and without the folder its official archive unpacks to, and in
+that folder directly under `root`. So the files are found wherever a user is likely to unpack the archive.
 """
 
 from __future__ import annotations
@@ -23,55 +23,61 @@ Arrays = dict[str, np.ndarray]
 CHECKSUMS = ("sha256", "sha1", "md5")
 
 
-def places(facts: Facts, root: Path, path: str) -> list[Path]:
-    """Everywhere an official file may lie, the most official place first."""
+def candidates(facts: Facts, root: Path, path: str) -> list[Path]:
+    """All paths where an official file may be, the preferred one first."""
     parts = PurePosixPath(path).parts
-    home = root / facts.name
+    folder = root / facts.name
     if len(parts) == 1:
-        return [home / path]
-    return [home / path, home.joinpath(*parts[1:]), root / path]
+        return [folder / path]
+    return [folder / path, folder.joinpath(*parts[1:]), root / path]
 
 
-def seek(facts: Facts, root: Path, path: str) -> Path | None:
-    """The first place that holds the file or folder, or None."""
-    return next((place for place in places(facts, root, path) if place.exists()), None)
+def find(facts: Facts, root: Path, path: str) -> Path | None:
+    """The first candidate path that exists, or None."""
+    return next((candidate for candidate in candidates(facts, root, path) if candidate.exists()), None)
 
 
 def locate(facts: Facts, root: Path, path: str) -> Path:
-    """The place that holds the file or folder; nowhere is an error that says where it was looked for."""
-    found = seek(facts, root, path)
+    """The path of an official file or folder. If there is none, the error says where it was searched."""
+    found = find(facts, root, path)
     if found is None:
         raise missing(facts, root, path)
     return found
 
 
 def missing(facts: Facts, root: Path, path: str) -> DataError:
-    """The sentence about a file that is in none of its places."""
-    looked = " and ".join(str(place.parent) for place in places(facts, root, path))
+    """The error for a file that is at none of its candidate paths."""
+    searched = " and ".join(str(candidate.parent) for candidate in candidates(facts, root, path))
     name = PurePosixPath(path).name
-    get = f"get it with {how(facts)}" if how(facts) else "put it there"
-    return DataError(f"{facts.title}'s {name} was not found; looked in {looked}; {get}")
+    ways = how_to_get(facts)
+    advice = f"get it with {ways}" if ways else "put it there"
+    return DataError(f"{facts.title}'s {name} was not found; looked in {searched}; {advice}")
 
 
-def how(facts: Facts) -> str:
-    """How to get a dataset, as the end of a sentence."""
-    ways = [f"`profcil data fetch {facts.name}`"] if any(file.url for file in facts.files) else []
-    return " or ".join([*ways, *([facts.get] if facts.get else [])])
+def how_to_get(facts: Facts) -> str:
+    """How to get a dataset, as the end of a sentence; empty if its facts do not say."""
+    ways = []
+    if any(file.url for file in facts.files):
+        ways.append(f"`profcil data fetch {facts.name}`")
+    if facts.get:
+        ways.append(facts.get)
+    return " or ".join(ways)
 
 
-def again(facts: Facts) -> str:
-    """What to do about a dataset that is not whole, as the end of a sentence."""
-    return f"get it again with {how(facts)}" if how(facts) else "put its files where its loader looks for them"
+def how_to_repair(facts: Facts) -> str:
+    """What to do about an incomplete dataset, as the end of a sentence."""
+    ways = how_to_get(facts)
+    return f"get it again with {ways}" if ways else "put its files where its loader looks for them"
 
 
 def damaged(facts: Facts, path: Path, why: str) -> DataError:
-    """The sentence about a file that is there and is not what its name says."""
+    """The error for a file that exists but has the wrong content."""
     return DataError(f"{facts.title}'s {path} {why}; replace it with the official file ({facts.homepage})")
 
 
 @contextmanager
-def readable(root: Path) -> Iterator[None]:
-    """A folder or file of the data that may not be read is one sentence."""
+def read_errors(root: Path) -> Iterator[None]:
+    """Turn an OSError about a data file or folder into a DataError."""
     try:
         yield
     except OSError as error:
@@ -79,12 +85,12 @@ def readable(root: Path) -> Iterator[None]:
             raise
         where = error.filename or root
         raise DataError(
-            f"{where} cannot be read ({error.strerror}); let yourself read it, or give another --data-dir"
+            f"{where} cannot be read ({error.strerror}); check its permissions, or give another --data-dir"
         ) from None
 
 
-def layouts(facts: Facts) -> dict[str, list[File]]:
-    """The files a loader reads, by official layout; archives are only the way to get them."""
+def files_by_layout(facts: Facts) -> dict[str, list[File]]:
+    """The files that a loader reads, by official layout. Archives are left out: only their content is read."""
     groups: dict[str, list[File]] = {}
     for file in facts.files:
         if not file.archive:
@@ -93,76 +99,87 @@ def layouts(facts: Facts) -> dict[str, list[File]]:
 
 
 def inventory(facts: Facts, root: Path) -> dict[File, Path | None]:
-    """Where each needed file is, for the first layout that is all there, else for the one that has most."""
-    found = [{file: seek(facts, root, file.path) for file in group} for group in layouts(facts).values()]
-    return max(found, key=lambda group: sum(map(bool, group.values())) / len(group), default={})
+    """The path of each needed file (None if missing), for the first complete layout, else for the most complete."""
+    groups = files_by_layout(facts).values()
+    found = [{file: find(facts, root, file.path) for file in group} for group in groups]
+    return max(found, key=share_present, default={})
 
 
-def digest(path: Path, algorithm: str) -> str:
-    """A file's checksum, without reading it whole."""
+def share_present(paths: dict[File, Path | None]) -> float:
+    """Which fraction of the files exists."""
+    return sum(map(bool, paths.values())) / len(paths)
+
+
+def checksum_of(path: Path, algorithm: str) -> str:
+    """A file's checksum, computed without loading the whole file into memory."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def fault(file: File, path: Path, checksum: bool = True) -> str | None:
-    """What is wrong with a file next to its facts, as the end of a sentence, or None."""
+    """How a file differs from its official size or checksum, as the end of a sentence, or None."""
     size = path.stat().st_size
     if file.size is not None and size != file.size:
         return f"has {size} bytes where the official file has {file.size}"
-    for algorithm in CHECKSUMS if checksum else ():
+    if not checksum:
+        return None
+    for algorithm in CHECKSUMS:
         official = getattr(file, algorithm)
-        if official and (got := digest(path, algorithm)) != official:
-            return f"has {algorithm} {got} where the official file has {official}"
+        if official and (actual := checksum_of(path, algorithm)) != official:
+            return f"has {algorithm} {actual} where the official file has {official}"
     return None
 
 
-def stamp(lines: Iterable[object]) -> str:
-    """A short name for what an array was decoded from."""
+def short_hash(lines: Iterable[object]) -> str:
+    """A short hash of some values, as part of a cache key."""
     return hashlib.blake2b("\n".join(map(str, lines)).encode(), digest_size=8).hexdigest()
 
 
-def stat_stamp(paths: Iterable[Path]) -> str:
-    """A short name for the present state of these files."""
-    return stamp((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+def stat_hash(paths: Iterable[Path]) -> str:
+    """A short hash of the names, sizes and modification times of some files."""
+    return short_hash((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
 
 
-def cached(beside: Path, key: str, make: Callable[[], Arrays]) -> Arrays:
-    """Arrays that are slow to decode: made once, kept beside the data, or in the user's cache if that is read-only."""
-    homes = [beside / ".profcil", user_cache()]
-    for home in homes:
+def cached(data_folder: Path, key: str, make: Callable[[], Arrays]) -> Arrays:
+    """Arrays that are slow to decode, read from the cache or made and stored there.
+
+    The cache is in the data folder, or in the user's cache folder if the data folder is read-only.
+    """
+    folders = [data_folder / ".profcil", user_cache()]
+    for folder in folders:
         with suppress(OSError):
-            return read_arrays(home / key)
+            return read_arrays(folder / key)
     arrays = make()
-    for home in homes:
+    for folder in folders:
         with suppress(OSError):
-            write_arrays(home / key, arrays)
+            write_arrays(folder / key, arrays)
             break
-    return arrays  # nowhere to keep them is slow, not wrong
+    return arrays  # if no cache folder is writable, they are decoded again next time
 
 
 def user_cache() -> Path:
-    """The folder for what can be made again."""
+    """The folder for files that can be computed again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profcil" / "data"
 
 
 def read_arrays(folder: Path) -> Arrays:
-    """The arrays of a cache folder."""
+    """The arrays of a cache folder. A damaged folder is deleted and reported as not found."""
     try:
         return {path.stem: np.load(path, allow_pickle=False) for path in sorted(folder.iterdir())}
     except (ValueError, EOFError) as error:
-        shutil.rmtree(folder, ignore_errors=True)  # damaged, so it is made again
+        shutil.rmtree(folder, ignore_errors=True)
         raise FileNotFoundError(folder) from error
 
 
 def write_arrays(folder: Path, arrays: Arrays) -> None:
-    """All arrays or none: they are written apart and the folder is renamed into place."""
+    """Write a cache folder atomically: the arrays go to a temporary folder, which is then renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, array in arrays.items():
             np.save(draft / f"{name}.npy", array, allow_pickle=False)
-        draft.chmod(0o755)  # a shared data folder has other readers
-        if not folder.exists():  # another process may have been first
+        draft.chmod(0o755)  # other users of a shared data folder must be able to read it
+        if not folder.exists():  # another process may have written it already
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The door to the data room: what is on the shelf, whether it is right, and a Bundle that fits its fact table."""
+"""Status, verification and loading of datasets. A loaded dataset was checked against its fact table."""
 
 from __future__ import annotations
 
@@ -17,124 +17,155 @@ from profcil.data._checks import advice, check_classes, check_facts, check_part,
 from profcil.data.bundle import Bundle, Facts, File
 from profcil.errors import DataError
 
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel
+
 
 def status(root: Path) -> list[dict[str, Any]]:
     """One row per dataset, from file names, sizes and counts alone: nothing is decoded or hashed."""
-    lame = registry.broken("data")
-    rows = [row(module, Path(root)) for module in registry.usable("data").values()]
-    return sorted(rows + [broken_row(name, why) for name, why in lame.items()], key=lambda r: r["dataset"])
+    broken = registry.broken("data")
+    rows = [status_row(module, Path(root)) for module in registry.usable("data").values()]
+    rows += [broken_row(name, why) for name, why in broken.items()]
+    return sorted(rows, key=lambda row: row["dataset"])
 
 
-def row(module: ModuleType, root: Path) -> dict[str, Any]:
-    """Whether a dataset is complete is not known (None) where another package's lists no files to look for."""
+def status_row(module: ModuleType, root: Path) -> dict[str, Any]:
+    """The status of one dataset. `complete` is None for a plug-in whose facts list no files."""
     facts = module.FACTS
     if not facts.files and facts.name in registry.guests("data"):
         return unlisted_row(facts)
     found: dict[File, Path | None] = {}
+    wrong: list[str] = []
     try:
-        with files.readable(root):
+        with files.read_errors(root):
             found = files.inventory(facts, root)
-            lacking = [file.path for file, path in found.items() if path is None]
-            wrong = [] if lacking else quick_faults(module, root, found)
+            absent = [file.path for file, path in found.items() if path is None]
+            if not absent:
+                wrong = quick_faults(module, root, found)
     except DataError as error:
-        lacking, wrong = [str(error)], []
-    where = next((str(path.parent) for path in found.values() if path), "built in" if not facts.files else "")
+        absent = [str(error)]
+    faults = absent + wrong
     return {
         "dataset": facts.name,
         "modality": facts.modality,
-        "present": not lacking,
-        "complete": not (lacking or wrong),
-        "where": where,
-        "missing": lacking + wrong,
-        "how": files.how(facts) if lacking or wrong else "",
+        "present": not absent,
+        "complete": not faults,
+        "where": folder_of(facts, found),
+        "missing": faults,
+        "how": files.how_to_get(facts) if faults else "",
     }
 
 
+def folder_of(facts: Facts, found: dict[File, Path | None]) -> str:
+    """The folder of the first file that was found; "built in" for a dataset without files."""
+    for path in found.values():
+        if path:
+            return str(path.parent)
+    return "" if facts.files else "built in"
+
+
 def unlisted_row(facts: Facts) -> dict[str, Any]:
-    said = f"its FACTS list no files; `profcil data verify {facts.name}` loads it"
-    about = {"dataset": facts.name, "modality": facts.modality, "present": True, "complete": None}
-    return about | {"where": "", "missing": [said], "how": files.how(facts)}
+    """The status of a dataset whose facts list no files."""
+    note = f"its FACTS list no files; `profcil data verify {facts.name}` loads it"
+    row = {"dataset": facts.name, "modality": facts.modality, "present": True, "complete": None}
+    return row | {"where": "", "missing": [note], "how": files.how_to_get(facts)}
 
 
 def broken_row(name: str, why: str) -> dict[str, Any]:
-    about = {"dataset": name, "modality": "", "present": False, "complete": False}
-    return about | {"where": "", "missing": [why], "how": ""}
+    """The status of a plug-in that cannot be loaded."""
+    row = {"dataset": name, "modality": "", "present": False, "complete": False}
+    return row | {"where": "", "missing": [why], "how": ""}
 
 
-def quick_faults(module: ModuleType, root: Path, found: dict) -> list[str]:
-    """Wrong sizes, and wrong counts where the dataset can count without loading."""
-    wrong = [f"{path} {why}" for file, path in found.items() if (why := files.fault(file, path, checksum=False))]
-    if not wrong and hasattr(module, "counts"):
-        try:
-            wrong = shortfalls(module.FACTS, *module.counts(root))
-        except DataError as error:
-            wrong = [str(error)]
-    return wrong
+def file_faults(found: dict[File, Path | None], checksum: bool) -> list[str]:
+    """One sentence for every file that exists and is not the official one."""
+    faults = []
+    for file, path in found.items():
+        why = files.fault(file, path, checksum) if path else None
+        if why:
+            faults.append(f"{path} {why}")
+    return faults
+
+
+def quick_faults(module: ModuleType, root: Path, found: dict[File, Path | None]) -> list[str]:
+    """Wrong sizes, and wrong counts if the dataset can count its examples without loading them."""
+    faults = file_faults(found, checksum=False)
+    if faults or not hasattr(module, "counts"):
+        return faults
+    try:
+        return count_faults(module.FACTS, *module.counts(root))
+    except DataError as error:
+        return [str(error)]
 
 
 def verify(root: Path, name: str) -> list[str]:
-    """Everything that is not as the fact table says, one sentence each: files, checksums, then counts and labels."""
-    root, module = Path(root), registry.find("data", name)
+    """All faults of a dataset, one sentence each: missing files, sizes and checksums; if none, counts and labels."""
+    root = Path(root)
+    facts = registry.find("data", name).FACTS
     try:
-        with files.readable(root):
-            found = files.inventory(module.FACTS, root)
-            wrong = [f"{path} {why}" for file, path in found.items() if path and (why := files.fault(file, path))]
-        lacking = [str(files.missing(module.FACTS, root, file.path)) for file, path in found.items() if path is None]
-        if lacking or wrong:
-            return lacking + wrong
+        with files.read_errors(root):
+            found = files.inventory(facts, root)
+            wrong = file_faults(found, checksum=True)
+        absent = [str(files.missing(facts, root, file.path)) for file, path in found.items() if path is None]
+        if absent or wrong:
+            return absent + wrong
         bundle = load_bundle(name, root)
     except DataError as error:
         return [str(error)]
-    return shortfalls(module.FACTS, len(bundle.train), len(bundle.test))
+    return count_faults(facts, len(bundle.train), len(bundle.test))
 
 
 def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
-    """A dataset that was checked against its facts, with image statistics and a fingerprint. A loader's own statistics
-    are kept, and are then part of the fingerprint."""
+    """A dataset, checked against its facts, with image statistics and a fingerprint.
+
+    Statistics that the loader gives are kept, and are then part of the fingerprint.
+    """
     module = registry.find("data", name)
-    bundle, partial = read(module, Path(root), seed), getattr(module, "PARTIAL", False)
-    check(bundle, partial)
+    bundle = call_loader(module, Path(root), seed)
+    partial = getattr(module, "PARTIAL", False)
+    check_bundle(bundle, partial)
     if not partial:
         check_classes(bundle)
-    made = fingerprint(bundle)
+    content = fingerprint(bundle)
     if bundle.mean or bundle.std:
-        own = f"{made}{bundle.mean}{bundle.std}"
+        own = f"{content}{bundle.mean}{bundle.std}"
         return replace(bundle, fingerprint=hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
-    mean, std = moments(bundle.train.x) if bundle.train.x.dim() == 4 else ((), ())
-    return replace(bundle, mean=mean, std=std, fingerprint=made)
+    is_image = bundle.train.x.dim() == 4
+    mean, std = channel_statistics(bundle.train.x) if is_image else ((), ())
+    return replace(bundle, mean=mean, std=std, fingerprint=content)
 
 
-def read(module: ModuleType, root: Path, seed: int) -> Bundle:
-    """What the loader gives; a file it does not find, or may not read, is told in one sentence."""
+def call_loader(module: ModuleType, root: Path, seed: int) -> Bundle:
+    """What a loader returns. A file that is missing or unreadable is a DataError."""
     facts = module.FACTS
     try:
-        with files.readable(root):
+        with files.read_errors(root):
             bundle = module.load(root, seed)
     except OSError as error:
         what = f"{error.filename or error} ({error.strerror or type(error).__name__})"
-        raise DataError(f"{facts.title} cannot be loaded from {what}; {files.again(facts)}") from error
+        raise DataError(f"{facts.title} cannot be loaded from {what}; {files.how_to_repair(facts)}") from error
     if not isinstance(bundle, Bundle):
-        raise DataError(f"{facts.title}'s loader gives {type(bundle).__name__} where a Bundle is expected")
+        raise DataError(
+            f"{facts.title}'s loader returns {type(bundle).__name__} where a Bundle is expected; correct its `load`"
+        )
     return bundle
 
 
-def shortfalls(facts: Facts, train: int, test: int) -> list[str]:
-    """Which parts have another size than the official ones."""
-    pairs = (("training", train, facts.train), ("test", test, facts.test))
+def count_faults(facts: Facts, train: int, test: int) -> list[str]:
+    """One sentence for every part whose size is not the official one."""
+    parts = (("training", train, facts.train), ("test", test, facts.test))
     return [
-        f"{facts.title} has {got} {part} examples where the official dataset has {official}"
-        for part, got, official in pairs
-        if official is not None and got != official
+        f"{facts.title} has {count} {part} examples where the official dataset has {official}"
+        for part, count, official in parts
+        if official is not None and count != official
     ]
 
 
-def check(bundle: Bundle, partial: bool = False) -> None:
-    """Refuse a Bundle that contradicts its fact table; a partial copy may have less of everything, never more."""
+def check_bundle(bundle: Bundle, partial: bool = False) -> None:
+    """Check a Bundle against its fact table. A partial copy may have fewer examples than the official, never more."""
     facts = bundle.facts
-    wrong = shortfalls(facts, len(bundle.train), len(bundle.test))
-    less = all(got <= (official or got) for got, official in sizes(bundle))
-    if wrong and not (partial and less):
-        raise DataError(f"{wrong[0]}; {files.again(facts)}")
+    faults = count_faults(facts, len(bundle.train), len(bundle.test))
+    if faults and not (partial and has_no_surplus(bundle)):
+        raise DataError(f"{faults[0]}; {files.how_to_repair(facts)}")
     if len(bundle.names) != facts.classes:
         raise DataError(
             f"{facts.title} names {len(bundle.names)} classes where it has {facts.classes}; {advice(facts)}"
@@ -144,17 +175,28 @@ def check(bundle: Bundle, partial: bool = False) -> None:
         check_part(bundle, part, examples)
 
 
-def sizes(bundle: Bundle) -> list[tuple[int, int | None]]:
-    return [(len(bundle.train), bundle.facts.train), (len(bundle.test), bundle.facts.test)]
+def has_no_surplus(bundle: Bundle) -> bool:
+    """Whether no part has more examples than the official one."""
+    train = len(bundle.train)
+    test = len(bundle.test)
+    return train <= (bundle.facts.train or train) and test <= (bundle.facts.test or test)
 
 
-def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and spread per channel of images scaled to [0, 1]; of bytes exact, from 256 counts a channel."""
-    if x.dtype != torch.uint8:
-        wide = x.double()
-        return tuple(wide.mean((0, 2, 3)).tolist()), tuple(wide.std((0, 2, 3), correction=0).tolist())
+def channel_statistics(x: Tensor) -> Statistics:
+    """Mean and standard deviation per channel of images scaled to [0, 1]."""
+    if x.dtype == torch.uint8:
+        return byte_statistics(x)
+    wide = x.double()
+    mean = wide.mean((0, 2, 3))
+    std = wide.std((0, 2, 3), correction=0)
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def byte_statistics(x: Tensor) -> Statistics:
+    """The same for uint8 images: exact, from one histogram of 256 bins per channel."""
     level = torch.arange(256, dtype=torch.float64) / 255
-    share = torch.stack([torch.bincount(x[:, c].reshape(-1), minlength=256) for c in range(x.shape[1])]).double()
+    histograms = [torch.bincount(x[:, channel].reshape(-1), minlength=256) for channel in range(x.shape[1])]
+    share = torch.stack(histograms).double()
     share /= share.sum(dim=1, keepdim=True)
     mean = share @ level
     std = (share @ level.square() - mean.square()).clamp_min(0).sqrt()
@@ -162,12 +204,13 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def fingerprint(bundle: Bundle) -> str:
-    """A hash of every label and input; a tensor that several parts share is read once."""
-    state, seen = hashlib.blake2b(bundle.facts.name.encode(), digest_size=16), set()
+    """A hash of all labels and inputs. A tensor that several parts share is hashed once."""
+    total = hashlib.blake2b(bundle.facts.name.encode(), digest_size=16)
+    hashed = set()
     for part, examples in named_parts(bundle):
         for field, tensor in vars(examples).items():
-            state.update(f"{part}.{field}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                state.update(memoryview(tensor.contiguous().numpy()).cast("B"))
-    return state.hexdigest()
+            total.update(f"{part}.{field}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            if tensor.data_ptr() not in hashed:
+                hashed.add(tensor.data_ptr())
+                total.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+    return total.hexdigest()

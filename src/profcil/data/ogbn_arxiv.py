@@ -1,4 +1,7 @@
-"""ogbn-arxiv from its official raw files, parsed once; papers up to 2017 train, 2018 validates, 2019 on tests."""
+"""ogbn-arxiv from its official raw files, parsed once and cached.
+
+The official split is by year: training up to 2017, validation in 2018, test from 2019 on.
+"""
 
 from __future__ import annotations
 
@@ -41,30 +44,39 @@ FACTS = Facts(
 
 
 def load(root: Path, seed: int = 0) -> Bundle:
-    """The citation graph, made undirected, with the official time split, so no draw is made."""
+    """The citation graph, made undirected. The split is the official one, so `seed` is not used."""
     sources = [files.locate(FACTS, root, f"{FOLDER}/{path}") for path in PATHS]
-    arrays = files.cached(sources[0].parent.parent, f"graph-{files.stat_stamp(sources)}", lambda: parse(sources))
+    data_folder = sources[0].parent.parent
+    arrays = files.cached(data_folder, f"graph-{files.stat_hash(sources)}", lambda: parse(sources))
     parts = (arrays["train"], arrays["valid"], arrays["test"])
-    return _graphs.bundle(FACTS, arrays["x"], arrays["edges"], arrays["y"], parts, class_names(root))
+    return _graphs.graph_bundle(FACTS, arrays["x"], arrays["edges"], arrays["y"], parts, class_names(root))
 
 
 def parse(sources: list[Path]) -> files.Arrays:
     """All arrays of the dataset, checked against each other."""
-    feat, edge, label, nodes, edges, *split = sources
-    x, ends = table(feat, np.float32), table(edge, np.int64)
-    y, total = table(label, np.int64).reshape(-1), len(x)
-    promised = int(table(nodes, np.int64).sum()), int(table(edges, np.int64).sum())
-    if (total, len(ends)) != promised or len(y) != total:
-        raise files.damaged(
-            FACTS, feat.parent, f"has {total} nodes, {len(y)} labels, {len(ends)} edges where its lists say {promised}"
-        )
-    parts = {part: table(path, np.int64).reshape(-1) for part, path in zip(PARTS, split, strict=True)}
-    if any(part.size and not 0 <= part.min() <= part.max() < total for part in parts.values()):
-        raise files.damaged(FACTS, split[0].parent, f"names a node outside 0 to {total - 1}")
+    feature_path, edge_path, label_path, node_count_path, edge_count_path, *split_paths = sources
+    x = table(feature_path, np.float32)
+    pairs = table(edge_path, np.int64)
+    y = table(label_path, np.int64).reshape(-1)
+    nodes = int(table(node_count_path, np.int64).sum())
+    edges = int(table(edge_count_path, np.int64).sum())
+    if (len(x), len(pairs)) != (nodes, edges) or len(y) != len(x):
+        given = f"has {len(x)} nodes, {len(y)} labels and {len(pairs)} edges"
+        raise files.damaged(FACTS, feature_path.parent, f"{given} where its count files say {nodes} and {edges}")
+    parts = read_split(split_paths, nodes)
     try:
-        return {"x": x, "y": y, "edges": _graphs.undirected(ends.T, total), **parts}
+        return {"x": x, "y": y, "edges": _graphs.undirected(pairs.T, nodes), **parts}
     except ValueError as error:
-        raise files.damaged(FACTS, edge, f"does not fit the other files ({error})") from error
+        raise files.damaged(FACTS, edge_path, f"does not fit the other files ({error})") from error
+
+
+def read_split(paths: list[Path], nodes: int) -> files.Arrays:
+    """The node ids of each part."""
+    parts = {part: table(path, np.int64).reshape(-1) for part, path in zip(PARTS, paths, strict=True)}
+    for ids in parts.values():
+        if ids.size and not 0 <= ids.min() <= ids.max() < nodes:
+            raise files.damaged(FACTS, paths[0].parent, f"names a node outside 0 to {nodes - 1}")
+    return parts
 
 
 def table(path: Path, dtype: type) -> np.ndarray:
@@ -76,8 +88,8 @@ def table(path: Path, dtype: type) -> np.ndarray:
 
 
 def class_names(root: Path) -> tuple[str, ...]:
-    """arXiv subject areas, if the official mapping is there."""
-    path = files.seek(FACTS, root, f"{FOLDER}/mapping/labelidx2arxivcategeory.csv.gz")
+    """The arXiv subject areas, or "class N" if the official mapping is missing."""
+    path = files.find(FACTS, root, f"{FOLDER}/mapping/labelidx2arxivcategeory.csv.gz")
     if path is None:
         return tuple(f"class {label}" for label in range(FACTS.classes))
     with gzip.open(path, "rt", encoding="utf-8") as stream:

@@ -1,6 +1,6 @@
-"""THUCNews-10: Chinese news titles in ten categories, characters as tokens.
+"""THUCNews-10: Chinese news titles in ten categories. Tokens are characters.
 
-Each line is `title<TAB>label`. A partial training file loads, and `profcil data verify` says what it lacks.
+Each line is `title<TAB>label`. A partial copy can be loaded; `profcil data verify` reports what is missing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from profcil.data.bundle import Bundle, Facts, File, Rows
 
 SITE = "https://github.com/649453932/Chinese-Text-Classification-Pytorch"
 RAW = "https://raw.githubusercontent.com/649453932/Chinese-Text-Classification-Pytorch/master/THUCNews/data"
-LENGTH = 32  # titles are shorter, but for a few
-PARTIAL = True
+LENGTH = 32  # characters per title; few titles are longer
+PARTIAL = True  # fewer examples than the official dataset are allowed
 FACTS = Facts(
     name="thucnews10",
     title="THUCNews-10",
@@ -31,11 +31,11 @@ FACTS = Facts(
     licence="THUCTC terms: free for research",
     get=f"copy train.txt, dev.txt, test.txt and class.txt from {SITE} there",
 )
-Lines = tuple[list[str], list[int]]
+Lines = tuple[list[str], list[int]]  # titles, labels
 
 
 def load(root: Path, seed: int = 0) -> Bundle:
-    """Titles as character ids; the parts are the official ones, so no draw is made."""
+    """Titles as character ids. The split is the official one, so `seed` is not used."""
     train, dev, test = (read(files.locate(FACTS, root, f"{name}.txt")) for name in ("train", "dev", "test"))
     ids = vocabulary(train[0])
     parts = [Rows(encode(titles, ids, LENGTH), torch.tensor(labels)) for titles, labels in (train, dev, test)]
@@ -44,13 +44,16 @@ def load(root: Path, seed: int = 0) -> Bundle:
 
 
 def counts(root: Path) -> tuple[int, int]:
-    """How many training and test titles there are."""
-    return len(read(files.locate(FACTS, root, "train.txt"))[1]), len(read(files.locate(FACTS, root, "test.txt"))[1])
+    """The numbers of training and test titles."""
+    _, train = read(files.locate(FACTS, root, "train.txt"))
+    _, test = read(files.locate(FACTS, root, "test.txt"))
+    return len(train), len(test)
 
 
 def read(path: Path) -> Lines:
-    """Titles and labels of one file."""
-    titles, labels = [], []
+    """The titles and labels of one file."""
+    titles: list[str] = []
+    labels: list[int] = []
     try:
         with path.open(encoding="utf-8") as stream:
             for line in stream:

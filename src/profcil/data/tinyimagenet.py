@@ -1,7 +1,7 @@
-"""TinyImageNet from its official folders, decoded once. Class ids are the line numbers of wnids.txt.
+"""TinyImageNet from its official folders, decoded once and cached. Class ids are line numbers of wnids.txt, from 0.
 
 The official test part has no labels, so the labelled validation part is the test part here, as is usual. A partial
-copy loads, and `profcil data verify` says what it lacks.
+copy can be loaded; `profcil data verify` reports what is missing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from profcil.data.bundle import Bundle, Facts, File, Rows
 from profcil.errors import DataError
 
 FOLDER = "tiny-imagenet-200"
-SIDE = 64
-PARTIAL = True
+SIDE = 64  # pixels
+PARTIAL = True  # fewer examples than the official dataset are allowed
 FACTS = Facts(
     name="tinyimagenet",
     title="TinyImageNet",
@@ -45,26 +45,27 @@ FACTS = Facts(
     licence="ImageNet terms: non-commercial research and education",
     get=f"unpack {FOLDER}.zip from http://cs231n.stanford.edu there",
 )
-Listing = list[tuple[str, int]]  # image path below the dataset folder, class id
+Listing = list[tuple[str, int]]  # image path relative to the dataset folder, class id
 
 
 def load(root: Path, seed: int = 0) -> Bundle:
-    """Training and validation images as uint8 arrays; the parts are the official ones, so no draw is made."""
+    """Training and validation images as uint8 arrays. The split is the official one, so `seed` is not used."""
     folder = files.locate(FACTS, root, f"{FOLDER}/wnids.txt").parent
     wnids = folder.joinpath("wnids.txt").read_text("utf-8").split()
-    train, test = part(folder, "train", train_listing(folder, wnids)), part(folder, "test", val_listing(folder, wnids))
+    train = part(folder, "train", train_listing(folder, wnids))
+    test = part(folder, "test", val_listing(folder, wnids))
     return Bundle(FACTS, train, test, None, class_names(folder, wnids))
 
 
 def counts(root: Path) -> tuple[int, int]:
-    """How many training and test images there are, without decoding any."""
+    """The numbers of training and test images, counted without decoding any."""
     folder = files.locate(FACTS, root, f"{FOLDER}/wnids.txt").parent
     wnids = folder.joinpath("wnids.txt").read_text("utf-8").split()
     return len(train_listing(folder, wnids)), len(val_listing(folder, wnids))
 
 
 def train_listing(folder: Path, wnids: list[str]) -> Listing:
-    """Class by class, by file name."""
+    """The training images, sorted by class id and file name."""
     return [
         (f"train/{wnid}/images/{path.name}", label)
         for label, wnid in enumerate(wnids)
@@ -73,30 +74,30 @@ def train_listing(folder: Path, wnids: list[str]) -> Listing:
 
 
 def val_listing(folder: Path, wnids: list[str]) -> Listing:
-    """In the order of val_annotations.txt; annotated images that a partial copy lacks are left out."""
+    """The validation images, in the order of val_annotations.txt. Images missing from a partial copy are left out."""
     ids = {wnid: label for label, wnid in enumerate(wnids)}
-    notes = folder / "val" / "val_annotations.txt"
-    there = {path.name for path in folder.glob("val/images/*.JPEG")}
+    annotations = folder / "val" / "val_annotations.txt"
+    present = {path.name for path in folder.glob("val/images/*.JPEG")}
     try:
-        pairs = [line.split("\t")[:2] for line in notes.read_text("utf-8").splitlines()]
-        return [(f"val/images/{name}", ids[wnid]) for name, wnid in pairs if name in there]
+        pairs = [line.split("\t")[:2] for line in annotations.read_text("utf-8").splitlines()]
+        return [(f"val/images/{name}", ids[wnid]) for name, wnid in pairs if name in present]
     except FileNotFoundError:
-        raise files.damaged(FACTS, notes, "is missing beside wnids.txt") from None
+        raise files.damaged(FACTS, annotations, "is missing") from None
     except (KeyError, ValueError) as error:
-        raise files.damaged(FACTS, notes, f"names a class that wnids.txt does not have ({error})") from error
+        raise files.damaged(FACTS, annotations, f"names a class that wnids.txt does not have ({error})") from error
 
 
 def part(folder: Path, name: str, listing: Listing) -> Rows:
-    """The images of a listing, from the cache if the same listing was decoded before."""
+    """The images of a listing, read from the cache if the same listing was decoded before."""
     if not listing:
         raise DataError(f"{FACTS.title}'s {name} part in {folder} has no images; {FACTS.get}")
     y = torch.tensor([label for _, label in listing])
-    decoded = files.cached(folder, f"{name}-{files.stamp(listing)}", lambda: {"x": decode(folder, listing)})
+    decoded = files.cached(folder, f"{name}-{files.short_hash(listing)}", lambda: {"x": decode(folder, listing)})
     return Rows(torch.from_numpy(decoded["x"]), y)
 
 
 def decode(folder: Path, listing: Listing) -> np.ndarray:
-    """uint8 [n, 3, 64, 64]; the few grey images become three equal channels."""
+    """Decode images to uint8 [n, 3, 64, 64]. Grey images become three equal channels."""
     try:
         from PIL import Image
     except ImportError:
@@ -112,7 +113,7 @@ def decode(folder: Path, listing: Listing) -> np.ndarray:
 
 
 def class_names(folder: Path, wnids: list[str]) -> tuple[str, ...]:
-    """The first word of each class in words.txt, or its WordNet id."""
+    """The first name of each class in words.txt, or its WordNet id."""
     words = folder / "words.txt"
     lines = words.read_text("utf-8").splitlines() if words.exists() else []
     known = dict(line.split("\t", 1) for line in lines if "\t" in line)

@@ -1,7 +1,8 @@
-"""Reading official pickles without running what they say.
+"""A restricted unpickler for official data files.
 
-A pickle can name any function and call it. Here it may only name what arrays, dictionaries and sparse matrices need;
-every other name is refused before it is imported. Python 2 strings are read as latin1, which keeps array bytes.
+A pickle can name any function and call it. Here only the names that arrays, dictionaries and sparse matrices need are
+allowed; any other name is refused before it is imported. Python 2 strings are read as latin1, which preserves array
+bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from profcil.errors import DataError
 
 
 class Sparse:
-    """Stands in for scipy's CSR matrix, so that untrusted index arrays never reach compiled code unchecked."""
+    """A replacement for scipy's CSR matrix, so that untrusted index arrays never reach compiled code unchecked."""
 
     def dense(self) -> np.ndarray:
         """The matrix as float32 [rows, columns]."""
@@ -29,21 +30,22 @@ class Sparse:
 
 
 def densify(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """A dense float32 matrix from CSR arrays; arrays that contradict each other are a ValueError."""
+    """A dense float32 matrix from CSR arrays. Arrays that contradict each other raise a ValueError."""
     counts = np.diff(indptr)
     if len(counts) != shape[0] or (counts < 0).any() or counts.sum() != len(data) or len(data) != len(indices):
-        raise ValueError("the sparse matrix contradicts itself")
+        raise ValueError("the arrays of the sparse matrix do not fit together")
     if len(indices) and not 0 <= indices.min() <= indices.max() < shape[1]:
         raise ValueError("the sparse matrix has columns outside its shape")
     dense = np.zeros(shape, dtype=np.float32)
-    dense[np.repeat(np.arange(shape[0]), counts), indices] = data
+    rows = np.repeat(np.arange(shape[0]), counts)
+    dense[rows, indices] = data
     return dense
 
 
 def latin1(text: str, encoding: str) -> bytes:
-    """What Python 3 writes in place of bytes at protocol 2: a call to encode, here for this one encoding only."""
+    """A replacement for `_codecs.encode`, which protocol 2 calls to restore bytes. Only latin1 is allowed."""
     if encoding != "latin1":
-        raise ValueError(f"encoding {encoding}")
+        raise ValueError(f"encoding {encoding} is not allowed")
     return text.encode("latin1")
 
 
@@ -65,29 +67,30 @@ GRAPHS: Mapping[str, Callable[..., Any]] = {
 
 
 class Restricted(pickle.Unpickler):
-    """An unpickler that knows a fixed list of names."""
+    """An unpickler that accepts a fixed list of names."""
 
     def __init__(self, stream: BinaryIO, path: Path, allowed: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(stream, encoding="latin1")
-        self.path, self.allowed = path, allowed
+        self.path = path
+        self.allowed = allowed
 
     def find_class(self, module: str, name: str) -> Any:
-        """The allowed object behind a name; the import machinery is never asked."""
+        """The allowed object behind a name. Nothing is imported."""
         try:
             return self.allowed[f"{module}.{name}"]
         except KeyError:
             raise DataError(
-                f"{self.path} asks for {module}.{name}, which a data file has no need of, and was refused; "
-                "only plain arrays and dictionaries are read; get the file from its official address"
+                f"{self.path} asks for {module}.{name} and was refused; a data file may only contain arrays and "
+                "dictionaries; get it from its official address"
             ) from None
 
 
 def load(path: Path, allowed: Mapping[str, Callable[..., Any]] = ARRAYS) -> Any:
-    """The object in a pickle file; a damaged file is an error in one sentence."""
+    """The object in a pickle file. A damaged file raises a DataError."""
     try:
         with path.open("rb") as stream:
             return Restricted(stream, path, allowed).load()
     except DataError:
         raise
-    except Exception as error:  # a broken pickle can raise anything at all
+    except Exception as error:  # a damaged pickle can raise any exception
         raise DataError(f"{path} could not be read as a pickle ({error}); get the official file again") from error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Bundle, Examples, Facts
-from profcil.data.loading import check, fingerprint
+from profcil.data.loading import check_bundle, fingerprint
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings
@@ -60,7 +60,7 @@ class Federation:
         std = (0.25,) * channels
         vocabulary = self.vocabulary if self.modality == "text" else 0
         bundle = Bundle(self.facts(), examples, examples, None, self.classes, vocabulary, mean, std)
-        check(bundle)
+        check_bundle(bundle)
         return replace(bundle, fingerprint=fingerprint(bundle))
 
 

@@ -1,7 +1,7 @@
-"""Does a larger gap between replay and reality go with a larger drop on later tasks? One point per weak run.
+"""The relation between the replay gap of a weak task and the accuracy drop on later tasks. One point per weak run.
 
-The paper's A_post, mismatch and Δ_down (weak-task stress test), read from run folders and their diagnostics. Accuracies
-are in percent. A weak run without its clean run, or whose replay was not examined, gives no point.
+These are the paper's A_post, mismatch and Δ_down (weak-task stress test), read from run folders and their diagnostics.
+Accuracies are in percent. A weak run without a clean run, or without a diagnosed replay, gives no point.
 """
 
 from __future__ import annotations
@@ -27,88 +27,125 @@ GAPS = ("mmd2", "w1", "cosine")
 
 
 def weak_accuracy(scores: np.ndarray, plan: Plan, task: int) -> float:
-    """A_post: accuracy on a task right after it was learnt, averaged over the clients of the clean plan that have it.
+    """A_post: the accuracy on a task right after it was learnt, averaged over the supporters in the clean plan.
 
-    Clients meet the task at different positions, so "right after" is each client's own.
+    Clients have the task at different positions, so "right after" differs between clients.
     """
-    met = np.argsort(plan.orders, axis=1, kind="stable")[plan.supporters(task), task]
-    return float(np.nanmean(scores[met, task]))
+    position_of = np.argsort(plan.orders, axis=1, kind="stable")
+    learnt_at = position_of[plan.supporters(task), task]
+    return float(np.nanmean(scores[learnt_at, task]))
 
 
-def point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
-    """What a weak run shows beside its clean one; None where that is not among the runs."""
+def mismatch_point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The accuracy, drop and replay gap of a weak run; None if its clean run is not among the runs."""
     from profcil.diagnostics.replay_gap import downstream_drop
 
-    clean = next((r for r in runs if r.done and is_clean(r.config) and same_but_weak(r.config, weak.config)), None)
+    clean = find_clean_run(weak, runs)
     task = weak.config["stream"]["weak_task"]
     if clean is None or not weak.done or task >= weak.plan.positions - 1:
         return None
-    before, after = (100 * accuracy(r.scores.correct, r.scores.total) for r in (clean, weak))
-    gap = ((read_json(weak.path / "diagnostics.json").get("replay") or {}).get("tasks", {}).get(str(task))) or {}
+    clean_scores = 100 * accuracy(clean.scores.correct, clean.scores.total)
+    weak_scores = 100 * accuracy(weak.scores.correct, weak.scores.total)
+    gap = task_gap(weak.path, task)
     return {
-        "weak_accuracy": weak_accuracy(after, clean.plan, task),
-        "drop": downstream_drop(before[-1].tolist(), after[-1].tolist(), task),
+        "weak_accuracy": weak_accuracy(weak_scores, clean.plan, task),
+        "drop": downstream_drop(clean_scores[-1].tolist(), weak_scores[-1].tolist(), task),
         **{name: gap.get(name) for name in GAPS},
     }
 
 
+def find_clean_run(weak: Run, runs: Sequence[Run]) -> Run | None:
+    """The finished run with the same settings but no weak task, or None."""
+    for run in runs:
+        if run.done and is_clean(run.config) and same_but_weak(run.config, weak.config):
+            return run
+    return None
+
+
+def task_gap(folder: Path, task: int) -> dict[str, Any]:
+    """The replay gap of a task in a run's diagnostics; empty if it was not measured."""
+    replay = read_json(folder / "diagnostics.json").get("replay") or {}
+    return replay.get("tasks", {}).get(str(task)) or {}
+
+
 def is_clean(config: Mapping[str, Any]) -> bool:
+    """Whether a run has no weak task."""
     return config["stream"].get("weak_task", -1) < 0
 
 
 def same_but_weak(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Whether two runs differ in nothing but the intervention and what no result depends on."""
+    """Whether two runs differ only in the weak task and in settings that no result depends on."""
+    return relevant_settings(one) == relevant_settings(two)
 
-    def rest(config: Mapping[str, Any]) -> dict[str, Any]:
-        stream = {k: v for k, v in config["stream"].items() if not k.startswith("weak_")}
-        return {k: v for k, v in config.items() if k not in (*FREE, "device", "keep_memories")} | {"stream": stream}
 
-    return rest(one) == rest(two)
+def relevant_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that results depend on, without those of the weak task."""
+    irrelevant = (*FREE, "device", "keep_memories")
+    settings = {key: value for key, value in config.items() if key not in irrelevant}
+    stream = {key: value for key, value in config["stream"].items() if not key.startswith("weak_")}
+    return settings | {"stream": stream}
 
 
 def clean_cell(cell: Cell) -> Cell:
+    """The cell of a study with the same settings but no weak task."""
     stream = replace(cell.config.stream, weak_task=-1, weak_strength="")
     return replace(cell, config=replace(cell.config, stream=stream))
 
 
 def collect(todo: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
-    """The points of a study's finished weak runs whose replay was examined."""
-    rows = []
-    for cell in (c for c in todo if c.config.stream.weak_task >= 0):
-        clean = clean_cell(cell)
-        if finished(out, cell) and finished(out, clean):
-            weak = load_run(out / cell.name)
-            found = point(weak, [load_run(out / clean.name)])
-            if found and all(found[name] is not None for name in GAPS):
-                c = cell.config
-                names = {"dataset": c.dataset, "method": c.method, "seed": c.seed}
-                weakness = {"strength": c.stream.weak_strength, "task": c.stream.weak_task}
-                rows.append({**names, **weakness, **found})
-    return rows
+    """The points of all finished weak runs of a study whose replay gap was measured."""
+    weak_cells = [cell for cell in todo if not is_clean_cell(cell)]
+    rows = [cell_row(cell, out) for cell in weak_cells]
+    return [row for row in rows if row is not None]
+
+
+def cell_row(cell: Cell, out: Path) -> dict[str, Any] | None:
+    """The settings and the point of one weak run; None if a run or its replay gap is missing."""
+    clean = clean_cell(cell)
+    if not (finished(out, cell) and finished(out, clean)):
+        return None
+    weak = load_run(out / cell.name)
+    point = mismatch_point(weak, [load_run(out / clean.name)])
+    if not point or any(point[name] is None for name in GAPS):
+        return None
+    config = cell.config
+    names = {"dataset": config.dataset, "method": config.method, "seed": config.seed}
+    weakness = {"strength": config.stream.weak_strength, "task": config.stream.weak_task}
+    return {**names, **weakness, **point}
 
 
 def trends(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Per dataset and method, the rank correlation of MMD² and drop with its interval, or why there is none."""
-    from profcil.diagnostics.replay_gap import rank_correlation
-
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["dataset"], row["method"]), []).append(row)
     out = []
     for (dataset, method), group in groups.items():
-        found: dict[str, Any] = {"dataset": dataset, "method": method, "runs": len(group)}
-        try:
-            xs, ys = ([row[key] for row in group] for key in ("mmd2", "drop"))
-            found |= rank_correlation(xs, ys, seed=0)._asdict()
-        except DataError as error:
-            found |= {"rho": None, "why": str(error)}
-        out.append(found)
+        out.append({"dataset": dataset, "method": method, "runs": len(group), **trend(group)})
     return out
 
 
+def trend(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rank correlation of one group, or the reason why it cannot be computed."""
+    from profcil.diagnostics.replay_gap import rank_correlation
+
+    gaps = [row["mmd2"] for row in group]
+    drops = [row["drop"] for row in group]
+    try:
+        return rank_correlation(gaps, drops, seed=0)._asdict()
+    except DataError as error:
+        return {"rho": None, "why": str(error)}
+
+
 def write_mismatch(todo: Sequence[Cell], out: Path) -> None:
-    """mismatch.json and mismatch-trends.json in the study's folder, where the study weakens a task."""
-    if any(cell.config.stream.weak_task >= 0 for cell in todo):
-        rows = collect(todo, out)
-        for name, value in (("mismatch.json", rows), ("mismatch-trends.json", trends(rows))):
-            write_text(out / name, json.dumps(value, indent=1) + "\n")
+    """Write mismatch.json and mismatch-trends.json into the study's folder, if the study has weak tasks."""
+    if all(is_clean_cell(cell) for cell in todo):
+        return
+    rows = collect(todo, out)
+    for name, value in (("mismatch.json", rows), ("mismatch-trends.json", trends(rows))):
+        write_text(out / name, json.dumps(value, indent=1) + "\n")
+
+
+def is_clean_cell(cell: Cell) -> bool:
+    """Whether a cell of a study has no weak task."""
+    return cell.config.stream.weak_task < 0

@@ -1,14 +1,14 @@
-"""What a finished run replays of each class, beside real held-out examples, in one evaluation space for all methods.
+"""The replay of a finished run against real held-out examples, in one evaluation space for all methods.
 
-The extractor φ is the base encoder as the shared warm-up left it: it has seen no label, is the same for every method,
-for the clean and the weak runs of a seed, and no method can bend it. Replayed inputs are embedded by φ like real ones.
+The extractor φ is the base encoder after the shared warm-up. It was trained without labels and is the same for every
+method and for the clean and weak runs of a seed. Replayed inputs are embedded by φ like real ones.
 
-Features that a method replays in its own space (before or after the adapter) cannot be put through φ. They are carried
-over by one affine map, fitted by ridge regression on real training examples from the run's final features to φ's. The
-real side goes through the same map, so a memory that draws from the true features has no gap, whatever the fit; `fit`
-is the share of φ's variance on held-out examples that the map explains, and says how much of φ's space is seen.
+Features that a method replays in its own space (before or after the adapter) cannot be embedded by φ. They are mapped
+by one affine map from the run's final features to φ's features, fitted by ridge regression on real training examples.
+The real side goes through the same map, so a memory that draws from the true features has no gap, even if the fit is
+poor. `fit` is the share of φ's variance on held-out examples that the map explains.
 
-The kernel's bandwidth is the median distance between the real φ features of the class: one for all methods.
+The kernel's bandwidth is the median distance between the real φ features of the class, the same for all methods.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from profcil.methods.base import Method, Samples
 from profcil.model.net import Weights
 from profcil.randomness import generator, torch_generator
 
-COUNT = 100  # samples a class and side, where the held-out part has as many
-FITTED = 5000  # training examples behind the map into φ's space
+COUNT = 100  # samples per class and side, if the held-out part has as many
+MAP_EXAMPLES = 5000  # training examples that the affine map is fitted on
 RIDGE = 1e-3  # per example, on standardised features
 EXTRACTOR = "base encoder after the shared warm-up, without adapter"
 
@@ -47,41 +47,46 @@ class Pair:
     bandwidth: float
 
 
-class Eye:
-    """The evaluation space of one run."""
+class EvaluationSpace:
+    """The space of the extractor φ, with the real and the replayed features of one run."""
 
     def __init__(self, world: World, method: Method, state: RunState, warm: Weights) -> None:
-        self.world, self.method, self.state, self.warm = world, method, state, warm
-        self.maps: dict[str, tuple[Map, Tensor]] = {}
-        self.judged = self.phi(torch.arange(len(world.judged), device=world.device))
+        self.world = world
+        self.method = method
+        self.state = state
+        self.warm = warm
+        self.maps: dict[str, tuple[AffineMap, Tensor]] = {}  # by space: the map and the held-out features it maps
+        self.judged = embed(world.net, warm["base"], world.judged, self.all_rows())
 
-    def phi(self, index: Tensor) -> Tensor:
-        return embed(self.world.net, self.warm["base"], self.world.judged, index)
+    def all_rows(self) -> Tensor:
+        """The row numbers of all held-out examples."""
+        return torch.arange(len(self.world.judged), device=self.world.device)
 
     def pairs(self) -> Iterator[Pair]:
-        """Every class of which something is replayed, in the order of the tasks."""
+        """A pair for every class that the method replays, in the order of the tasks."""
         for label in (y for task in self.world.plan.tasks for y in task):
             rows = self.held_out(label)
-            samples = self.draw(label, len(rows)) if len(rows) > 1 else None
+            samples = self.draw_replay(label, len(rows)) if len(rows) > 1 else None
             if samples is None:
                 continue
-            replay, real = self.place(samples, rows)
+            replay, real = self.project(samples, rows)
             n = min(len(replay), len(rows))
             if n > 1:
                 yield Pair(label, real[:n], replay[:n], median_bandwidth(self.judged[rows]))
 
     def held_out(self, label: int) -> Tensor:
-        """The same real examples of a class for every method, in a random order."""
+        """The rows of real examples of a class in random order, the same for every method."""
         ids = torch.nonzero(self.world.judged.y == label).flatten().cpu()
         order = generator(self.world.config.seed, "replay-gap", "real", label).permutation(len(ids))
         return ids[torch.from_numpy(order)[:COUNT]].to(self.world.device)
 
-    def draw(self, label: int, count: int) -> Samples | None:
-        """What the final state replays; clients come with what they have kept."""
-        world, state = self.world, self.state
+    def draw_replay(self, label: int, count: int) -> Samples | None:
+        """Samples of a class, replayed from the final server state and the private states of the clients."""
+        world = self.world
+        state = self.state
         rounds = world.config.train.rounds
-        when = When("round", world.plan.positions - 1, rounds - 1, rounds)
-        clients = [world.client(c, when, own) for c, own in sorted(state.private.items())]
+        last_round = When("round", world.plan.positions - 1, rounds - 1, rounds)
+        clients = [world.client(c, last_round, private) for c, private in sorted(state.private.items())]
         world.net.load(state.server.weights())
         world.net.eval()
         rng = torch_generator(world.config.seed, "replay-gap", "replay", label, device=world.device)
@@ -89,84 +94,99 @@ class Eye:
             return self.method.replay(world.net, state.server, clients, label, count, rng)
 
     @torch.no_grad()
-    def place(self, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Replayed and real features in the evaluation space."""
+    def project(self, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Replayed samples and real held-out rows as features in the evaluation space."""
         net = self.world.net
         if samples.space == "inputs":
             net.load({"base": self.warm["base"]})
             net.eval()
             return net.base(*samples.tensors), self.judged[rows]
         if samples.space not in self.maps:
-            self.maps[samples.space] = self.fitted(samples.space)
-        carry, own = self.maps[samples.space]
-        return carry(samples.tensors[0]), carry(own[rows])
+            self.maps[samples.space] = self.fit_map(samples.space)
+        to_phi, held_out = self.maps[samples.space]
+        return to_phi(samples.tensors[0]), to_phi(held_out[rows])
 
-    def fitted(self, space: str) -> tuple[Map, Tensor]:
-        """The map from the run's final features into φ's space, and the held-out features it starts from."""
-        world, train = self.world, self.world.bundle.train
-        drawn = generator(world.config.seed, "replay-gap", "map").permutation(len(train))[:FITTED]
+    def fit_map(self, space: str) -> tuple[AffineMap, Tensor]:
+        """The map from the run's final features to φ's, and the final features of all held-out examples."""
+        world = self.world
+        train = world.bundle.train
+        drawn = generator(world.config.seed, "replay-gap", "map").permutation(len(train))[:MAP_EXAMPLES]
         index = torch.from_numpy(np.sort(drawn)).to(world.device)
-        start = self.own(space, train, index)
-        goal = embed(world.net, self.warm["base"], train, index)
-        return Map(start, goal), self.own(space, world.judged, torch.arange(len(world.judged), device=world.device))
+        source = self.final_features(space, train, index)
+        target = embed(world.net, self.warm["base"], train, index)
+        to_phi = AffineMap(source, target)
+        return to_phi, self.final_features(space, world.judged, self.all_rows())
 
-    def own(self, space: str, examples: Any, index: Tensor) -> Tensor:
+    def final_features(self, space: str, examples: Any, index: Tensor) -> Tensor:
         """Features under the run's final model, before or after the adapter."""
         weights = self.state.server.weights()
         u = embed(self.world.net, weights["base"], examples, index)
         self.world.net.load(weights)
         return u if space == "base" else self.world.net.tail.adapt(u)
 
-    def fit(self) -> dict[str, float]:
-        """How much of φ's variance on held-out examples each map explains."""
-        return {space: explained(carry(own), self.judged) for space, (carry, own) in self.maps.items()}
+    def map_quality(self) -> dict[str, float]:
+        """The share of φ's variance on held-out examples that each map explains."""
+        return {space: explained_variance(to_phi(u), self.judged) for space, (to_phi, u) in self.maps.items()}
 
 
-class Map:
-    """An affine map by ridge regression on standardised features."""
+class AffineMap:
+    """An affine map, fitted by ridge regression on standardised features."""
 
-    def __init__(self, start: Tensor, goal: Tensor) -> None:
-        x, y = start.double(), goal.double()
-        self.mean, self.std, self.shift = x.mean(0), x.std(0).clamp(min=1e-6), y.mean(0)
+    def __init__(self, source: Tensor, target: Tensor) -> None:
+        x = source.double()
+        y = target.double()
+        self.mean = x.mean(0)
+        self.std = x.std(0).clamp(min=1e-6)
+        self.shift = y.mean(0)
         a = (x - self.mean) / self.std
         gram = a.T @ a + RIDGE * len(a) * torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
         self.weight = torch.linalg.solve(gram, a.T @ (y - self.shift))
 
     def __call__(self, u: Tensor) -> Tensor:
-        return (((u.double() - self.mean) / self.std) @ self.weight + self.shift).float()
+        standardised = (u.double() - self.mean) / self.std
+        return (standardised @ self.weight + self.shift).float()
 
 
-def explained(found: Tensor, truth: Tensor) -> float:
-    """R²: one less the squared error over the variance around the mean."""
-    error, spread = (found - truth).double().square().sum(), (truth - truth.mean(0)).double().square().sum()
-    return float(1 - error / spread.clamp(min=1e-12))
+def explained_variance(predicted: Tensor, truth: Tensor) -> float:
+    """R²: 1 minus the squared error over the variance around the mean."""
+    error = (predicted - truth).double().square().sum()
+    variance = (truth - truth.mean(0)).double().square().sum()
+    return float(1 - error / variance.clamp(min=1e-12))
 
 
-def examine(eye: Eye) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """The gap per class and per task, and the features behind it; None where a method replays nothing."""
-    pairs = list(eye.pairs())
+def measure_replay(space: EvaluationSpace) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """The gap per class and per task, and the features it was computed from; None if the method replays nothing."""
+    pairs = list(space.pairs())
     if not pairs:
         return None
-    seed = eye.world.config.seed
+    seed = space.world.config.seed
     gaps = {p.label: replay_gap(p.real, p.replay, seed, p.bandwidth) for p in pairs}
+    tasks = {}
+    for t, task in enumerate(space.world.plan.tasks):
+        tasks[str(t)] = mean_gap([gaps[y] for y in task if y in gaps])
     report = {
         "extractor": EXTRACTOR,
-        "fit": eye.fit(),
+        "fit": space.map_quality(),
         "classes": {str(label): gap for label, gap in gaps.items()},
-        "tasks": {
-            str(t): mean_gap([gaps[y] for y in task if y in gaps]) for t, task in enumerate(eye.world.plan.tasks)
-        },
+        "tasks": tasks,
     }
-    arrays = {
+    return report, feature_arrays(pairs)
+
+
+def feature_arrays(pairs: list[Pair]) -> dict[str, np.ndarray]:
+    """The features of all pairs as plain arrays, with their labels."""
+    labels = [p.label for p in pairs]
+    return {
         "real": torch.cat([p.real for p in pairs]).float().cpu().numpy(),
         "replay": torch.cat([p.replay for p in pairs]).float().cpu().numpy(),
-        "real_label": np.repeat([p.label for p in pairs], [len(p.real) for p in pairs]),
-        "replay_label": np.repeat([p.label for p in pairs], [len(p.replay) for p in pairs]),
+        "real_label": np.repeat(labels, [len(p.real) for p in pairs]),
+        "replay_label": np.repeat(labels, [len(p.replay) for p in pairs]),
     }
-    return report, arrays
 
 
 def mean_gap(gaps: list[dict[str, float]]) -> dict[str, float] | None:
-    """A task's gap: the mean over its replayed classes."""
-    names = ("mmd2", "w1", "cosine")
-    return {k: fmean(g[k] for g in gaps) for k in names} | {"classes": len(gaps)} if gaps else None
+    """The gap of a task: the mean over its replayed classes; None if there are none."""
+    if not gaps:
+        return None
+    means = {name: fmean(gap[name] for gap in gaps) for name in ("mmd2", "w1", "cosine")}
+    return means | {"classes": len(gaps)}

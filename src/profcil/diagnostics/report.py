@@ -1,7 +1,7 @@
-"""Why did a run end where it did? The representation's own quality beside what the method made of it.
+"""Diagnostics of a finished run: the quality of its representation, its memory and its replay.
 
-Written into the run folder: diagnostics.json (probes, alignment, replay gap), snapshots.npz where the run kept its
-memories, and replay.npz where the method can show what it replays.
+They are written into the run folder: diagnostics.json (probes, alignment, replay gap), snapshots.npz if the run kept
+its memories, and replay.npz if the method replays samples.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from profcil import registry
 from profcil.data.bundle import Examples
-from profcil.diagnostics import replayed, snapshots
+from profcil.diagnostics import snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
+from profcil.diagnostics.replayed import EvaluationSpace, measure_replay
 from profcil.engine.client import Lens, embed
 from profcil.engine.loop import RunState
 from profcil.engine.run import check_data, settings_of
@@ -36,31 +37,32 @@ from profcil.runs.settings_check import check_settings
 
 
 def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
-    """Probes of the warmed and the final base, alignment by position, and what is replayed; kept in the folder."""
-    world, state = finished_run(path, data_dir)
+    """Probes of the warmed and the final base, alignment by position, and the replay gap, written into the folder."""
+    world, state = load_finished_run(path, data_dir)
     warmed = warm(world, lambda *_: None).weights
     method = registry.find("methods", world.config.method).METHOD(world.config.params)
     final = probe(world, lambda under: under(state.server.blocks["base"].tensors))
-    more = type(method).views is not Method.views  # than the final base's features
-    seen = probe(world, lambda under: method.views(state.server, under)) if more else final
+    seen = final
+    if type(method).views is not Method.views:  # the method classifies other features than those of the final base
+        seen = probe(world, lambda under: method.views(state.server, under))
     report = {
         "probe_warm": probe(world, lambda under: under(warmed["base"])),
         "probe_final": final,
         "probe_seen": seen,
         "alignment": alignments(path),
-        "replay": replay(path, world, method, state, warmed),
+        "replay": diagnose_replay(path, world, method, state, warmed),
     }
-    found = snapshots.gather(path, world.plan.positions)
-    if found is not None:
-        write_arrays(path / "snapshots.npz", found)
+    points = snapshots.gather(path, world.plan.positions)
+    if points is not None:
+        write_arrays(path / "snapshots.npz", points)
     write_json(path / "diagnostics.json", report)
     return report
 
 
-def finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
-    """The world of a finished run and the state it ended in, which is the truth about both."""
+def load_finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
+    """The world and the final state of a finished run. Settings and data must be those of the run."""
     if not load_run(path).done:
-        raise RunFolderError(f"{path} is not a finished run; go on with `profcil resume {path}`")
+        raise RunFolderError(f"{path} is not a finished run; continue it with `profcil resume {path}`")
     config = resolve(str(path / "config.toml"))
     try:
         tensors, record = read_tensors(path / "state.safetensors") or ({}, {})
@@ -75,32 +77,41 @@ def finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
     return world, state
 
 
-def replay(path: Path, world: World, method: Method, state: RunState, warmed: Weights) -> dict[str, Any] | None:
-    """The gap between replay and reality, and the features behind it as replay.npz."""
-    found = replayed.examine(replayed.Eye(world, method, state, warmed))
-    if found is None:
+def diagnose_replay(
+    path: Path, world: World, method: Method, state: RunState, warmed: Weights
+) -> dict[str, Any] | None:
+    """The gap between replay and real examples. The features it was computed from are written to replay.npz."""
+    measured = measure_replay(EvaluationSpace(world, method, state, warmed))
+    if measured is None:
         return None
-    report, arrays = found
-    about = {"method": world.config.method, "space": report["extractor"], "fit": report["fit"]}
-    write_arrays(path / "replay.npz", {**arrays, "attrs": np.array(json.dumps(about))})
+    report, arrays = measured
+    attributes = {"method": world.config.method, "space": report["extractor"], "fit": report["fit"]}
+    write_arrays(path / "replay.npz", {**arrays, "attrs": np.array(json.dumps(attributes))})
     return report
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Plain arrays in one file, all of them or nothing."""
-    np.savez_compressed(packed := io.BytesIO(), **arrays)  # type: ignore[arg-type]
+    """Write plain arrays to one npz file, atomically."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     write_bytes(path, packed.getvalue())
 
 
 def probe(world: World, features: Callable[[Callable[[Lens], Tensor]], Tensor]) -> dict[str, float]:
-    """Closed-form accuracies in percent on features, which are given a way to look at examples."""
-    train, judged = world.bundle.train, world.judged
+    """Closed-form accuracies in percent on some features.
+
+    `features` is given a function that embeds the examples under given weights, and returns their features.
+    """
+    train = world.bundle.train
+    test = world.judged
 
     @torch.no_grad()
-    def seen(examples: Examples) -> Tensor:
+    def features_of(examples: Examples) -> Tensor:
         index = torch.arange(len(examples), device=world.device)
         return features(lambda lens: embed(world.net, lens, examples, index))
 
-    a, b = seen(train), seen(judged)
-    ridge = ridge_accuracy(a, train.y, b, judged.y, world.bundle.facts.classes)
-    return {"ridge": 100 * ridge, "nearest_mean": 100 * nearest_mean_accuracy(a, train.y, b, judged.y)}
+    train_features = features_of(train)
+    test_features = features_of(test)
+    ridge = ridge_accuracy(train_features, train.y, test_features, test.y, world.bundle.facts.classes)
+    nearest_mean = nearest_mean_accuracy(train_features, train.y, test_features, test.y)
+    return {"ridge": 100 * ridge, "nearest_mean": 100 * nearest_mean}

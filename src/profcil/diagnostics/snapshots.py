@@ -1,11 +1,11 @@
-"""Where the memories lie after every position, before and after alignment, and where they should.
+"""Remembered and true class means after every position, before and after alignment.
 
-During a run with `keep_memories`, the remembered and the true class means of every position are kept in one small
-file each (the model itself is not). Afterwards they become one table of points, `snapshots.npz`, by kind:
+A run with `keep_memories` writes the remembered and the true class means of every position to one small file each; the
+model is not saved. `gather` turns these files into one table of points, `snapshots.npz`, by kind:
 
-refreshed   classes current at the position, as the memory has them at its end
-stale       old classes, as the memory had them when the position began
-aligned     the same old classes at its end; PRO, which moves nothing, has them where they were
+refreshed   current classes of the position, in the memory after the position
+stale       old classes, in the memory before the position
+aligned     the same old classes, in the memory after the position; for PRO, which moves nothing, the same as stale
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from profcil.engine.payload import ServerState
     from profcil.engine.world import World
 
-SHOWN = 20  # real features a class, for the picture
+SHOWN = 20  # real features per class, for the figure
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Remembered means and true ones after a position, rows by `labels`."""
+    """Remembered and true means after a position; row i is class `labels[i]`."""
 
     labels: tuple[int, ...]
     means: Tensor
     oracle: Tensor
-    current: frozenset[int]  # classes that somebody had data of at this position
+    current: frozenset[int]  # the classes that any client had data of at this position
 
 
-def keep(folder: Path, world: World, server: ServerState, position: int) -> None:
-    """Writes a position's means, and a few real features, where the method has a memory."""
+def save_memory(folder: Path, world: World, server: ServerState, position: int) -> None:
+    """Write the means of a position and a few real features, if the method has a memory."""
     from profcil import registry
     from profcil.engine.loop import judged_features
 
@@ -50,57 +50,72 @@ def keep(folder: Path, world: World, server: ServerState, position: int) -> None
     if not memories:
         return
     block, project = memories.get("memory") or next(iter(memories.values()))
+    y = world.judged.y
     with torch.no_grad():
-        u, y = project(features), world.judged.y
-    active = world.plan.active(position)
-    facts: dict[str, Any] = {
-        "labels": list(block.labels),
-        "current": sorted({v for c in active for v in world.plan.observed(int(c), position)}),
-    }
-    few = torch.cat([torch.nonzero(y == v).flatten()[:SHOWN] for v in sorted(world.plan.seen(position))])
+        u = project(features)
+    facts: dict[str, Any] = {"labels": list(block.labels), "current": current_classes(world, position)}
+    seen = sorted(world.plan.seen(position))
+    shown = torch.cat([torch.nonzero(y == label).flatten()[:SHOWN] for label in seen])
     oracle = oracle_means(u, y, block.labels) if block.labels else u[:0]
-    tensors = {"means": block.tensors["mean"], "oracle": oracle, "real": u[few], "real_label": y[few]}
+    tensors = {"means": block.tensors["mean"], "oracle": oracle, "real": u[shown], "real_label": y[shown]}
     write_tensors(path_of(folder, position), tensors, facts)
 
 
+def current_classes(world: World, position: int) -> list[int]:
+    """The classes that any client observes at a position."""
+    classes: set[int] = set()
+    for client in world.plan.active(position):
+        classes.update(world.plan.observed(int(client), position))
+    return sorted(classes)
+
+
 def path_of(folder: Path, position: int) -> Path:
+    """The file of a position."""
     return folder / f"position-{position:03d}.safetensors"
 
 
 def gather(folder: Path, positions: int) -> dict[str, np.ndarray] | None:
-    """All positions' points as plain arrays; None where the run kept no memories."""
-    found = [read_tensors(path_of(folder, p)) for p in range(positions) if path_of(folder, p).exists()]
-    if not found:
+    """The points of all positions as plain arrays; None if the run kept no memories."""
+    stored = [read_tensors(path_of(folder, p)) for p in range(positions) if path_of(folder, p).exists()]
+    if not stored:
         return None
-    whole = [f for f in found if f is not None]
-    if len(whole) < positions:
+    readable = [file for file in stored if file is not None]
+    if len(readable) < positions:
         raise RunFolderError(
-            f"{folder} lacks readable memories of some positions; run it again with keep_memories=true"
+            f"{folder} has no readable memories of some positions; run it again with keep_memories=true"
         )
-    memories = [Memory(tuple(f["labels"]), t["means"], t["oracle"], frozenset(f["current"])) for t, f in whole]
-    rows = [row for p in range(positions) for row in points(memories[p - 1] if p else None, memories[p], p)]
-    real = {name: np.concatenate([t[name].numpy() for t, _ in whole]) for name in ("real", "real_label")}
-    counts = [len(t["real_label"]) for t, _ in whole]
-    return {**stacked(rows), **real, "real_position": np.repeat(np.arange(positions), counts)}
+    memories = [
+        Memory(tuple(facts["labels"]), tensors["means"], tensors["oracle"], frozenset(facts["current"]))
+        for tensors, facts in readable
+    ]
+    rows: list[Point] = []
+    for p in range(positions):
+        rows += points(memories[p - 1] if p else None, memories[p], p)
+    real = {name: np.concatenate([t[name].numpy() for t, _ in readable]) for name in ("real", "real_label")}
+    counts = [len(tensors["real_label"]) for tensors, _ in readable]
+    return {**as_arrays(rows), **real, "real_position": np.repeat(np.arange(positions), counts)}
 
 
 Point = tuple[int, str, int, Tensor, Tensor]  # position, kind, class, remembered mean, true mean
 
 
 def points(before: Memory | None, after: Memory, position: int) -> list[Point]:
-    """A position's points; a class that returns at this position counts as refreshed."""
+    """The points of a position. An old class that is current again at this position is refreshed."""
     out: list[Point] = []
     for row, label in enumerate(after.labels):
-        truth, now = after.oracle[row], after.means[row]
+        truth = after.oracle[row]
+        now = after.means[row]
         if label in after.current:
             out.append((position, "refreshed", label, now, truth))
         elif before is not None and label in before.labels:
-            out.append((position, "stale", label, before.means[before.labels.index(label)], truth))
+            stale = before.means[before.labels.index(label)]
+            out.append((position, "stale", label, stale, truth))
             out.append((position, "aligned", label, now, truth))
     return out
 
 
-def stacked(rows: list[Point]) -> dict[str, np.ndarray]:
+def as_arrays(rows: list[Point]) -> dict[str, np.ndarray]:
+    """The points as one array per field."""
     position, kind, label, means, oracle = zip(*rows, strict=True) if rows else ([], [], [], [], [])
     return {
         "position": np.array(position, dtype=np.int64),

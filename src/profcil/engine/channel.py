@@ -91,7 +91,7 @@ class Door:
             kinds[HEADER] = kinds.get(HEADER, 0) + block.header_bytes
         if extra:
             kinds[HEADER] = kinds.get(HEADER, 0) + extra
-        self.ledger.book(when.stage, when.position, when.round, client, direction, kinds)
+        self.ledger.record(when.stage, when.position, when.round, client, direction, kinds)
 
 
 def stored_bytes(blocks: Mapping[str, Block]) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from profcil import __version__, registry
 from profcil.config import plain
-from profcil.diagnostics.snapshots import keep
+from profcil.diagnostics.snapshots import save_memory
 from profcil.engine.channel import When
 from profcil.engine.client_store import Parked
 from profcil.engine.loop import RunState, stream, task_totals
@@ -203,7 +203,7 @@ class Keeper:
             event["resident_mb"] = resident_mb()
             if c.keep_memories:
                 with self.folder.writing(f"make room, then continue with `profcil resume {self.folder.path}`"):
-                    keep(self.folder.path, self.world, self.state.server, when.position)
+                    save_memory(self.folder.path, self.world, self.state.server, when.position)
         self.folder.append(line := json.dumps(event) + "\n")
         self.hold(self.state, self.whole[1] + line)
         age, ends = time.perf_counter() - self.saved, what == "position"

@@ -1,7 +1,7 @@
 """FAA, CTA and AF as pure functions of one accuracy matrix and the clients' task orders.
 
-There is one global model, so accuracy per (position, task) is measured once; what differs between clients is only
-which cells of that matrix belong to their history. All values are fractions in [0, 1].
+There is one global model, so the accuracy per (position, task) is measured once. Clients differ only in which cells of
+that matrix belong to their history. All values but those of `summary` are fractions in [0, 1].
 """
 
 from __future__ import annotations
@@ -10,56 +10,60 @@ import numpy as np
 
 
 def accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """[positions, tasks]; NaN where a task was not evaluated (not introduced yet, or without test examples)."""
+    """The accuracy [positions, tasks]; NaN for a task that is not introduced yet or has no test examples."""
+    is_evaluated = (correct >= 0) & (total > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where((correct >= 0) & (total > 0), correct / np.maximum(total, 1), np.nan)
+        return np.where(is_evaluated, correct / np.maximum(total, 1), np.nan)
 
 
 def cumulative_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray, position: int) -> np.ndarray:
-    """A_c^(p): each client's accuracy over the pooled test examples of the tasks it has met, [clients]."""
-    met = orders[:, : position + 1]
-    shares: np.ndarray = correct[position][met].sum(1) / total[met].sum(1)
-    return shares
+    """A_c^(p): each client's accuracy over the pooled test examples of its tasks so far, [clients]."""
+    tasks = orders[:, : position + 1]
+    pooled: np.ndarray = correct[position][tasks].sum(1) / total[tasks].sum(1)
+    return pooled
 
 
 def final_average_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:
+    """FAA: the mean over clients of the cumulative accuracy after the last position."""
     return float(cumulative_accuracy(correct, total, orders, len(correct) - 1).mean())
 
 
 def current_task_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:
-    """Mean over clients and positions of the accuracy on the task the client meets there."""
+    """CTA: the mean over clients and positions of the accuracy on the client's current task."""
     return float(current_by_position(correct, total, orders).mean())
 
 
 def current_by_position(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """CTA at each position, averaged over clients, [positions]."""
     positions = np.arange(orders.shape[1])
-    means: np.ndarray = accuracy(correct, total)[positions[None, :], orders].mean(0)
+    current = accuracy(correct, total)[positions[None, :], orders]
+    means: np.ndarray = current.mean(0)
     return means
 
 
 def forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """F_{c,t}: the best accuracy since the client first met the task, less the final one; [clients, tasks]."""
-    a = accuracy(correct, total)
-    first = np.argsort(orders, axis=1)  # p_c(t)
-    best = np.fmax.accumulate(a[::-1], axis=0)[::-1]  # best from a position on
-    lost: np.ndarray = best[first, np.arange(a.shape[1])[None, :]] - a[-1][None, :]
-    return lost
+    """F_{c,t} [clients, tasks]: the best accuracy since the client had the task, minus the final accuracy."""
+    matrix = accuracy(correct, total)
+    position_of = np.argsort(orders, axis=1)  # p_c(t)
+    best_from = np.fmax.accumulate(matrix[::-1], axis=0)[::-1]  # the maximum over this and all later positions
+    tasks = np.arange(matrix.shape[1])
+    drop: np.ndarray = best_from[position_of, tasks[None, :]] - matrix[-1][None, :]
+    return drop
 
 
 def average_forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:
-    """Mean forgetting over clients, each client's last task left out; 0 where there is only one task."""
+    """AF: the mean forgetting over clients, without each client's last task; 0 if there is only one task."""
     clients, tasks = orders.shape
     if tasks == 1:
         return 0.0
-    f = forgetting(correct, total, orders)
-    keep = np.ones_like(f, dtype=bool)
-    keep[np.arange(clients), orders[:, -1]] = False
-    return float(f[keep].reshape(clients, tasks - 1).mean())
+    drop = forgetting(correct, total, orders)
+    included = np.ones_like(drop, dtype=bool)
+    included[np.arange(clients), orders[:, -1]] = False
+    return float(drop[included].reshape(clients, tasks - 1).mean())
 
 
 def summary(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> dict[str, float]:
-    """The three headline metrics, in percent."""
+    """FAA, CTA and AF in percent."""
     return {
         "faa": 100 * final_average_accuracy(correct, total, orders),
         "cta": 100 * current_task_accuracy(correct, total, orders),

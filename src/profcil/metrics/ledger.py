@@ -1,8 +1,8 @@
-"""The meter on the door: exact bytes by stage, position, round, client, direction and kind.
+"""The ledger of the channel: exact bytes by stage, position, round, client, direction and kind.
 
-The ledger is a plain list of rows that only grows. It serialises to CSV and back without loss, and every total in a
-table is a sum over it. Class ids and example counts are booked as `header`, so that the other kinds can be compared
-with the paper's formulas to the byte.
+It is an append-only list of entries, which can be written to CSV and read back without loss. Every total in a table is
+a sum over it. Class ids and example counts are recorded under the kind `header`, so that the other kinds can be
+compared with the paper's formulas to the byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = "header"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Bytes of one kind that crossed the door once, in one direction."""
+    """Bytes of one kind in one message."""
 
     stage: str  # warmup, round or refresh
     position: int
@@ -32,31 +32,37 @@ class Entry:
     bytes: int
 
 
-COLUMNS = tuple(f.name for f in fields(Entry))
+COLUMNS = tuple(field.name for field in fields(Entry))
 
 
 @dataclass
 class Ledger:
+    """All bytes that were sent in a run."""
+
     entries: list[Entry] = field(default_factory=list)
 
-    def book(
+    def record(
         self, stage: str, position: int, round: int, client: int, direction: str, kinds: Mapping[str, int]
     ) -> None:
-        self.entries += [Entry(stage, position, round, client, direction, k, n) for k, n in kinds.items() if n]
+        """Append an entry for every kind with a nonzero number of bytes."""
+        for kind, size in kinds.items():
+            if size:
+                self.entries.append(Entry(stage, position, round, client, direction, kind, size))
 
     def total(self, **where: object) -> int:
-        """Bytes over all entries that match, e.g. `total(direction="up", kind="transport")`."""
-        return sum(e.bytes for e in self.entries if all(getattr(e, k) == v for k, v in where.items()))
+        """The bytes of all entries that match, e.g. `total(direction="up", kind="transport")`."""
+        return sum(entry.bytes for entry in self.entries if _matches(entry, where))
 
     def by(self, *columns: str) -> dict[tuple[Any, ...], int]:
-        """Bytes summed over groups, e.g. `by("kind", "direction")`."""
+        """The bytes of every group of entries, e.g. `by("kind", "direction")`."""
         sums: dict[tuple[Any, ...], int] = {}
-        for e in self.entries:
-            key = tuple(getattr(e, c) for c in columns)
-            sums[key] = sums.get(key, 0) + e.bytes
+        for entry in self.entries:
+            key = tuple(getattr(entry, column) for column in columns)
+            sums[key] = sums.get(key, 0) + entry.bytes
         return sums
 
     def to_csv(self) -> str:
+        """The ledger as CSV text with a header line."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -65,17 +71,17 @@ class Ledger:
 
     @classmethod
     def from_csv(cls, text: str) -> Ledger:
+        """The ledger in a CSV text of `to_csv`."""
         rows = list(csv.reader(io.StringIO(text)))
         if not rows or tuple(rows[0]) != COLUMNS:
-            raise RunFolderError(f"this is not a ledger: its first line must be {','.join(COLUMNS)}")
+            raise RunFolderError(f"this is not a ledger: the first line must be {','.join(COLUMNS)}; run it again")
         return cls([Entry(s, int(p), int(r), int(c), d, k, int(b)) for s, p, r, c, d, k, b in rows[1:]])
 
 
-def norm_comm(bytes_of: int, reference: int) -> float:
-    """NormComm: one ledger divided by another, FedAvg's by custom."""
-    return bytes_of / reference if reference else float("nan")
+def _matches(entry: Entry, where: Mapping[str, object]) -> bool:
+    return all(getattr(entry, column) == value for column, value in where.items())
 
 
 def stream_bytes(entries: Iterable[Entry]) -> int:
-    """What the incremental stream cost; the warm-up is common to all methods and reported apart."""
-    return sum(e.bytes for e in entries if e.stage != "warmup")
+    """The bytes of the incremental stream, without the warm-up, which is the same for all methods."""
+    return sum(entry.bytes for entry in entries if entry.stage != "warmup")

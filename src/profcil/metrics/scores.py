@@ -1,4 +1,4 @@
-"""Correct predictions per (position, task), counted once for the global model."""
+"""The correct predictions of the global model per (position, task)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import numpy as np
 
 @dataclass
 class Scores:
-    """`correct[p, t]` after position p; −1 where task t had not been introduced. `total[t]` test examples."""
+    """Correct predictions `[position, task]`, -1 if the task is not introduced yet, and test examples `total[task]`."""
 
     correct: np.ndarray
     total: np.ndarray
 
     @classmethod
     def empty(cls, tasks: int, total: np.ndarray) -> Scores:
+        """Scores before the first position."""
         return cls(np.full((tasks, tasks), -1, dtype=np.int64), total.astype(np.int64))
 
     def to_json(self) -> dict[str, Any]:
+        """The scores as plain values."""
         return {"correct": self.correct.tolist(), "total": self.total.tolist()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scores:
-        return cls(np.array(data["correct"], dtype=np.int64), np.array(data["total"], dtype=np.int64))
+        """The scores from the values of `to_json`."""
+        correct = np.array(data["correct"], dtype=np.int64)
+        total = np.array(data["total"], dtype=np.int64)
+        return cls(correct, total)

@@ -154,8 +154,6 @@ def _prune(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     return x, torch.where(dropped, edges[:1], edges), targets, kept
 
 
-# What a dataset may name in its facts.
-NAMES = {"image": ("crop", "flip", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
 VIEWS: dict[str, tuple[View, View]] = {
     "image": (_weak_image, _strong_image),
     "text": (_same, _thin),

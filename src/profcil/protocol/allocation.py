@@ -1,4 +1,4 @@
-"""Who owns which training sample: a class's samples are divided among the supporters that observe the class."""
+"""The owner of every training sample: the samples of a class are divided among the supporters that observe it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profcil.protocol.heterogeneity import cover, draw_quotas, draw_supporters
+from profcil.protocol.heterogeneity import assign_labels, draw_quotas, draw_supporters
 from profcil.randomness import generator
 
 if TYPE_CHECKING:
@@ -14,26 +14,35 @@ if TYPE_CHECKING:
     from profcil.protocol.settings import StreamSettings
 
 
-def sizes(samples: int, owners: int, dirichlet: float, random: np.random.Generator) -> np.ndarray:
-    """How many of a class's samples each owner gets: within one of each other, or in Dirichlet(alpha) proportions."""
+def share_sizes(samples: int, owners: int, dirichlet: float, random: np.random.Generator) -> np.ndarray:
+    """How many samples of a class each owner gets: equal shares up to one sample, or Dirichlet proportions."""
     if dirichlet == 0:
-        return samples // owners + random.permutation(np.arange(owners) < samples % owners)
+        gets_one_more = random.permutation(np.arange(owners) < samples % owners)
+        return samples // owners + gets_one_more
     bounds = np.cumsum(random.dirichlet(np.full(owners, dirichlet)))
-    bounds[-1] = 1.0  # the sum of the proportions, free of rounding
-    return np.diff(np.floor(bounds * samples + 0.5).astype(np.int64), prepend=0)
+    bounds[-1] = 1.0  # exactly, without the rounding error of the sum
+    ends = np.floor(bounds * samples + 0.5).astype(np.int64)
+    return np.diff(ends, prepend=0)
 
 
 def allocate(labels: np.ndarray, tasks: Tasks, settings: StreamSettings, seed: int) -> np.ndarray:
-    """The owner (client id) of every sample. Each draw has its own address, so one control moves without the others."""
+    """The owner (client id) of every sample.
+
+    Support, coverage and allocation have separate generators, so changing one control leaves the other draws alone.
+    """
     owner = np.empty(len(labels), dtype=np.int64)
     by_class = np.argsort(labels, kind="stable")
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=sum(map(len, tasks))))])
+    class_count = sum(map(len, tasks))
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=class_count))])
     for t, classes in enumerate(tasks):
         clients = draw_supporters(settings.clients, settings.support, generator(seed, "support", t))
         random = generator(seed, "coverage", t)
-        rows, given = cover(draw_quotas(len(clients), len(classes), settings.coverage, random), classes, random)
+        quotas = draw_quotas(len(clients), len(classes), settings.coverage, random)
+        rows, assigned = assign_labels(quotas, classes, random)
         for y in classes:
-            who, ids = clients[rows[given == y]], by_class[bounds[y] : bounds[y + 1]]
+            owners = clients[rows[assigned == y]]
+            ids = by_class[bounds[y] : bounds[y + 1]]
             random = generator(seed, "allocation", y)
-            owner[random.permutation(ids)] = np.repeat(who, sizes(len(ids), len(who), settings.dirichlet, random))
+            sizes = share_sizes(len(ids), len(owners), settings.dirichlet, random)
+            owner[random.permutation(ids)] = np.repeat(owners, sizes)
     return owner

@@ -1,4 +1,4 @@
-"""What a plan really came to, as numbers and as text."""
+"""The audit of a plan: the heterogeneity that the draws really gave, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profcil.protocol.heterogeneity import growth, share_of
+from profcil.protocol.heterogeneity import missing_labels, share_of
 
 if TYPE_CHECKING:
     from profcil.protocol.plan import Plan
 
 
 def audit(plan: Plan) -> dict[str, Any]:
-    """Realised support, coverage and disorder, the support assumption, and every cell without data, as plain values."""
-    missing = sorted({y for task in plan.tasks for y in task} - set(np.unique(plan.labels).tolist()))
-    drawn = share_of(plan.settings.support, plan.clients)
+    """Realised support, coverage and disorder, the support assumption, and the cells without data, as plain values."""
+    classes = {y for task in plan.tasks for y in task}
+    observed = set(np.unique(plan.labels).tolist())
+    unsupported = sorted(classes - observed)
+    supporters = share_of(plan.settings.support, plan.clients)
     return {
         "sampler": plan.settings.sampler,
         "support": _support(plan).tolist(),
         "coverage": _coverage(plan).tolist(),
         "disorder": float((plan.orders != np.arange(plan.positions)).mean()),
-        "support_assumption": not missing,
-        "unsupported_classes": missing,
-        "quotas_grown": [growth(drawn, len(task), plan.settings.coverage) for task in plan.tasks],
+        "support_assumption": not unsupported,
+        "unsupported_classes": unsupported,
+        "quotas_grown": [missing_labels(supporters, len(task), plan.settings.coverage) for task in plan.tasks],
         "cells": int(plan.orders.size),
         "idle_cells": int((plan.counts == 0).sum()),
-        "untaught_cells": untaught(plan),
+        "untaught_cells": _untaught_cells(plan),
         "empty_clients": int((~plan.counts.any(axis=1)).sum()),
         "samples": len(plan.ids),
     }
@@ -39,62 +41,86 @@ def _support(plan: Plan) -> np.ndarray:
 
 
 def _coverage(plan: Plan) -> np.ndarray:
-    """Observed labels over the task's labels, averaged over the clients with data of the task."""
+    """The share of a task's labels that a client observes, averaged over the clients with data of the task."""
     labels = np.diff(plan.label_starts).reshape(plan.orders.shape).sum(axis=0)
     supporters = np.maximum(1, (plan.counts > 0).sum(axis=0))
-    shares: np.ndarray = labels / supporters / np.array([len(task) for task in plan.tasks])
+    sizes = np.array([len(task) for task in plan.tasks])
+    shares: np.ndarray = labels / supporters / sizes
     return shares
 
 
-def untaught(plan: Plan) -> int:
-    """Cells (client, position) whose task nobody has had data of up to that position: CTA counts them all the same."""
+def _untaught_cells(plan: Plan) -> int:
+    """The number of cells (client, position) whose task no client has had data of up to that position.
+
+    CTA includes these cells.
+    """
     position_of = np.argsort(plan.orders, axis=1, kind="stable")  # p_c(t), the inverse of the order
     first = np.where(plan.counts > 0, position_of, plan.positions).min(axis=0)
     return int((first[plan.orders] > np.arange(plan.positions)).sum())
 
 
 def describe(plan: Plan, limit: int = 20) -> str:
-    """A header, the tasks' classes, a table of clients by positions (idle cells in brackets), and the audit."""
-    head = (
+    """The plan as text: the classes of each task, a table of clients by positions, and the audit.
+
+    Tasks and positions are counted from 1. At most `limit` tasks and clients are listed.
+    """
+    title = (
         f"plan {plan.digest}: seed {plan.seed}, {plan.clients} clients, {plan.settings.participants} per round, "
         f"{plan.positions} tasks"
     )
-    tasks = [f"task {t}: classes {' '.join(map(str, task))}" for t, task in enumerate(plan.tasks)]
-    return "\n".join([head, "", *_cut(tasks, limit, "tasks"), "", *_table(plan, limit), "", *_facts(plan)])
+    tasks = [f"task {t}: classes {' '.join(map(str, task))}" for t, task in enumerate(plan.tasks, start=1)]
+    return "\n".join([title, "", *_shorten(tasks, limit), "", *_table(plan, limit), "", *_audit_lines(plan)])
+
+
+def _shorten(tasks: list[str], limit: int) -> list[str]:
+    """The first `limit` lines, and a line that says how many were left out."""
+    limit = max(0, limit)
+    rest = len(tasks) - limit
+    if rest <= 0:
+        return tasks
+    return [*tasks[:limit], f"... and {rest} more tasks"]
 
 
 def _table(plan: Plan, limit: int) -> list[str]:
-    shown = range(min(plan.clients, max(0, limit)))
-    names = [f"p{p}" for p in range(plan.positions)]
-    rows = [(str(c), [_cell(plan, c, p) for p in range(plan.positions)]) for c in shown]
-    rest = [f"... and {plan.clients - len(shown)} more clients"] if len(shown) < plan.clients else []
-    lines = [f"{name:>8}" + "".join(f"{text:>7}" for text in cells) for name, cells in [("client", names), *rows]]
-    return ["which task a client meets at which position; (t) is idle: no data", *lines, *rest]
+    """The task of each client at each position."""
+    shown = min(plan.clients, max(0, limit))
+    lines = ["the task of each client at each position, both counted from 1; (t) is idle: no data of task t"]
+    lines.append(_table_row("client", [f"p{p + 1}" for p in range(plan.positions)]))
+    for client in range(shown):
+        lines.append(_table_row(str(client), [_cell(plan, client, p) for p in range(plan.positions)]))
+    if shown < plan.clients:
+        lines.append(f"... and {plan.clients - shown} more clients")
+    return lines
+
+
+def _table_row(name: str, cells: list[str]) -> str:
+    return f"{name:>8}" + "".join(f"{cell:>7}" for cell in cells)
 
 
 def _cell(plan: Plan, client: int, position: int) -> str:
     task = plan.orders[client, position]
-    return str(task) if plan.counts[client, task] else f"({task})"
+    return f"{task + 1}" if plan.counts[client, task] else f"({task + 1})"
 
 
-def _cut(lines: list[str], limit: int, what: str) -> list[str]:
-    rest = len(lines) - max(0, limit)
-    return lines if rest <= 0 else [*lines[: max(0, limit)], f"... and {rest} more {what}"]
-
-
-def _facts(plan: Plan) -> list[str]:
+def _audit_lines(plan: Plan) -> list[str]:
+    """The audit, one line per number."""
     facts = plan.audit()
-    span = {key: f"{min(facts[key]):.3f} to {max(facts[key]):.3f}" for key in ("support", "coverage")}
-    missing = facts["unsupported_classes"]
+    unsupported = facts["unsupported_classes"]
+    assumption = f"broken by classes {unsupported}" if unsupported else "holds"
     return [
-        f"support            {span['support']} of the clients per task (set: {plan.settings.support:g})",
-        f"coverage           {span['coverage']} of a task's labels per supporter (set: {plan.settings.coverage:g})",
-        f"disorder           {facts['disorder']:.3f} of the cells off the shared order "
+        f"support            {_range(facts['support'])} of the clients per task (set: {plan.settings.support:g})",
+        f"coverage           {_range(facts['coverage'])} of a task's labels per supporter "
+        f"(set: {plan.settings.coverage:g})",
+        f"disorder           {facts['disorder']:.3f} of the cells differ from the shared order "
         f"(set: {plan.settings.disorder:g}, {facts['sampler']})",
-        f"support assumption {'holds' if not missing else f'broken by classes {missing}'}",
+        f"support assumption {assumption}",
         f"quotas grown       {sum(facts['quotas_grown'])} labels, so that every class has a supporter",
         f"idle cells         {facts['idle_cells']} of {facts['cells']}",
-        f"untaught cells     {facts['untaught_cells']}: current for a client before anyone had data of the task",
+        f"untaught cells     {facts['untaught_cells']}, where the task is current before any client had data of it",
         f"empty clients      {facts['empty_clients']} of {plan.clients} own no data at any position",
         f"samples            {facts['samples']}",
     ]
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}"

@@ -1,7 +1,7 @@
-"""Who takes part in a round. It depends on the plan and its seed only, so all methods share one schedule.
+"""The participants of each round. They depend on the plan and its seed only, so all methods share one schedule.
 
-A weakened task changes nobody's turn but those of the clients it takes away: the schedule is the clean plan's, and
-whoever no longer has data sits out. A round may so have fewer participants, or none.
+A plan with a weak task has the schedule of the clean plan, without the clients that no longer have data. So a round
+may have fewer participants, or none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from profcil.randomness import generator
 
 
 def participants(plan: Plan, position: int, round: int) -> tuple[int, ...]:
-    """min(participants, clients with data) clients, uniform without replacement, ascending."""
+    """The participants of a round, ascending: a uniform sample of the clients with data at the position."""
     drawn = _draw(plan.clean, plan.clean.active(position), position, round)
     if plan.origin is None:
         return drawn
@@ -22,11 +22,13 @@ def participants(plan: Plan, position: int, round: int) -> tuple[int, ...]:
 
 
 def warmup_participants(plan: Plan, round: int) -> tuple[int, ...]:
-    """The same for a warm-up round, among the clients that own any data at any position."""
-    return _draw(plan.clean, np.flatnonzero(plan.clean.counts.any(axis=1)), "warmup", round)
+    """The participants of a warm-up round: a uniform sample of the clients with data at any position."""
+    clients = np.flatnonzero(plan.clean.counts.any(axis=1))
+    return _draw(plan.clean, clients, "warmup", round)
 
 
 def _draw(plan: Plan, clients: np.ndarray, where: object, round: int) -> tuple[int, ...]:
     count = min(plan.settings.participants, len(clients))
-    drawn = generator(plan.seed, "participation", where, round).choice(clients, size=count, replace=False)
+    random = generator(plan.seed, "participation", where, round)
+    drawn = random.choice(clients, size=count, replace=False)
     return tuple(np.sort(drawn).tolist())

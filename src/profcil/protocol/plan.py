@@ -1,7 +1,7 @@
-"""The stream plan: which client meets which task when, with which labels and samples.
+"""The stream plan: which task each client has at each position, with which labels and samples.
 
-A plan is a pure function of (labels, settings, seed). Everything per client lies in a few flat arrays, grouped by cell
-(client, task), so that 100,000 clients are cheap: the samples of cell k are `ids[starts[k]:starts[k + 1]]`.
+A plan is a pure function of (labels, settings, seed). All data about clients are stored in a few flat arrays, grouped
+by cell (client, task), so that 100,000 clients are cheap: the samples of cell k are `ids[starts[k]:starts[k + 1]]`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ARRAYS = {"orders": "<i4", "ids": "<i8", "starts": "<i8", "labels": "<i4", "labe
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A stream, ready to run. Positions and task ids count from 0; classes are the dataset's own ids."""
+    """A stream, ready to run. Positions and tasks are counted from 0; classes are the dataset's class ids."""
 
     settings: StreamSettings
     seed: int
     tasks: Tasks  # Y_t
-    orders: np.ndarray  # [clients, tasks]: pi_c[p], the task that client c meets at position p
+    orders: np.ndarray  # [clients, tasks]: pi_c[p], the task of client c at position p
     ids: np.ndarray  # sample ids, sorted by (client, task, id)
     starts: np.ndarray  # [clients x tasks + 1]: where a cell begins in ids
     labels: np.ndarray  # observed class ids, sorted by (client, task, class)
     label_starts: np.ndarray  # [clients x tasks + 1]: where a cell begins in labels
-    origin: Plan | None = None  # of a plan with a weak task: the plan before that; not saved
+    origin: Plan | None = None  # of a plan with a weak task: the plan without it; not saved
 
     def __post_init__(self) -> None:
         for name, kind in ARRAYS.items():
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def clean(self) -> Plan:
-        """The plan without an intervention: what warm-up, ownership and the participation schedule follow."""
+        """The plan without a weak task. Warm-up, ownership and the participation schedule follow it."""
         return self.origin or self
 
     @property
@@ -68,75 +68,77 @@ class Plan:
         return np.diff(self.starts).reshape(self.orders.shape)
 
     def samples(self, client: int, position: int) -> np.ndarray:
-        """D_{c,p}: the ids of the samples that a client trains on at a position, ascending."""
+        """D_{c,p}: the ids of a client's training samples at a position, ascending."""
         cell = self._cell(client, position)
         return self.ids[self.starts[cell] : self.starts[cell + 1]]
 
     def owned(self, client: int) -> np.ndarray:
-        """All samples that a client meets at any position, ascending."""
-        self._inside(client, 0)
+        """The ids of a client's samples at all positions, ascending."""
+        self._check_inside(client, 0)
         first = client * self.positions
         return np.sort(self.ids[self.starts[first] : self.starts[first + self.positions]])
 
     def observed(self, client: int, position: int) -> tuple[int, ...]:
-        """The observed labels: the classes a client really has samples of at a position, a part of its task's."""
+        """The observed labels: the classes of the client's samples at a position, a subset of its task's classes."""
         cell = self._cell(client, position)
         return tuple(self.labels[self.label_starts[cell] : self.label_starts[cell + 1]].tolist())
 
     def supporters(self, task: int) -> np.ndarray:
-        """C_t: the clients that hold data of a task."""
+        """C_t: the clients with data of a task."""
         return np.flatnonzero(self.counts[:, task])
 
     def active(self, position: int) -> np.ndarray:
-        """The clients with data at a position; all others are idle there."""
-        self._inside(0, position)
+        """The clients with data at a position; all others are idle."""
+        self._check_inside(0, position)
         return self._active[position]
 
     @cached_property
     def _active(self) -> list[np.ndarray]:
-        """Of every position: asked for in every round, which should not cost more the more clients there are."""
-        there = np.take_along_axis(self.counts, self.orders, axis=1) > 0
-        return [np.flatnonzero(column) for column in there.T]
+        """The active clients of all positions, cached because every round needs them."""
+        has_data = np.take_along_axis(self.counts, self.orders, axis=1) > 0
+        return [np.flatnonzero(column) for column in has_data.T]
 
     def seen(self, position: int) -> frozenset[int]:
-        """Y^(p): the classes of all tasks that any client, idle ones too, has met up to a position."""
-        self._inside(0, position)
+        """Y^(p): the classes of all tasks that any client, idle or not, has had up to a position."""
+        self._check_inside(0, position)
         return self._seen[position]
 
     @cached_property
     def _seen(self) -> list[frozenset[int]]:
-        """Of every position: asked for in every turn."""
-        met = np.zeros((self.positions, self.positions), dtype=bool)
-        met[np.arange(self.positions), self.orders] = True
-        upto = np.logical_or.accumulate(met)
-        return [frozenset(y for t in np.flatnonzero(row) for y in self.tasks[t]) for row in upto]
+        """The seen classes of all positions, cached because every client turn needs them."""
+        introduced = np.zeros((self.positions, self.positions), dtype=bool)
+        introduced[np.arange(self.positions), self.orders] = True
+        seen_tasks = np.logical_or.accumulate(introduced)
+        return [frozenset(y for t in np.flatnonzero(row) for y in self.tasks[t]) for row in seen_tasks]
 
     def current(self, position: int) -> frozenset[int]:
-        """The classes that anyone observes at a position."""
-        self._inside(0, position)
-        here = self.orders[:, [position]] == np.arange(self.positions)  # cells of this position
-        return frozenset(np.unique(self.labels[np.repeat(here.ravel(), np.diff(self.label_starts))]).tolist())
+        """The classes that any client observes at a position."""
+        self._check_inside(0, position)
+        is_current = self.orders[:, [position]] == np.arange(self.positions)  # [clients, tasks]
+        of_label = np.repeat(is_current.ravel(), np.diff(self.label_starts))
+        return frozenset(np.unique(self.labels[of_label]).tolist())
 
     def _cell(self, client: int, position: int) -> int:
-        self._inside(client, position)
+        """The number of the cell of a client's task at a position."""
+        self._check_inside(client, position)
         return int(client) * self.positions + int(self.orders[client, position])
 
-    def _inside(self, client: int, position: int) -> None:
+    def _check_inside(self, client: int, position: int) -> None:
         if not (0 <= client < self.clients and 0 <= position < self.positions):
             raise ConfigError(
-                f"client {client} at position {position} is not in the plan; "
+                f"client {client} at position {position} (counted from 0) is not in the plan; "
                 f"choose a client from 0 to {self.clients - 1} and a position from 0 to {self.positions - 1}"
             )
 
     @property
     def header(self) -> dict[str, Any]:
-        """Everything but the arrays, as plain values. A weakened task shows in the arrays, not here."""
+        """Everything but the arrays, as plain values. A weak task changes the arrays, not the header."""
         settings = {k: v for k, v in asdict(self.settings).items() if not k.startswith("weak_")}
         return {"settings": settings, "seed": self.seed, "tasks": [list(t) for t in self.tasks]}
 
     @cached_property
     def digest(self) -> str:
-        """A hash over the header and every array: two plans are the same if their digests are."""
+        """A hash of the header and all arrays. Plans with equal digests are equal."""
         total = hashlib.blake2b(archive.encode(self.header), digest_size=16)
         for name in ARRAYS:
             array = getattr(self, name)
@@ -150,12 +152,14 @@ class Plan:
         return hash(self.digest)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to one file, all of it or nothing."""
-        archive.write(path, {**self.header, "digest": self.digest}, {name: getattr(self, name) for name in ARRAYS})
+        """Write the plan to one file, atomically."""
+        header = {**self.header, "digest": self.digest}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        archive.write(path, header, arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan back and check that it is the one that was saved."""
+        """Read a plan from its file and verify its digest."""
         return archive.read(path, cls._rebuild)
 
     @classmethod
@@ -164,42 +168,61 @@ class Plan:
         known: dict[str, Any] = {name: arrays[name] for name in ARRAYS}
         plan = cls(StreamSettings(**header["settings"]), header["seed"], tasks, **known)
         if plan.digest != header["digest"]:
-            raise ValueError("its digest is not that of its content")
+            raise ValueError("its digest does not match its content")
         return plan
 
     def audit(self) -> dict[str, Any]:
-        """What the draws came to: realised support, coverage, disorder, idle cells and the support assumption."""
+        """Realised support, coverage and disorder, idle cells and the support assumption."""
         return audit.audit(self)
 
     def describe(self, limit: int = 20) -> str:
-        """Who sees what when, as text: at most `limit` tasks and clients, then the audit."""
+        """The plan as text: the task of each client at each position, and the audit."""
         return audit.describe(self, limit)
 
 
 def assemble(
     labels: np.ndarray, owner: np.ndarray, tasks: Tasks, orders: np.ndarray, settings: StreamSettings, seed: int
 ) -> Plan:
-    """A plan from the owner of every sample; owner -1 leaves a sample out of the stream."""
-    classes, cells = sum(map(len, tasks)), orders.size
+    """A plan from the owner of every sample. A sample with owner -1 is not in the stream."""
+    classes = sum(map(len, tasks))
+    cells = orders.size
     task_of = np.empty(classes, dtype=np.int64)
     for t, members in enumerate(tasks):
         task_of[list(members)] = t
     used = np.flatnonzero(owner >= 0)
     cell = owner[used] * len(tasks) + task_of[labels[used]]
     ids = used[np.argsort(cell, kind="stable")]
-    seen = np.unique(cell * classes + labels[used])
+    observed = np.unique(cell * classes + labels[used])  # one number per (cell, class)
     return Plan(
-        settings, seed, tasks, orders, ids, _starts(cell, cells), seen % classes, _starts(seen // classes, cells)
+        settings=settings,
+        seed=seed,
+        tasks=tasks,
+        orders=orders,
+        ids=ids,
+        starts=_starts(cell, cells),
+        labels=observed % classes,
+        label_starts=_starts(observed // classes, cells),
     )
 
 
 def _starts(cell: np.ndarray, cells: int) -> np.ndarray:
+    """Where each cell begins in an array that is sorted by cell."""
     return np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=cells))])
 
 
 def make_plan(labels: np.ndarray | Sequence[int], classes: int, settings: StreamSettings, seed: int) -> Plan:
-    """The plan for a training set with these labels: the same on any machine for the same arguments."""
+    """The plan for a training set with these labels. The same arguments give the same plan on any machine."""
     check("seed", seed, Integral, 0, math.inf)
+    labels = _checked_labels(labels, classes)
+    tasks = split(class_order(classes, seed), settings.task_size)
+    random = generator(seed, "disorder")
+    orders = draw_orders(settings.sampler, settings.clients, len(tasks), settings.disorder, random)
+    owner = allocate(labels, tasks, settings, seed)
+    return assemble(labels, owner, tasks, orders, settings, int(seed))
+
+
+def _checked_labels(labels: np.ndarray | Sequence[int], classes: int) -> np.ndarray:
+    """Labels as an int64 array; anything but class ids is a DataError."""
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
         raise DataError(
@@ -210,8 +233,4 @@ def make_plan(labels: np.ndarray | Sequence[int], classes: int, settings: Stream
         raise DataError(
             f"labels run {given}, allowed is 0 to {classes - 1}; check the dataset's labels and class count"
         )
-    labels = labels.astype(np.int64)
-    tasks = split(class_order(classes, seed), settings.task_size)
-    draw = generator(seed, "disorder")
-    orders = draw_orders(settings.sampler, settings.clients, len(tasks), settings.disorder, draw)
-    return assemble(labels, allocate(labels, tasks, settings, seed), tasks, orders, settings, int(seed))
+    return labels.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The stream's settings, checked where they are made."""
+"""The settings of a stream, checked on construction."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from profcil.config import setting
 from profcil.errors import ConfigError, unknown
 from profcil.protocol.heterogeneity import SAMPLERS
 
-STRENGTHS = ("mild", "medium", "severe")  # of a weak-task intervention; `weak_task` says what they keep
+STRENGTHS = ("mild", "medium", "severe")  # of a weak-task intervention; defined in `weak_task`
 
 
 def check(key: str, value: Any, kind: type, low: float, high: float) -> None:
-    """Refuse what is not a number of this kind within these bounds, naming the key."""
-    number = isinstance(value, kind) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
+    """Check that a setting is a number of this kind within these bounds."""
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         what = "a whole number" if kind is Integral else "a number"
         bounds = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low}"
         raise ConfigError(f"{key} is {value!r}, allowed is {what} {bounds}; change {key}")
@@ -25,7 +25,7 @@ def check(key: str, value: Any, kind: type, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """What the world does to the clients; the three fractions are the paper's heterogeneity controls."""
+    """The clients, the tasks, and the paper's heterogeneity controls: support, coverage and disorder."""
 
     clients: int = setting(MISSING, "clients of the stream", low=1)
     participants: int = setting(MISSING, "clients sampled per round, at most `clients`", low=1)
@@ -58,11 +58,11 @@ class StreamSettings:
         self._check_strength()
         for key in ("clients", "participants", "task_size", "weak_task"):
             object.__setattr__(self, key, int(getattr(self, key)))
-        for key in ("support", "coverage", "disorder", "dirichlet"):  # 1 and 1.0 are one setting and one digest
+        for key in ("support", "coverage", "disorder", "dirichlet"):  # so that 1 and 1.0 have the same digest
             object.__setattr__(self, key, float(getattr(self, key)))
 
     def _check_strength(self) -> None:
-        """A weak task has a strength, and a strength has a weak task: neither is silently ignored."""
+        """Check that a weak task and its strength are both given or both left out."""
         if (self.weak_task >= 0) != bool(self.weak_strength):
             raise ConfigError(
                 f"weak_task is {self.weak_task} and weak_strength is {self.weak_strength!r}, allowed is both or "

@@ -1,4 +1,4 @@
-"""Semantic tasks: a seeded class order, cut into disjoint class sets Y_1, ..., Y_T."""
+"""Tasks: a seeded class order, cut into disjoint class sets Y_1, ..., Y_T."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def class_order(classes: int, seed: int) -> tuple[int, ...]:
 
 
 def split(order: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
-    """Tasks of a fixed number of classes; the remainder joins the last task (7 classes by 2 are 2/2/3)."""
+    """Tasks of `size` classes each; the remainder joins the last task (7 classes by 2 are 2/2/3)."""
     if not 1 <= size <= len(order):
         raise ConfigError(
             f"task_size is {size}, allowed is 1 to {len(order)} (the number of classes); change task_size"

@@ -1,13 +1,14 @@
-"""The weak-task intervention: one task loses clients, examples and training budget, the rest of the stream stays.
+"""The weak-task intervention: one task loses clients, examples and training budget. The other tasks do not change.
 
-The paper (weak-task intervention of the generator-failure stress test) names the three reductions and no figures;
-`STRENGTHS` fixes them. What is dropped leaves the stream: nothing is dealt to other clients, so every other cell keeps
-its samples and every client keeps its order. All draws depend on the plan's seed and the task, not on the strength:
-severe keeps a subset of what medium keeps, and medium of what mild keeps.
+The paper (weak-task intervention of the generator-failure stress test) names these three reductions but gives no
+numbers; `STRENGTHS` defines them. Dropped samples leave the stream: they are not given to other clients, so all other
+cells keep their samples and every client keeps its order. The draws depend on the plan's seed and the task, not on the
+strength: severe keeps a subset of what medium keeps, and medium a subset of what mild keeps.
 
-What is not the weak task stays to the bit. The weakened plan remembers the clean one (`Plan.origin`): the warm-up runs
-under that, so that clean and weak runs share it; the schedule of participants is the clean one without the clients
-that now sit out; and a client's graph keeps the dropped nodes, which only lose their labels.
+Everything but the weak task is bit-identical to the clean run. The plan with the weak task refers to the clean plan
+(`Plan.origin`), which three things follow: the warm-up, so that clean and weak runs share it; the schedule of
+participants, without the clients that no longer have data; and a client's graph, in which dropped nodes only lose
+their labels.
 """
 
 from __future__ import annotations
@@ -28,24 +29,23 @@ from profcil.randomness import generator
 
 @dataclass(frozen=True)
 class Strength:
-    """What is kept, as fractions."""
+    """The fractions that are kept."""
 
-    supporters: float  # of the clients that hold data of the task
-    examples: float  # of what each of them holds of each class
-    epochs: float  # of the local epochs where the task is current
+    supporters: float  # of the clients with data of the task
+    examples: float  # of each client's examples of each class
+    epochs: float  # of the local epochs when the task is current
 
 
-STRENGTHS = MappingProxyType(
-    {name: Strength(kept, kept, kept) for name, kept in zip(NAMES, (0.75, 0.5, 0.25), strict=True)}
-)
+FRACTIONS = dict(zip(NAMES, (0.75, 0.5, 0.25), strict=True))
+STRENGTHS = MappingProxyType({name: Strength(kept, kept, kept) for name, kept in FRACTIONS.items()})
 
 
 @dataclass(frozen=True)
 class Weakened:
-    """A plan with a weak task, and what a plan cannot say.
+    """A plan with a weak task, and the factor for the local epochs, which is not part of a plan.
 
-    A client whose current task is the weak one trains max(1, epochs_factor x local epochs) epochs, rounded half up;
-    every other turn keeps its epochs. Whoever runs the plan applies it.
+    A client whose current task is the weak one trains max(1, epochs_factor x local epochs) epochs, rounded half up.
+    All other turns have the full number of epochs. The engine applies the factor.
     """
 
     plan: Plan
@@ -53,36 +53,39 @@ class Weakened:
 
 
 def weaken(plan: Plan, labels: np.ndarray, task: int, strength: str) -> Weakened:
-    """The same plan with less of one task (t*, counted from 0; the paper's task 4 is 3 here).
+    """A plan with less data of one task (t*, counted from 0: the paper's task 4 is 3 here).
 
-    `labels` are the training labels the plan was made from. The support assumption still holds for the task: every
-    class keeps a client, for which more clients than the fraction are kept if need be, and a kept client keeps at
-    least one example of each class it observed, so its label coverage does not move.
+    `labels` are the training labels that the plan was made from. The support assumption still holds: every class of
+    the task keeps a client, if necessary by keeping more clients than the fraction. A kept client keeps at least one
+    example of each class that it observed, so its label coverage does not change.
     """
     check("weak_task", task, Integral, 0, plan.positions - 1)
     if not len(plan.supporters(task)):
-        raise ConfigError(f"task {task} has no samples in plan {plan.digest}; choose a task that has some")
+        raise ConfigError(
+            f"task {task} (counted from 0) has no samples in plan {plan.digest}; choose a task with samples"
+        )
     if strength not in STRENGTHS:
         raise unknown("strength", str(strength), STRENGTHS)
-    kept, labels = STRENGTHS[strength], np.asarray(labels)
+    kept = STRENGTHS[strength]
+    labels = np.asarray(labels)
     owner = _owners(plan, labels)
     ids = np.flatnonzero((owner >= 0) & np.isin(labels, plan.tasks[task]))
-    stay = _clients(plan, task, kept.supporters, owner[ids], labels[ids])
-    stay &= _examples(plan, task, kept.examples, owner[ids], labels[ids])
-    owner[ids[~stay]] = -1
+    is_kept = _of_kept_clients(plan, task, kept.supporters, owner[ids], labels[ids])
+    is_kept &= _kept_examples(plan, task, kept.examples, owner[ids], labels[ids])
+    owner[ids[~is_kept]] = -1
     weak = assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed)
     return Weakened(replace(weak, origin=plan.clean), kept.epochs)
 
 
 def weakened(plan: Plan, labels: np.ndarray, settings: StreamSettings) -> Weakened:
-    """The plan as the settings want it: weakened, or as it is with the full budget."""
+    """The plan with the weak task that the settings ask for; unchanged if they ask for none."""
     if settings.weak_task < 0:
         return Weakened(plan, 1.0)
     return weaken(plan, labels, settings.weak_task, settings.weak_strength)
 
 
 def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:
-    """The owner of every sample, -1 for those outside the stream: what the plan was assembled from."""
+    """The owner of every sample, -1 for samples outside the stream. Labels of another dataset are a DataError."""
     if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) > plan.ids.max(initial=-1):
         owner = np.full(len(labels), -1, dtype=np.int64)
         owner[plan.ids] = np.repeat(np.arange(plan.orders.size), np.diff(plan.starts)) // plan.positions
@@ -95,33 +98,37 @@ def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:
     )
 
 
-def _clients(plan: Plan, task: int, fraction: float, owner: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which samples are with a kept client: first those that cover the task's classes, then at random."""
+def _of_kept_clients(plan: Plan, task: int, fraction: float, owner: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which samples belong to a kept client. Clients that cover the task's classes are kept first, then random ones."""
     clients, row = np.unique(owner, return_inverse=True)
     observed = np.zeros((len(clients), int(y.max()) + 1), dtype=bool)
     observed[row, y] = True
     shuffled = generator(plan.seed, "weak-task", task, "supporters").permutation(len(clients))
     first = _cover(observed[shuffled])
-    queue = shuffled[np.concatenate([first, np.setdiff1d(np.arange(len(clients)), first)])]
-    return np.isin(row, queue[: max(len(first), share_of(fraction, len(clients)))])
+    others = np.setdiff1d(np.arange(len(clients)), first)
+    priority = shuffled[np.concatenate([first, others])]
+    count = max(len(first), share_of(fraction, len(clients)))
+    return np.isin(row, priority[:count])
 
 
 def _cover(observed: np.ndarray) -> np.ndarray:
-    """Rows that together observe every class that any row does: the one with most new classes next, ties to the first.
+    """Rows that together observe every observed class: a greedy set cover, at most one row per class.
 
-    Greedy, hence few rows, and at most one per class.
+    The row with the most missing classes is taken next; ties go to the first row.
     """
-    missing, rows = observed.any(axis=0), []
+    missing = observed.any(axis=0)
+    rows: list[int] = []
     while missing.any():
-        rows.append(int((observed & missing).sum(axis=1).argmax()))
-        missing = missing & ~observed[rows[-1]]
+        row = int((observed & missing).sum(axis=1).argmax())
+        rows.append(row)
+        missing = missing & ~observed[row]
     return np.array(rows, dtype=np.int64)
 
 
-def _examples(plan: Plan, task: int, fraction: float, owner: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which samples are among the first max(1, fraction x n) of their client and class, in a random order."""
-    luck = generator(plan.seed, "weak-task", task, "examples").permutation(len(y))
-    order = np.lexsort((luck, y, owner))
+def _kept_examples(plan: Plan, task: int, fraction: float, owner: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which samples are kept: of each client and class, a random max(1, fraction x n) of its n samples."""
+    shuffled = generator(plan.seed, "weak-task", task, "examples").permutation(len(y))
+    order = np.lexsort((shuffled, y, owner))
     _, group, size = np.unique(np.stack([owner, y]), axis=1, return_inverse=True, return_counts=True)
     rank = np.empty(len(y), dtype=np.int64)
     rank[order] = np.arange(len(y)) - np.repeat(np.cumsum(size) - size, size)

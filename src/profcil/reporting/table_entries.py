@@ -60,13 +60,13 @@ def variants(layout: Layout, datasets: set[str]) -> dict[str, str]:
 
 def with_mismatch(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What was measured, and for runs with a weak task what the diagnostics found beside their clean run."""
-    from profcil.diagnostics.mismatch import point
+    from profcil.diagnostics.mismatch import mismatch_point
 
     def found(run: Run) -> dict[str, Any]:
         if run.config["stream"].get("weak_task", -1) < 0:
             return {}
         try:
-            return point(run, runs) or {}
+            return mismatch_point(run, runs) or {}
         except ConfigError:
             return {}
 
