@@ -38,7 +38,7 @@ def edited(folder: Path) -> None:
 def test_an_edited_config_is_told(capsys: pytest.CaptureFixture[str], hurt: Path, verb: list[str]) -> None:
     edited(hurt)
     said = sentence(capsys, *verb, "hurt")
-    assert "hurt/config.toml has seed = 1, but the run began with 0; put it back" in said
+    assert "hurt/config.toml has seed = 1, but the run started with 0; restore that value" in said
     assert Path("hurt/diagnostics.json").read_text() == "{}"
 
 
@@ -48,7 +48,7 @@ def test_diagnose_believes_the_state(capsys: pytest.CaptureFixture[str], hurt: P
     facts = json.loads((hurt / "run.json").read_text())
     facts["config"]["seed"] = 1
     (hurt / "run.json").write_text(json.dumps(facts))
-    assert "the run began with 0" in sentence(capsys, "diagnose", "hurt")
+    assert "the run started with 0" in sentence(capsys, "diagnose", "hurt")
 
 
 def test_diagnose_wants_the_data_of_the_run(

@@ -20,9 +20,10 @@ from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.study_table import COLUMNS, best, markdown, paper, spread
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
-from profcil.runs.reader import held
-from profcil.studies.definition import Cell, cells, expand, key_of, load_study, narrowed, study_names
+from profcil.runs.reader import is_locked
+from profcil.studies.definition import Cell, cells, expand, key_of, load_study, study_names
 from profcil.studies.scheduler import expected, measured
+from profcil.studies.selection import narrowed
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
 STUDY = f"""
@@ -236,10 +237,10 @@ def test_a_killed_study_takes_its_runs_along_and_goes_on(study):
     while not list(Path("cells").glob("*/run.json")) and time.monotonic() - begun < 100:
         time.sleep(0.05)
     (folder,) = (p for p in Path("cells").iterdir() if p.is_dir())
-    assert held(folder / "lock")
+    assert is_locked(folder / "lock")
     job.kill()
     job.wait()
-    while held(folder / "lock") and time.monotonic() - begun < 100:
+    while is_locked(folder / "lock") and time.monotonic() - begun < 100:
         time.sleep(0.05)
     facts = json.loads((folder / "run.json").read_text())
     assert not facts["done"] and "interrupted" in (Path("cells") / f"{folder.name}.log").read_text()
@@ -323,7 +324,7 @@ def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale(
         (["study", "severe", "--scale", "tiny"], "paper, smoke"),
         (["study", "demo", "--seeds", "a"], "whole numbers"),
         (["study", "demo", "--jobs", "0"], "at least 1"),
-        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its own: fedavg, promax"),
+        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its methods: fedavg, promax"),
         (["study", "demo", "--methods", "fedavg,fedprox"], "method 'fedprox' is not in the study"),
         (["study", "demo", "--methods", "fedavg,fedporx"], "did you mean fedprox"),
         (["table", "severe", "--methods", "fedavg,fedporx"], "did you mean fedprox"),

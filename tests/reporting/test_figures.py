@@ -25,8 +25,8 @@ from matplotlib.text import Text
 
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.figures import FIGURES, embedding, inputs, make, mismatch, snapshots, style
-from profcil.runs.gather import grouped, load_all
-from profcil.runs.reader import load_run, row
+from profcil.runs.gather import group_runs, load_runs
+from profcil.runs.reader import load_run, summarise_run
 
 FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "communication")
 
@@ -97,7 +97,7 @@ def test_the_explaining_figure_shows_accuracy_and_where_there_is_a_memory_its_al
 
 def test_curves_end_at_faa_and_average_to_cta(runs: Path, tmp_path: Path) -> None:
     seen, current = (made(name, runs, tmp_path)["digits, severe"]["promax"] for name in ("accuracy", "cta"))
-    rows = [row(load_run(runs / f"promax-{seed}")) for seed in (0, 1)]
+    rows = [summarise_run(load_run(runs / f"promax-{seed}")) for seed in (0, 1)]
     assert seen["seeds"] == [0, 1] and len(seen["mean"]) == 3
     assert seen["mean"][-1] == pytest.approx(fmean(r["faa"] for r in rows), abs=1e-3)
     assert seen["sd"][-1] == pytest.approx(stdev(r["faa"] for r in rows), abs=1e-3)
@@ -170,15 +170,15 @@ def test_a_label_names_what_sets_a_run_apart_and_no_more(runs: Path) -> None:
     params = run.config["params"]
     other = replace(run, config={**run.config, "params": {**params, "noise": 9.0, "quota": 3}})
     fedavg = load_run(runs / "fedavg-0")
-    labels = [g.label for g in grouped([run, other, fedavg])]
+    labels = [g.label for g in group_runs([run, other, fedavg])]
     assert labels == [f"promax (quota={params['quota']}, +1)", "promax (quota=3, +1)", "fedavg"]
     weak = {**run.config["stream"], "weak_task": 3, "weak_strength": "mild"}
-    labels = [g.label for g in grouped([run, replace(run, config={**run.config, "stream": weak})])]
+    labels = [g.label for g in group_runs([run, replace(run, config={**run.config, "stream": weak})])]
     assert labels == ["promax (weak=none)", "promax (weak=mild)"]
     weaker = [{**run.config, "stream": weak | {"weak_task": task}} for task in (1, 2)]
-    labels = [g.label for g in grouped([replace(run, config=config) for config in weaker])]
-    assert labels == ["promax (weak=mild, task 1)", "promax (weak=mild, task 2)"]
-    assert len(grouped(load_all([runs], pytest.fail))) == 2  # seeds and machines do not set apart
+    labels = [g.label for g in group_runs([replace(run, config=config) for config in weaker])]
+    assert labels == ["promax (weak=mild, task 2)", "promax (weak=mild, task 3)"]
+    assert len(group_runs(load_runs([runs], pytest.fail))) == 2  # seeds and machines do not set apart
 
 
 def test_a_run_that_is_not_finished_is_left_out_and_named(runs: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_row_says_what_the_class_says():
 
 
 def test_tests_are_found_by_the_name_of_their_file_or_by_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(methods.rooms, "names", lambda room: ["one", "two", "three"])
+    monkeypatch.setattr(methods.registry, "names", lambda room: ["one", "two", "three"])
     (tmp_path / "test_one.py").write_text("def test_a_thing():\n    pass\n\n\ndef helper():\n    pass\n")
     (tmp_path / "test_others.py").write_text("def test_two_is_two():\n    pass\n\n\ndef test_x():\n    pass\n")
     assert verified("one", tmp_path) == "**Verified by** `tests/methods/test_one.py`: a thing."

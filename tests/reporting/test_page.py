@@ -16,7 +16,7 @@ from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.data import SINGLE, names_of, page_data, picture
 from profcil.reporting.page.page import HERE, SCRIPTS, embedded, render
-from profcil.runs.reader import Run, load_run, row
+from profcil.runs.reader import Run, load_run, summarise_run
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
 
@@ -44,13 +44,13 @@ def test_the_numbers_are_the_runs(loaded: list[Run]) -> None:
     data = data_in(render(loaded))
     assert data == json.loads(json.dumps(page_data(loaded)))
     for shown, run in zip(data["runs"], loaded, strict=True):
-        expected = row(run)
+        expected = summarise_run(run)
         assert all(shown[key] == expected[key] for key in ("faa", "cta", "af", "bytes_up", "seconds"))
         both = [sum(e[part] for e in shown["ledger"]) for part in ("stream", "warmup")]
         assert both == [run.bytes("up") + run.bytes("down"), run.ledger.total(stage="warmup")]
         assert shown["config"]["stream.task_size"] == 3 and shown["environment"]["torch"]
     groups = {g["label"]: g for g in data["groups"]}
-    mean = np.mean([row(run)["faa"] for run in loaded if run.config["method"] == "promax"])
+    mean = np.mean([summarise_run(run)["faa"] for run in loaded if run.config["method"] == "promax"])
     assert groups["promax"]["seeds"] == [0, 1] and groups["promax"]["seen"]["mean"][-1] == pytest.approx(mean, abs=1e-3)
     assert data["runs"][0]["norm_comm"] == 1.0 and len(data["plans"]) == 2  # one plan per seed, shared by methods
 

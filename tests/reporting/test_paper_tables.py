@@ -160,7 +160,7 @@ def test_costs_are_split_by_accounting_and_the_paper_stands_beside_full():
 
 
 def test_norm_comm_is_relative_to_the_same_accounting(monkeypatch):
-    monkeypatch.setattr("profcil.reporting.grid.at_the_end", lambda path: {})
+    monkeypatch.setattr("profcil.reporting.grid.read_final_alignment", lambda path: {})
     sizes = [("fedavg", "changed", 50), ("fedavg", "full", 350), ("pro", "changed", 150), ("pro", "full", 750)]
     runs = [a_run(m, up=up, transfer=t) for m, t, up in sizes]
     for number, run in enumerate(runs):

@@ -15,7 +15,7 @@ from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.tables import compare, render, text_table
-from profcil.runs.reader import Run, row
+from profcil.runs.reader import Run, summarise_run
 
 
 def a_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:
@@ -32,7 +32,7 @@ def a_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: i
 
 
 def test_row_leaves_the_warm_up_out_and_recomputes_the_metrics() -> None:
-    r = row(a_run("pro"))
+    r = summarise_run(a_run("pro"))
     assert (r["bytes_up"], r["bytes_down"]) == (100, 50)
     assert (r["faa"], r["cta"], r["af"]) == pytest.approx((30.0, 40.0, 20.0))
     assert r["server_memory_bytes"] is None  # unknown, not zero
@@ -62,7 +62,7 @@ def test_what_changes_no_byte_does_not_hide_norm_comm() -> None:
 def test_means_are_over_seeds_of_the_same_settings_only() -> None:
     runs = [a_run("pro", 0, right=4), a_run("pro", 1, right=6), a_run("pro", 1, right=9, params={"noise": 1.0})]
     lines = render(runs).splitlines()
-    values = [row(run)["faa"] for run in runs[:2]]
+    values = [summarise_run(run)["faa"] for run in runs[:2]]
     assert len(lines) == 5 and f"{fmean(values):.2f} ± {stdev(values):.2f}" in lines[-1]
 
 

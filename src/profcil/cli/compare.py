@@ -14,7 +14,7 @@ from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run find_run_folders, or find_run_folders of runs")
     parser.add_argument("--reference", default="fedavg", metavar="METHOD", help="method that NormComm is relative to")
     json_flag(parser)
 
@@ -22,12 +22,12 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from profcil import registry
     from profcil.reporting.tables import compare, render
-    from profcil.runs.gather import folders
+    from profcil.runs.gather import find_run_folders
     from profcil.runs.reader import load_run
 
     if args.reference not in registry.names("methods"):
         raise unknown("method", args.reference, registry.names("methods"))
-    runs = [load_run(path) for path in folders(args.runs)]
+    runs = [load_run(path) for path in find_run_folders(args.runs)]
     if args.json:
         print_json(compare(runs, args.reference))
     else:

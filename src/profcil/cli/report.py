@@ -22,10 +22,10 @@ def add(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from profcil.reporting.page.page import render, write
-    from profcil.runs.gather import load_all
+    from profcil.runs.gather import load_runs
 
     notes: list[str] = []
-    runs = load_all(args.runs, notes.append)
+    runs = load_runs(args.runs, notes.append)
     for note in notes:
         print(note, file=sys.stderr)
     write(Path(args.out), render(runs, args.title, notes))

@@ -41,6 +41,7 @@ def narrowing(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from profcil.cli.board import watching
+    from profcil.cli.main import main
     from profcil.diagnostics.mismatch import write_mismatch
     from profcil.reporting.study_table import best, markdown, summarise
     from profcil.studies.definition import cells, check_data
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         out.mkdir(parents=True, exist_ok=True)
         check_data(todo, out, data_root(args))
         with watching(todo, out, args.jobs) as tell:
-            failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
+            failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell, main)
         write_mismatch(todo, out)
     rows = best(summarise(todo, out)) if args.best else summarise(todo, out)
     print_json(rows) if args.json else print(f"{markdown(rows)}\n\nrun folders: {out}")
@@ -67,18 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 def chosen(args: argparse.Namespace) -> Any:
     """The study behind the flags."""
-    from profcil.studies.definition import load_study, narrowed
+    from profcil.studies.selection import select_study
 
-    try:
-        seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else None
-    except ValueError:
-        raise ConfigError(
-            f"--seeds is '{args.seeds}', allowed are whole numbers and commas; write --seeds 0,1"
-        ) from None
-    methods, datasets = (
-        [name.strip() for name in names.split(",")] if names else None for names in (args.methods, args.datasets)
-    )
-    return narrowed(load_study(args.study, args.scale), seeds, methods, datasets, args.set)
+    return select_study(args.study, args.scale, args.seeds, args.methods, args.datasets, args.set)
 
 
 def left_out(study: Any) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from profcil.cli.parser import Parser, json_flag, print_json
 from profcil.cli.study import narrowing
@@ -23,6 +25,13 @@ def add(parser: Parser) -> None:
     parser.add_argument("--format", default="markdown", help="markdown, latex or csv (markdown)")
     narrowing(parser)
     json_flag(parser)
+
+
+def planned(names: Sequence[str], args: argparse.Namespace) -> list[Any]:
+    """The studies of a table, narrowed by the flags."""
+    from profcil.studies.selection import select_study
+
+    return [select_study(name, args.scale, args.seeds, args.methods, args.datasets, args.set) for name in names]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
     if args.format not in FORMATS:
         raise unknown("format", args.format, FORMATS)
     layout = LAYOUTS[args.name]
-    items = of_runs(layout, [Path(r) for r in args.runs]) if args.runs else of_study(layout, args)
+    if args.runs:
+        items = of_runs(layout, [Path(r) for r in args.runs])
+    else:
+        items = of_study(planned(layout.studies, args), Path(args.out))
     left_out = [item for item in items if not layout.keep(item)] if args.runs else []
     if left_out:
         print(f"{len(left_out)} of the given runs do not belong to this table and are left out", file=sys.stderr)

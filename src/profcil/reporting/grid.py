@@ -15,9 +15,9 @@ from typing import Any
 from profcil.errors import RunFolderError
 from profcil.reporting import paper
 from profcil.reporting.paper import Figure
-from profcil.reporting.tables import FREE, compare
-from profcil.runs.reader import Run, at_the_end
-from profcil.runs.settings_check import flat
+from profcil.reporting.tables import compare
+from profcil.runs.reader import Run, read_final_alignment
+from profcil.runs.settings_check import SEED_AND_MACHINE, flatten_settings
 
 # metric → heading, digits, and whether more (1) or less (-1) is better; 0 where neither is
 METRICS: dict[str, tuple[str, int, int]] = {
@@ -200,8 +200,8 @@ def check_streams(rows: Iterable[Row]) -> None:
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Which settings of two runs differ, beyond the seed and what no result depends on."""
-    a, b = flat(dict(one)), flat(dict(other))
-    return sorted(k for k in a.keys() | b.keys() if k not in (*FREE, "regime") and a.get(k) != b.get(k))
+    a, b = flatten_settings(dict(one)), flatten_settings(dict(other))
+    return sorted(k for k in a.keys() | b.keys() if k not in (*SEED_AND_MACHINE, "regime") and a.get(k) != b.get(k))
 
 
 def measured(runs: Sequence[Run]) -> list[dict[str, float | None]]:
@@ -217,7 +217,7 @@ def values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
     def mega(key: str) -> float | None:
         return row[key] / 1e6 if row[key] is not None else None
 
-    final = at_the_end(run.path)
+    final = read_final_alignment(run.path)
     stream, warm = row["seconds"], row["warmup_seconds"]
     return {
         **{key: row[key] for key in ("faa", "cta", "af", "seconds", "warmup_seconds", "peak_memory_mb")},

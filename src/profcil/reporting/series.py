@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profcil.metrics.client_first import accuracy, cumulative_accuracy
-from profcil.runs.reader import Run, alignments
+from profcil.runs.reader import Run, read_alignments
 
 
 def task_accuracy(run: Run) -> np.ndarray:
@@ -37,7 +37,7 @@ def current_accuracy(run: Run) -> np.ndarray:
 def alignment(run: Run) -> np.ndarray:
     """Centred cosine between remembered and true means of old classes at each position; NaN where nothing is old, or
     the method remembers no means."""
-    noted = [a.get("memory", {}).get("centred") for a in alignments(run.path)]
+    noted = [a.get("memory", {}).get("centred") for a in read_alignments(run.path)]
     out = np.full(run.plan.positions, np.nan)
     for p, value in enumerate(noted[: len(out)]):
         out[p] = np.nan if value is None else value

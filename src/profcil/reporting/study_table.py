@@ -10,7 +10,7 @@ from typing import Any
 from profcil.reporting.paper import figure
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
-from profcil.runs.reader import Run, at_the_end, load_run
+from profcil.runs.reader import Run, load_run, read_final_alignment
 from profcil.studies.definition import Cell, read_json
 from profcil.studies.scheduler import NOT_APPLICABLE, misfit
 
@@ -45,7 +45,7 @@ def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[s
     probes = [read_json(run.path / "diagnostics.json") for run, _ in group]
     for name in ("probe_warm", "probe_final"):
         out[name] = spread([d.get(name, {}).get("ridge") for d in probes])
-    final = [at_the_end(run.path).get("memory", {}) for run, _ in group]
+    final = [read_final_alignment(run.path).get("memory", {}) for run, _ in group]
     out["align"] = spread([a.get("align") for a in final])
     out["centred"] = spread([a.get("centred") for a in final])
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,14 @@ from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.grid import Item, Layout, Table, measured
 from profcil.runs.reader import Run, load_run
-from profcil.studies.definition import FREE, SCALES, Cell, cells, finished, key_of, load_study, narrowed
+from profcil.studies.definition import FREE, SCALES, Cell, Study, cells, finished, key_of, load_study
+from profcil.studies.selection import narrowed
 
 
-def of_study(layout: Layout, args: argparse.Namespace) -> list[Item]:
-    """Every cell of the table's studies, with what its run under `args.out` came to."""
-    from profcil.cli.study import chosen
-
-    todo: dict[tuple[str, str], Cell] = {}
-    for name in layout.studies:
-        asked = argparse.Namespace(**{**vars(args), "study": name})
-        todo |= {(c.name, c.variant): c for c in cells(chosen(asked))}
-    return of_cells(list(todo.values()), Path(args.out))
+def of_study(studies: Sequence[Study], out: Path) -> list[Item]:
+    """Every cell of some studies, with what its run under `out` came to."""
+    todo = {(cell.name, cell.variant): cell for study in studies for cell in cells(study)}
+    return of_cells(list(todo.values()), out)
 
 
 def of_cells(todo: Sequence[Cell], out: Path) -> list[Item]:

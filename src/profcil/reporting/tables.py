@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.runs.reader import Run, row
+from profcil.runs.reader import Run, summarise_run
+from profcil.runs.settings_check import SEED_AND_MACHINE
 
-RESULT = {
+RESULT_COLUMNS = {
     "faa": "FAA",
     "cta": "CTA",
     "af": "AF",
@@ -31,14 +32,12 @@ MEASURED = {
     "peak_memory_mb": "peak MB",
 }
 NAMES = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
-# What may differ between two runs whose numbers are averaged: the seed, and what no number depends on.
-FREE = ("seed", "device", "threads", "workers", "accelerate")
 FOLD = 24  # columns up to this many characters are never folded
 
 
 def compare(runs: Sequence[Run], reference: str = "fedavg") -> list[dict[str, Any]]:
     """A row per run, in the order given, with NormComm against the reference method among them."""
-    rows = [row(run) for run in runs]
+    rows = [summarise_run(run) for run in runs]
     peers = [(run, r) for run, r in zip(runs, rows, strict=True) if r["done"] and r["method"] == reference]
     return [{**r, "norm_comm": relative(run, r, peers)} for run, r in zip(runs, rows, strict=True)]
 
@@ -66,7 +65,7 @@ def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
     """The comparison as text: every run, then mean ± sample standard deviation where there are several seeds."""
     rows = compare(runs, reference)
     columns = NAMES | MEASURED
-    lines = [cells(r, columns) for r in rows]
+    lines = [format_row(r, columns) for r in rows]
     return text_table(list(columns.values()), [*lines, *(spread(group) for group in seed_groups(runs, rows))])
 
 
@@ -75,7 +74,7 @@ def seed_groups(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list[lis
     groups: dict[str, dict[int, dict[str, Any]]] = {}
     for run, r in zip(runs, rows, strict=True):
         if r["done"]:
-            same = {k: v for k, v in run.config.items() if k not in FREE}
+            same = {k: v for k, v in run.config.items() if k not in SEED_AND_MACHINE}
             groups.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(r["seed"], r)
     return [list(group.values()) for group in groups.values() if len(group) > 1]
 
@@ -90,7 +89,7 @@ def spread(group: Sequence[Mapping[str, Any]]) -> list[str]:
     return [first["method"], first["dataset"], first["setting"], f"mean of {len(group)}", *out]
 
 
-def cells(r: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
+def format_row(r: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
     """A row's texts; an unfinished run says so where its first number would be."""
     texts = [figure(key, r[key]) for key in columns]
     if not r["done"]:

@@ -123,37 +123,6 @@ def load_study(name: str, scale: str = "paper") -> Study:
     return study
 
 
-def narrowed(
-    study: Study,
-    seeds: Iterable[int] | None = None,
-    methods: Iterable[str] | None = None,
-    datasets: Iterable[str] | None = None,
-    sets: Iterable[str] = (),
-) -> Study:
-    """The study on other seeds or datasets, with some methods only, with settings on top."""
-    methods = None if methods is None else tuple(methods)
-    if methods:
-        check_methods(study, methods)
-    study = replace(study, seeds=tuple(seeds or study.seeds), datasets=tuple(datasets or study.datasets))
-    raw = [dict(v) for v in study.variants]
-    for variant in raw:
-        variant["set"] = [*variant.get("set", ()), *sets]
-        if methods is not None:
-            offered = expand(variant.get("methods") or study.methods)
-            variant["methods"] = [m for m in offered if m in methods]
-    return replace(study, variants=tuple(v for v in raw if methods is None or v["methods"]))
-
-
-def check_methods(study: Study, methods: Sequence[str]) -> None:
-    """Every method asked for is one that there is, and one of the study's."""
-    own = sorted({m for v in study.variants for m in expand(v.get("methods") or study.methods)})
-    for name in methods:
-        if name not in registry.names("methods"):
-            raise unknown("method", name, registry.names("methods"))
-        if name not in own:
-            raise ConfigError(f"method '{name}' is not in the study; choose among its own: {', '.join(own)}")
-
-
 def expand(names: Names) -> tuple[str, ...]:
     """Method names; `all` is every method that can be used, `replay` those that can show what they replay."""
     if not isinstance(names, str):

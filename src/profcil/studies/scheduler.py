@@ -25,18 +25,19 @@ from threading import Event, Thread
 from profcil.io.atomic_files import write_text
 from profcil.io.interrupts import ended_by_a_scheduler
 from profcil.resolve import to_toml
-from profcil.runs.reader import held
+from profcil.runs.reader import is_locked
 from profcil.studies.definition import Cell, finished, read_json
 
 Tell = Callable[[Cell, str], None]
+Command = Callable[[list[str]], int]  # runs a command line and returns its exit status
 NOT_APPLICABLE = "not applicable"
 INTERRUPTED = 130
 SAVING = 60.0  # seconds that an interrupted run may need to save
 
 
-def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> int:
+def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell, command: Command) -> int:
     """Runs what is not there yet, `jobs` at a time, and diagnoses where asked; the number of failures."""
-    crew = Crew(out, data, jobs, diagnose, tell)
+    crew = Crew(out, data, jobs, diagnose, tell, command)
     each = {cell.name: cell for cell in todo if cell.applicable}  # two variants may share a run
     with ended_by_a_scheduler(), ThreadPoolExecutor(jobs) as pool:
         work = [pool.submit(crew.one, cell) for cell in each.values()]
@@ -55,8 +56,8 @@ def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool,
 class Crew:
     """Whoever is at work, and how to stop them."""
 
-    def __init__(self, out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> None:
-        self.out, self.data, self.jobs, self.diagnose, self.tell = out, data, jobs, diagnose, tell
+    def __init__(self, out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell, main: Command) -> None:
+        self.out, self.data, self.jobs, self.diagnose, self.tell, self.main = out, data, jobs, diagnose, tell, main
         self.alive: set[BaseProcess] = set()
         self.stopped = Event()
         self.start = multiprocessing.get_context("forkserver")
@@ -79,7 +80,7 @@ class Crew:
     def await_release(self, lock: Path) -> None:
         """A run of a study that was killed a moment ago may still be saving."""
         until = time.monotonic() + SAVING
-        while held(lock) and time.monotonic() < until and not self.stopped.is_set():
+        while is_locked(lock) and time.monotonic() < until and not self.stopped.is_set():
             time.sleep(0.2)
 
     def command(self, cell: Cell, folder: Path) -> list[str]:
@@ -113,7 +114,7 @@ class Crew:
         """Starts a process and waits for it. It tells its exit status itself: where several threads look after
         processes, multiprocessing may lose one."""
         here, there = self.start.Pipe(duplex=False)
-        process = self.start.Process(target=work, args=(line, str(said), dict(os.environ), there))
+        process = self.start.Process(target=work, args=(self.main, line, str(said), dict(os.environ), there))
         process.start()
         there.close()
         self.alive.add(process)
@@ -133,7 +134,7 @@ class Crew:
                 os.kill(process.pid, signal.SIGINT)
 
 
-def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connection) -> None:
+def work(main: Command, line: list[str], said: str, surroundings: dict[str, str], tell: Connection) -> None:
     """In a child: a command line whose words go to a file. The terminal's Ctrl-C is for the study, which hands it on
     once; a second one could hit a run while it saves."""
     os.setpgid(0, 0)
@@ -143,8 +144,6 @@ def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connect
     with open(said, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    from profcil.cli.main import main
-
     status = main(line)
     with suppress(OSError):  # nobody may be left to hear it
         tell.send(status)

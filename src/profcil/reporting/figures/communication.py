@@ -10,7 +10,7 @@ import numpy as np
 from profcil.reporting.figures import style
 from profcil.reporting.figures.heatmap import name_of
 from profcil.reporting.series import kinds
-from profcil.runs.gather import Group, finished, grouped, load_all
+from profcil.runs.gather import Group, load_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ DIRECTIONS = {"down": "server to clients", "up": "clients to server"}
 
 def communication(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """A row per method, a dot per kind, a stroke for the sum; means over seeds, the warm-up left out."""
-    groups = grouped(finished(load_all(paths, tell), tell))
+    groups = load_groups(paths, tell)
     names = [name_of(g, groups) for g in groups]
     sums = [mean_bytes(g) for g in groups]
     every = sorted({kind for one in sums for kind, _ in one})

@@ -9,7 +9,7 @@ import numpy as np
 
 from profcil.reporting import series
 from profcil.reporting.figures import style
-from profcil.runs.gather import Group, finished, grouped, load_all
+from profcil.runs.gather import Group, load_groups
 from profcil.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ DODGE = 0.05  # positions between two lines: equal ones would hide each other
 
 def accuracy(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """The clients' mean accuracy on the tasks they have met; the last point is FAA."""
-    return curves(grouped(finished(load_all(paths, tell), tell)), series.seen_accuracy, "accuracy on met tasks (%)")
+    return curves(load_groups(paths, tell), series.seen_accuracy, "accuracy on met tasks (%)")
 
 
 def cta(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """The clients' mean accuracy on the task they meet; the mean of the points is CTA."""
-    return curves(grouped(finished(load_all(paths, tell), tell)), series.current_accuracy, "current-task accuracy (%)")
+    return curves(load_groups(paths, tell), series.current_accuracy, "current-task accuracy (%)")
 
 
 def curves(
@@ -55,7 +55,7 @@ def explain(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, 
     """Why accuracy is kept or lost: above it, over positions; below, whether the memory still points at the truth."""
     from matplotlib.figure import Figure
 
-    groups = grouped(finished(load_all(paths, tell), tell))
+    groups = load_groups(paths, tell)
     streams = list(dict.fromkeys(g.stream for g in groups))
     looks = {label: style.look(i) for i, label in enumerate(dict.fromkeys(g.label for g in groups))}
     figure = Figure(figsize=(style.COLUMN if len(streams) == 1 else style.PAGE, 3.6), layout="constrained")

@@ -13,7 +13,7 @@ import numpy as np
 from profcil.errors import RunFolderError
 from profcil.randomness import generator, number
 from profcil.reporting.figures import inputs, style
-from profcil.runs.gather import folders
+from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import load_run
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ UMAP: dict[str, Any] = {"n_neighbors": 15, "min_dist": 0.1, "metric": "euclidean
 
 def embedding(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """A row per run, a panel per technique; both kinds of features are laid out together."""
-    found = readable(folders(paths), tell)
+    found = readable(find_run_folders(paths), tell)
     techniques = {"t-SNE": tsne, "UMAP": umap}
     if find_spec("umap") is None:
         tell("UMAP is left out, umap-learn is not installed; `pip install 'profcil[report]'` brings it")

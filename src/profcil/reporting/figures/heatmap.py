@@ -9,7 +9,7 @@ import numpy as np
 
 from profcil.reporting.figures import style
 from profcil.reporting.series import mean_and_spread, task_accuracy
-from profcil.runs.gather import Group, finished, grouped, load_all
+from profcil.runs.gather import Group, load_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ WRITTEN = 10  # tasks up to which a panel over half a page has room for its numb
 
 def by_position(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """A panel per method: task by position, the mean over seeds; grey where a task was not introduced yet."""
-    groups = grouped(finished(load_all(paths, tell), tell))
+    groups = load_groups(paths, tell)
     tasks = max(g.runs[0].plan.positions for g in groups)
     across = min(len(groups), 4 if tasks <= 5 else 2 if tasks <= WRITTEN else 3)
     width = style.COLUMN if len(groups) == 1 else style.PAGE
@@ -38,7 +38,7 @@ def by_position(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figu
 
 def final(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """The paper's heatmap: what is left of every task at the end, a row per method and a panel per stream."""
-    groups = grouped(finished(load_all(paths, tell), tell))
+    groups = load_groups(paths, tell)
     streams = list(dict.fromkeys(g.stream for g in groups))
     most = max(sum(g.stream == s for g in groups) for s in streams)
     figure, axes = style.panels(len(streams), 1, style.COLUMN if most < 2 else style.PAGE * 0.7, 0.8 + 0.2 * most)

@@ -9,7 +9,7 @@ import numpy as np
 
 from profcil.errors import ConfigError
 from profcil.reporting.figures import inputs, style
-from profcil.runs.gather import folders
+from profcil.runs.gather import find_run_folders
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ LOOK: dict[str, dict[str, Any]] = {
 
 def snapshots(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """Panels for up to four positions of one run, spread over its stream."""
-    given = folders(paths)
+    given = find_run_folders(paths)
     if len(given) != 1:
         raise ConfigError(f"{len(given)} runs were given, this figure shows one; name one run folder")
     return drawn(inputs.snapshots(given[0]))

@@ -13,8 +13,9 @@ import numpy as np
 from profcil.protocol.plan import Plan
 from profcil.reporting import series
 from profcil.reporting.tables import compare
-from profcil.runs.gather import flat, grouped, stream_of
+from profcil.runs.gather import group_runs, stream_name
 from profcil.runs.reader import Run
+from profcil.runs.settings_check import flatten_settings
 
 SINGLE = 200  # clients up to which each has its own row in the picture of the stream
 ROW = (
@@ -59,7 +60,7 @@ def one(run: Run, row: dict[str, Any], name: str) -> dict[str, Any]:
         "name": name,
         "done": run.done,
         "played": series.played(run),
-        "stream": stream_of(run),
+        "stream": stream_name(run),
         **{key: row[key] for key in ("method", "dataset", "setting", "seed")},
         **{key: number(row[key]) for key in ROW},
         "tasks": table(series.task_accuracy(run)),
@@ -68,7 +69,7 @@ def one(run: Run, row: dict[str, Any], name: str) -> dict[str, Any]:
             {"kind": k, "direction": d, "stream": stream.get((k, d), 0), "warmup": total - stream.get((k, d), 0)}
             for (k, d), total in sorted(ledger.items())
         ],
-        "config": {key: plain(value) for key, value in flat(run.config).items()},
+        "config": {key: plain(value) for key, value in flatten_settings(run.config).items()},
         "environment": {"folder": run.path.name, **{k: plain(run.facts.get(k)) for k in FACTS}, **environment(run)},
     }
 
@@ -82,7 +83,7 @@ def groups(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Seeds of one method together, runs that have ended only; `members` counts into the page's runs."""
     places = {id(run): i for i, run in enumerate(runs)}
     out = []
-    for group in grouped([run for run in runs if run.done]):
+    for group in group_runs([run for run in runs if run.done]):
         curves = {}
         for name, value in (("seen", series.seen_accuracy), ("current", series.current_accuracy)):
             mean, spread = series.mean_and_spread([value(run) for run in group.runs])
