@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profcil.cli.main import main
-from profcil.studies.scheduler import last_words
+from profcil.studies.scheduler import read_last_line
 
 
 @pytest.fixture
@@ -113,4 +113,4 @@ def test_damaged_files_are_told(capsys: pytest.CaptureFixture[str], hurt: Path, 
 
 def test_a_log_of_any_bytes_has_last_words(tmp_path: Path) -> None:
     (tmp_path / "cell.log").write_bytes(b"\xff\nprofcil: not applicable: \xff\n")
-    assert last_words(tmp_path / "cell.log").startswith("not applicable")
+    assert read_last_line(tmp_path / "cell.log").startswith("not applicable")

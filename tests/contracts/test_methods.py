@@ -20,7 +20,7 @@ from profcil.engine.executor import Executor
 from profcil.engine.payload import KINDS
 from profcil.errors import NotApplicable, ProfcilError
 from profcil.model.net import MODEL
-from profcil.reporting.methods import sections, stored
+from profcil.reporting.methods import split_docstring, stored
 
 NAMES = registry.names("methods")
 MODALITIES = ("image", "text", "graph")
@@ -259,7 +259,7 @@ def test_what_is_replayed_can_be_shown_and_showing_it_changes_nothing(at_home, s
 @every
 def test_a_method_says_where_it_comes_from_and_what_became_of_it(name):
     doc = registry.find("methods", name).__doc__
-    title, parts = sections(doc)
+    title, parts = split_docstring(doc)
     assert len(title) > 30
     assert "TODO" not in doc
     assert len(parts) > 1

@@ -1,8 +1,8 @@
-"""Put finished runs side by side in one table.
+"""Compare finished runs in one table.
 
-NormComm is the traffic of the incremental stream divided by that of the reference method's run of the same dataset,
-setting and seed among those given, or by the mean over its seeds. An unfinished run is named, never filled in. A
-folder of runs (a study's) stands for all runs in it; files beside them are passed over.
+NormComm is the traffic of the incremental stream, divided by the traffic of the reference method's run with the same
+dataset, setting and seed, or by its mean over seeds. Unfinished runs are listed without numbers. A folder of runs (a
+study's) stands for all runs in it; files are skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run find_run_folders, or find_run_folders of runs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
     parser.add_argument("--reference", default="fedavg", metavar="METHOD", help="method that NormComm is relative to")
     json_flag(parser)
 

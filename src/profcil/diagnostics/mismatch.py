@@ -18,7 +18,7 @@ from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 from profcil.metrics.client_first import accuracy
 from profcil.runs.reader import Run, load_run
-from profcil.studies.definition import FREE, Cell, finished, read_json
+from profcil.studies.definition import WITHOUT_EFFECT, Cell, is_finished, read_json
 
 if TYPE_CHECKING:
     from profcil.protocol.plan import Plan
@@ -61,7 +61,8 @@ def same_but_weak(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
     def rest(config: Mapping[str, Any]) -> dict[str, Any]:
         stream = {k: v for k, v in config["stream"].items() if not k.startswith("weak_")}
-        return {k: v for k, v in config.items() if k not in (*FREE, "device", "keep_memories")} | {"stream": stream}
+        ignored = (*WITHOUT_EFFECT, "device", "keep_memories")
+        return {k: v for k, v in config.items() if k not in ignored} | {"stream": stream}
 
     return rest(one) == rest(two)
 
@@ -76,7 +77,7 @@ def collect(todo: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
     rows = []
     for cell in (c for c in todo if c.config.stream.weak_task >= 0):
         clean = clean_cell(cell)
-        if finished(out, cell) and finished(out, clean):
+        if is_finished(out, cell) and is_finished(out, clean):
             weak = load_run(out / cell.name)
             found = point(weak, [load_run(out / clean.name)])
             if found and all(found[name] is not None for name in GAPS):

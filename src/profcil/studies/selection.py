@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from profcil import registry
 from profcil.errors import ConfigError, unknown
-from profcil.studies.definition import Study, expand, load_study
+from profcil.studies.definition import Study, expand_methods, load_study
 
 
 def select_study(
@@ -15,7 +15,7 @@ def select_study(
 ) -> Study:
     """The study that command-line flags describe. Seeds, methods and datasets are comma-separated texts."""
     study = load_study(name, scale)
-    return narrowed(study, parse_seeds(seeds), split_names(methods), split_names(datasets), sets)
+    return narrow_study(study, parse_seeds(seeds), split_names(methods), split_names(datasets), sets)
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
@@ -31,7 +31,7 @@ def split_names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text else None
 
 
-def narrowed(
+def narrow_study(
     study: Study,
     seeds: Iterable[int] | None = None,
     methods: Iterable[str] | None = None,
@@ -50,7 +50,7 @@ def narrowed(
         variant = dict(raw)
         variant["set"] = [*variant.get("set", ()), *sets]
         if methods is not None:
-            offered = expand(variant.get("methods") or study.methods)
+            offered = expand_methods(variant.get("methods") or study.methods)
             variant["methods"] = [method for method in offered if method in methods]
         if methods is None or variant["methods"]:
             variants.append(variant)
@@ -64,7 +64,9 @@ def narrowed(
 
 def check_methods(study: Study, methods: Sequence[str]) -> None:
     """Refuses a method that does not exist or is not in the study."""
-    offered = {method for variant in study.variants for method in expand(variant.get("methods") or study.methods)}
+    offered: set[str] = set()
+    for variant in study.variants:
+        offered |= {*expand_methods(variant.get("methods") or study.methods)}
     for name in methods:
         if name not in registry.names("methods"):
             raise unknown("method", name, registry.names("methods"))
