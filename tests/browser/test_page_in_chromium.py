@@ -105,7 +105,7 @@ def test_all_words_of_the_filter_must_match(page: Any) -> None:
     assert column(page, "run") == ["promax-1"]
     page.fill("#filter", "unfinished")
     assert column(page, "run") == ["half"]
-    page.fill("#filter", "nobody")
+    page.fill("#filter", "no such run")
     assert column(page, "run") == [] and page.inner_text("#shown") == "0 of 6 shown"
     page.fill("#filter", "")
     assert len(column(page, "run")) == 6

@@ -330,7 +330,7 @@ def test_every_table_has_studies_with_a_smoke_scale():
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (["study", "demmo"], "demo"),
         (["study", "missing.toml"], "does not exist"),
@@ -349,13 +349,13 @@ def test_every_table_has_studies_with_a_smoke_scale():
         (["diagnose", "nowhere"], "does not exist"),
     ],
 )
-def test_errors_are_sentences(line, says, capsys):
+def test_errors_are_sentences(line, message, capsys):
     assert main(line) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("seeds = []", "has no seeds"),
         ("smoke = 3", "smoke = 3, which is not a table"),
@@ -364,10 +364,10 @@ def test_errors_are_sentences(line, says, capsys):
         ('[[variants]]\nsettings = ["sever"]', "unknown setting 'sever'"),
     ],
 )
-def test_a_study_with_wrong_types_is_refused(text, says, tmp_path, capsys):
+def test_a_study_with_wrong_types_is_refused(text, message, tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(text + "\n")
     assert main(["study", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def test_the_command_lists_the_files_it_wrote(runs: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (["heatmpa", "."], "did you mean heatmap"),
         (["cta", ".", "--format", "svg,gif"], "format 'gif' is not supported"),
@@ -345,8 +345,8 @@ def test_the_command_lists_the_files_it_wrote(runs: Path, tmp_path: Path, capsys
         (["snapshots", "a", "b"], "2 runs were given"),
     ],
 )
-def test_errors_are_sentences(line: list[str], says: str) -> None:
-    with pytest.raises((ConfigError, RunFolderError), match=says):
+def test_errors_are_sentences(line: list[str], message: str) -> None:
+    with pytest.raises((ConfigError, RunFolderError), match=message):
         command("figure", *line)
 
 

@@ -129,15 +129,15 @@ def test_promax_is_tested_against_the_best_baseline_over_common_seeds():
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "says"),
+    ("one", "two", "message"),
     [
         ({0: 1.0}, {0: 2.0}, "no test with one seed"),
         ({0: 1.0, 1: 2.0}, {0: 2.0, 1: 3.0}, "same difference"),
         ({0: 1.0}, {1: 2.0}, "no common seed"),
     ],
 )
-def test_the_reason_is_given_if_no_test_is_possible(one, two, says):
-    assert says in paired_test(Entry(one), Entry(two)) and "p =" not in paired_test(Entry(one), Entry(two))
+def test_the_reason_is_given_if_no_test_is_possible(one, two, message):
+    assert message in paired_test(Entry(one), Entry(two)) and "p =" not in paired_test(Entry(one), Entry(two))
 
 
 def test_sweeps_have_a_group_of_columns_and_paper_values_for_each_value():

@@ -52,7 +52,7 @@ def test_with_a_dataset_defaults_come_from_its_recipe():
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (["list", "settings", "--method", "promx"], "did you mean promax"),
         (["list", "settings", "--dataset", "digit"], "did you mean digits"),
@@ -62,11 +62,11 @@ def test_with_a_dataset_defaults_come_from_its_recipe():
         (["list", "settings", "--page", "mine.md"], "is not a page of settings"),
     ],
 )
-def test_errors_are_one_sentence(tmp_path, monkeypatch, capsys, line, says):
+def test_errors_are_one_sentence(tmp_path, monkeypatch, capsys, line, message):
     monkeypatch.chdir(tmp_path)
     Path("mine.md").write_text("mine")
     assert main(line) == 2
-    assert says in (err := capsys.readouterr().err) and err.count("\n") == 1
+    assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
     assert Path("mine.md").read_text() == "mine" and not Path("x.md").exists()
 
 

@@ -20,7 +20,8 @@ from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 
 MARKS = ("Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
-BEGIN, END = "<!-- experiments: written by hand -->", "<!-- end of experiments -->"
+BEGIN = "<!-- experiments: written by hand -->"
+END = "<!-- end of experiments -->"
 HEAD = """# Methods
 
 Written by `profcil list methods --page docs/methods.md` from the methods' own classes, docstrings and tests; the part

@@ -14,7 +14,8 @@ function drawDifference() {
     const differing = keys.filter((key) => asText(left[part][key]) !== asText(right[part][key]));
     counts[part] = differing.length;
     for (const key of byId("same").checked ? keys : differing) {
-      rows.push(el("tr", { class: byId("same").checked && differing.includes(key) ? "changed" : null }, el("td", {}, part),
+      const changed = byId("same").checked && differing.includes(key);
+      rows.push(el("tr", { class: changed ? "changed" : null }, el("td", {}, part),
         el("th", { scope: "row" }, key),
         ...[left, right].map((side) => el("td", { class: "fold" }, asText(side[part][key])))));
     }

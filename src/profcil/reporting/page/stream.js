@@ -7,6 +7,9 @@ let plan = null;
 const taskColour = (task) => viridis(plan.positions > 1 ? task / (plan.positions - 1) : 0.5);
 const describeTask = (task) => `task ${task + 1} (classes ${plan.tasks[task].join(", ")})`;
 
+const cellStyle = (task, outline) =>
+  `fill:${rgb(taskColour(task))};stroke:var(--soft);stroke-width:${outline}`;
+
 function drawCells(cellWidth) {
   // For every task the SVG paths of [busy, idle] cells.
   const paths = plan.tasks.map(() => ["", ""]);
@@ -19,7 +22,7 @@ function drawCells(cellWidth) {
   }));
   const outline = cellWidth > 6 ? 0.6 : 0; // an outline keeps dark and bright colours visible on any background
   return paths.flatMap((pair, task) => pair.map((d, idle) =>
-    svg("path", { d, style: `fill:${rgb(taskColour(task))};stroke:var(--soft);stroke-width:${idle ? 0.5 : outline}` })));
+    svg("path", { d, style: cellStyle(task, idle ? 0.5 : outline) })));
 }
 
 function drawNumbers(cellWidth) {
@@ -37,7 +40,8 @@ function drawShares(width) {
     let x = LABEL_WIDTH;
     for (const [counts, thin] of [[busy, false], [idle, true]]) counts.forEach((n, task) => {
       const w = (n / plan.clients) * (width - LABEL_WIDTH);
-      const box = thin ? { y: p * ROW_HEIGHT + ROW_HEIGHT / 2 - 2, height: 3 } : { y: p * ROW_HEIGHT + 1, height: ROW_HEIGHT - 2 };
+      const top = p * ROW_HEIGHT;
+      const box = thin ? { y: top + ROW_HEIGHT / 2 - 2, height: 3 } : { y: top + 1, height: ROW_HEIGHT - 2 };
       const style = `fill:${rgb(taskColour(task))};stroke:var(--soft);stroke-width:.5`;
       const text = `position ${p + 1}: ${n} clients ${thin ? "idle at" : "train"} ${describeTask(task)}`;
       if (n) parts.push(svg("rect", { x, width: Math.max(w, 0.5), ...box, style }, svg("title", {}, text)));
@@ -55,7 +59,8 @@ function describeCell(client, position) {
 
 function addCursor(picture, cellWidth) {
   // Mouse and arrow keys move a cursor over the cells; the text below describes the cell.
-  const cursor = svg("rect", { class: "cursor", width: Math.max(cellWidth, 3), height: ROW_HEIGHT, visibility: "hidden" });
+  const size = { width: Math.max(cellWidth, 3), height: ROW_HEIGHT };
+  const cursor = svg("rect", { class: "cursor", ...size, visibility: "hidden" });
   const at = { client: 0, position: 0 };
   const move = (client, position) => {
     at.client = Math.max(0, Math.min(plan.clients - 1, client));
@@ -79,7 +84,8 @@ function drawStream(width) {
   if (!plan) return;
   const cellWidth = plan.rows ? Math.max(3, Math.min(60, (width - LABEL_WIDTH - 2) / plan.clients)) : 0;
   const full = plan.rows ? LABEL_WIDTH + cellWidth * plan.clients + 2 : width;
-  const labels = plan.tasks.map((_, p) => svg("text", { x: LABEL_WIDTH - 6, y: p * ROW_HEIGHT + 14, "text-anchor": "end" }, p + 1));
+  const labels = plan.tasks.map((_, p) =>
+    svg("text", { x: LABEL_WIDTH - 6, y: p * ROW_HEIGHT + 14, "text-anchor": "end" }, p + 1));
   const title = `${plan.clients} clients over ${plan.positions} positions, coloured by task`;
   const size = { width: full, height: plan.positions * ROW_HEIGHT + 2 };
   const picture = svg("svg", { ...size, role: "img", tabindex: plan.rows ? 0 : null, "aria-label": title },

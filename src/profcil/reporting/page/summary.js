@@ -68,7 +68,8 @@ function makeCell(column, row) {
 function drawSummary() {
   const all = byId("average").checked ? averageRows() : DATA.runs;
   const rows = sortRows(filterRows(all));
-  byId("summary").tBodies[0].replaceChildren(...rows.map((row) => el("tr", {}, ...COLUMNS.map((c) => makeCell(c, row)))));
+  const makeRow = (row) => el("tr", {}, ...COLUMNS.map((c) => makeCell(c, row)));
+  byId("summary").tBodies[0].replaceChildren(...rows.map(makeRow));
   byId("shown").textContent = `${rows.length} of ${all.length} shown`;
   for (const head of byId("summary").tHead.rows[0].cells) {
     const sorted = head.dataset.key === sorting.key;
