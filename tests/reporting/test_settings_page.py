@@ -43,7 +43,7 @@ def test_the_list_as_text_and_as_json(capsys):
         "help": "momentum of SGD",
     }
     assert found["stream.support"]["default"] == "homogeneous 1.0, severe 0.4"
-    assert found["executor"]["allowed"] == "auto, stacked, serial"
+    assert found["accelerate"]["allowed"] == "auto, off"
 
 
 def test_with_a_dataset_defaults_come_from_its_recipe():
