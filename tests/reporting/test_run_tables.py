@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.tables import compare, render, text_table
-from profcil.runs.reader import Run, summarise_run
+from profcil.runs.reader import Run, load_run, summarise_run
 
 
 def make_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:
@@ -105,3 +107,12 @@ def test_on_a_terminal_only_long_texts_are_folded(monkeypatch: pytest.MonkeyPatc
 def test_reading_runs_does_not_import_torch() -> None:
     code = "import profcil.reporting.tables, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_deployed_run_can_be_read(runs: Path, tmp_path: Path) -> None:
+    """A deployment records a key that config.toml does not have, so that the run is not resumed as a simulation."""
+    shutil.copytree(runs / "fedavg-0", tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    facts["config"]["deployed"] = "flower"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
+    assert load_run(tmp_path / "run").done

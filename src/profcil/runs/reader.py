@@ -21,6 +21,8 @@ from profcil.runs.settings_check import MACHINE, check_settings, flatten_setting
 
 Parsed = TypeVar("Parsed")
 NAMES = ("dataset", "method", "setting", "seed")
+# Keys of the recorded settings that need not agree with config.toml. `deployed` only prevents `profcil resume`.
+NOT_IN_CONFIG = (*MACHINE, "deployed")
 # What reading a missing or damaged file raises. Errors of TOML, JSON and UTF-8 are ValueErrors.
 READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -146,7 +148,8 @@ def check_consistency(run: Run) -> None:
     if not is_named or not is_same_plan or shapes != ((tasks, tasks), (tasks,)):
         raise RunFolderError(f"the files in {run.path} do not belong together; {advise_resume(run.path)}")
     with explain_read_errors(run.path / "run.json"):
-        original = {key: value for key, value in run.facts.get("config", {}).items() if key not in MACHINE}
+        recorded = run.facts.get("config", {}).items()
+        original = {key: value for key, value in recorded if key not in NOT_IN_CONFIG}
     check_settings(run.path, original, flatten_settings(run.config))
     if run.done and (run.scores.correct[-1] < 0).any():
         raise RunFolderError(f"{run.path} is marked as done but lacks scores; {advise_resume(run.path)}")
