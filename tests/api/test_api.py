@@ -108,7 +108,7 @@ def test_a_model_needs_the_data_of_its_run(monkeypatch):
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
     text = Path("run/run.json").read_text()
     Path("run/run.json").write_text(text.replace(profcil.load_run("run").facts["data"], "0" * 32))
-    with pytest.raises(RunFolderError, match="is not what run was made from"):
+    with pytest.raises(RunFolderError, match="is not the data that run was trained on"):
         profcil.load_model("run")
 
 

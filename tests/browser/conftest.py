@@ -1,4 +1,4 @@
-"""A real headless Chromium, one for all tests; without one, or without playwright, they are skipped and say why."""
+"""One headless Chromium for all tests. Without Chromium or playwright the tests are skipped with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "reporting"))
 
 from made_runs import make_runs, unfinish
 
-QUIET = (
+FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -32,19 +32,19 @@ def browser() -> Iterator[Any]:
     if found is None:
         pytest.skip("no Chromium is installed")
     with sync.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found, args=list(QUIET))
+        opened = play.chromium.launch(executable_path=found, args=list(FLAGS))
         yield opened
         opened.close()
 
 
 @pytest.fixture(scope="session")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four finished runs, one unfinished, one with a hostile setting and a hundred clients, and a note."""
+    """Four finished runs, one unfinished, one with markup in a setting and a hundred clients, and a warning."""
     import numpy as np
 
     from profcil.protocol.plan import make_plan
     from profcil.protocol.settings import StreamSettings
-    from profcil.reporting.page.page import render, write
+    from profcil.reporting.page.page import render_page, write_page
     from profcil.runs.reader import Run, load_run
 
     root = tmp_path_factory.mktemp("browsed")
@@ -54,5 +54,5 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = make_plan(np.arange(3000) % 10, 10, StreamSettings(100, 10, 3, support=0.4, coverage=0.5, disorder=0.6), 0)
     hostile = {**runs[0].config, "setting": "</script><img src=x onerror=document.title='broken'>"}
     odd = Run(root / "<b>odd", hostile, runs[0].facts, runs[0].scores, runs[0].ledger, plan)
-    write(root / "page.html", render([*runs, half, odd], "Runs & more", ["left out: <i>nothing</i>"]))
+    write_page(root / "page.html", render_page([*runs, half, odd], "Runs & more", ["left out: <i>nothing</i>"]))
     return root / "page.html"

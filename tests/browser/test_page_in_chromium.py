@@ -1,4 +1,4 @@
-"""The page in a real browser: it renders, sorts, filters, answers mouse and keyboard, and asks the network nothing."""
+"""The page in a real browser: it renders, sorts, filters, reacts to mouse and keyboard, and makes no request."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ import pytest
 
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
-from profcil.reporting.page.page import render, write
+from profcil.reporting.page.page import render_page, write_page
 from profcil.runs.reader import load_run
 
-WIDE, NARROW = (1280, 900), (420, 900)
+WIDE = (1280, 900)
+NARROW = (420, 900)
 
 
 @contextmanager
 def opened(browser: Any, file: Path) -> Iterator[Any]:
-    """An open page; whatever it complains about or asks for fails the test."""
+    """An open page. Console messages, errors and requests fail the test."""
     tab = browser.new_page(viewport={"width": WIDE[0], "height": WIDE[1]})
-    complaints: list[str] = []
-    tab.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("request", lambda request: request.url.startswith("file://") or complaints.append(request.url))
+    problems: list[str] = []
+    tab.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("request", lambda request: request.url.startswith("file://") or problems.append(request.url))
     tab.goto(file.as_uri())
     tab.wait_for_selector("#difference thead")
     yield tab
     tab.close()
-    assert complaints == []
+    assert problems == []
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def known(texts: list[str]) -> list[float]:
     return [float(text) for text in texts if text != "–"]
 
 
-def test_it_renders_everything(page: Any) -> None:
+def test_all_parts_are_rendered(page: Any) -> None:
     assert page.title() == "Runs & more" and page.inner_text("#counts") == "6 runs, 1 of them unfinished"
     assert page.locator("#summary tbody tr").count() == 6
     assert (
@@ -64,19 +65,19 @@ def test_it_renders_everything(page: Any) -> None:
     assert "half" in page.inner_text("#summary") and "unfinished: 2 of 3" in page.inner_text("#summary")
 
 
-def test_markup_in_the_data_is_text(page: Any) -> None:
+def test_markup_in_the_data_is_shown_as_text(page: Any) -> None:
     assert page.locator("img, #notes i, #summary b").count() == 0
     assert "<b>odd" in page.inner_text("#summary")
     assert "</script><img src=x" in page.inner_text("#summary") and "<i>nothing</i>" in page.inner_text("#notes")
 
 
-def test_a_click_sorts_and_the_next_turns_round(page: Any) -> None:
+def test_a_click_sorts_and_a_second_reverses(page: Any) -> None:
     head = page.locator("#summary th[data-key=faa]")
     assert head.get_attribute("aria-sort") == "none"
     head.locator("button").click()
     down = column(page, "FAA")
     assert head.get_attribute("aria-sort") == "descending" and known(down) == sorted(known(down), reverse=True)
-    assert down[-1] == "–"  # what is unknown comes last
+    assert down[-1] == "–"  # unknown values come last
     head.locator("button").click()
     up = column(page, "FAA")
     assert head.get_attribute("aria-sort") == "ascending" and known(up) == sorted(known(up)) and up[-1] == "–"
@@ -84,7 +85,7 @@ def test_a_click_sorts_and_the_next_turns_round(page: Any) -> None:
     assert column(page, "method") == sorted(column(page, "method")) and head.get_attribute("aria-sort") == "none"
 
 
-def test_the_keyboard_reaches_and_sorts(page: Any) -> None:
+def test_columns_can_be_sorted_by_keyboard(page: Any) -> None:
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.closest('th')?.dataset.key") == "cta":
@@ -97,20 +98,20 @@ def test_the_keyboard_reaches_and_sorts(page: Any) -> None:
     assert page.locator("#summary th[data-key=cta]").get_attribute("aria-sort") == "ascending"
 
 
-def test_words_filter_and_all_of_them_must_match(page: Any) -> None:
+def test_all_words_of_the_filter_must_match(page: Any) -> None:
     page.fill("#filter", "PROMAX")
     assert set(column(page, "method")) == {"promax"} and page.inner_text("#shown") == "3 of 6 shown"
     page.fill("#filter", "promax seed1")
     assert column(page, "run") == ["promax-1"]
     page.fill("#filter", "unfinished")
     assert column(page, "run") == ["half"]
-    page.fill("#filter", "nobody")
+    page.fill("#filter", "no such run")
     assert column(page, "run") == [] and page.inner_text("#shown") == "0 of 6 shown"
     page.fill("#filter", "")
     assert len(column(page, "run")) == 6
 
 
-def test_seeds_are_averaged_on_demand(page: Any) -> None:
+def test_seeds_can_be_averaged(page: Any) -> None:
     page.fill("#filter", "promax seed0")
     one = float(column(page, "FAA")[0])
     page.fill("#filter", "promax seed1")
@@ -123,7 +124,7 @@ def test_seeds_are_averaged_on_demand(page: Any) -> None:
     assert spread == pytest.approx(abs(one - other) / 2**0.5, abs=0.15)
 
 
-def test_curves_answer_mouse_and_keyboard(page: Any) -> None:
+def test_curves_show_values_by_mouse_and_keyboard(page: Any) -> None:
     chart = page.locator("#chart-seen svg")
     box = chart.bounding_box()
     chart.hover(position={"x": box["width"] - 20, "y": 80})
@@ -142,7 +143,7 @@ def test_curves_answer_mouse_and_keyboard(page: Any) -> None:
     assert not tip.is_visible()
 
 
-def test_the_legend_switches_lines(page: Any) -> None:
+def test_the_legend_hides_and_shows_lines(page: Any) -> None:
     button = page.locator("#legend button", has_text="fedavg")
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
@@ -152,7 +153,7 @@ def test_the_legend_switches_lines(page: Any) -> None:
     assert page.locator("#chart-current g[data-label]").count() == 2
 
 
-def test_a_run_is_opened_from_the_table(page: Any) -> None:
+def test_a_run_can_be_opened_from_the_table(page: Any) -> None:
     page.locator("#summary tbody button", has_text="half").click()
     assert page.locator("#run-choice").evaluate("s => s.selectedOptions[0].text") == "half"
     assert "2 of 3 positions" in page.inner_text("#run-state")
@@ -160,7 +161,7 @@ def test_a_run_is_opened_from_the_table(page: Any) -> None:
     assert page.evaluate("scrollY") > 0
 
 
-def test_the_stream_says_what_a_cell_is(page: Any) -> None:
+def test_the_stream_describes_a_cell(page: Any) -> None:
     page.select_option("#run-choice", label="<b>odd")
     plan = page.evaluate("({ rows: plan.rows, tasks: plan.tasks })")
     assert len(plan["rows"]) == 100 and page.locator("#stream svg *").count() < 30  # light for a hundred clients
@@ -169,12 +170,12 @@ def test_the_stream_says_what_a_cell_is(page: Any) -> None:
     page.keyboard.press("ArrowDown")
     code = plan["rows"][1][1]
     task = code if code >= 0 else -1 - code
-    said = page.inner_text("#stream-readout")
-    assert f"client 1, position 2: task {task + 1} (classes {', '.join(map(str, plan['tasks'][task]))})" in said
-    assert ("idle" in said) == (code < 0)
+    text = page.inner_text("#stream-readout")
+    assert f"client 1, position 2: task {task + 1} (classes {', '.join(map(str, plan['tasks'][task]))})" in text
+    assert ("idle" in text) == (code < 0)
 
 
-def test_two_runs_side_by_side_show_what_differs(page: Any) -> None:
+def test_two_runs_are_compared(page: Any) -> None:
     page.select_option("#first", label="promax-0")
     page.select_option("#second", label="promax-1")
     rows = {r.split("\t")[1]: r.split("\t")[2:] for r in page.locator("#difference tbody tr").all_inner_texts()}
@@ -186,7 +187,7 @@ def test_two_runs_side_by_side_show_what_differs(page: Any) -> None:
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_sticks_out_of_the_window(page: Any, size: tuple[int, int], scheme: str) -> None:
+def test_the_page_fits_the_window(page: Any, size: tuple[int, int], scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": size[0], "height": size[1]})
     page.select_option("#run-choice", label="<b>odd")
@@ -201,9 +202,9 @@ def test_nothing_sticks_out_of_the_window(page: Any, size: tuple[int, int], sche
     assert small == 0
 
 
-def test_one_unfinished_run_of_very_many_clients_is_a_page_too(browser: Any, page_file: Path, tmp_path: Path) -> None:
+def test_a_page_of_one_unfinished_run_with_many_clients(browser: Any, page_file: Path, tmp_path: Path) -> None:
     plan = make_plan(np.arange(9000) % 10, 10, StreamSettings(1000, 10, 3, support=0.4, coverage=0.5, disorder=0.6), 0)
-    write(tmp_path / "one.html", render([replace(load_run(page_file.parent / "half"), plan=plan)]))
+    write_page(tmp_path / "one.html", render_page([replace(load_run(page_file.parent / "half"), plan=plan)]))
     with opened(browser, tmp_path / "one.html") as tab:
         assert "No run is finished yet" in tab.inner_text("#legend")
         assert tab.inner_text("#counts") == "1 run, 1 of them unfinished"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profcil.cli.main import main
-from profcil.studies.scheduler import last_words
+from profcil.studies.scheduler import read_last_line
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def edited(folder: Path) -> None:
 def test_an_edited_config_is_told(capsys: pytest.CaptureFixture[str], hurt: Path, verb: list[str]) -> None:
     edited(hurt)
     said = sentence(capsys, *verb, "hurt")
-    assert "hurt/config.toml has seed = 1, but the run began with 0; put it back" in said
+    assert "hurt/config.toml has seed = 1, but the run started with 0; restore that value" in said
     assert Path("hurt/diagnostics.json").read_text() == "{}"
 
 
@@ -48,7 +48,7 @@ def test_diagnose_believes_the_state(capsys: pytest.CaptureFixture[str], hurt: P
     facts = json.loads((hurt / "run.json").read_text())
     facts["config"]["seed"] = 1
     (hurt / "run.json").write_text(json.dumps(facts))
-    assert "the run began with 0" in sentence(capsys, "diagnose", "hurt")
+    assert "the run started with 0" in sentence(capsys, "diagnose", "hurt")
 
 
 def test_diagnose_wants_the_data_of_the_run(
@@ -113,4 +113,4 @@ def test_damaged_files_are_told(capsys: pytest.CaptureFixture[str], hurt: Path, 
 
 def test_a_log_of_any_bytes_has_last_words(tmp_path: Path) -> None:
     (tmp_path / "cell.log").write_bytes(b"\xff\nprofcil: not applicable: \xff\n")
-    assert last_words(tmp_path / "cell.log").startswith("not applicable")
+    assert read_last_line(tmp_path / "cell.log").startswith("not applicable")

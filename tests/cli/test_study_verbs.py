@@ -1,4 +1,4 @@
-"""Studies and diagnosis, on tiny digits streams."""
+"""The commands study, table and diagnose, on tiny digits streams."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pytest
 from profcil import registry
 from profcil.cli.main import main
 from profcil.reporting.layouts import LAYOUTS
-from profcil.reporting.study_table import COLUMNS, best, markdown, paper, spread
+from profcil.reporting.study_table import COLUMNS, best_variants, markdown, mean_and_deviation, paper_metrics
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
-from profcil.runs.reader import held
-from profcil.studies.definition import Cell, cells, expand, key_of, load_study, narrowed, study_names
-from profcil.studies.scheduler import expected, measured
+from profcil.runs.reader import is_locked
+from profcil.studies.definition import Cell, expand_methods, hash_settings, list_cells, load_study, study_names
+from profcil.studies.scheduler import estimate_seconds, measure_speeds
+from profcil.studies.selection import narrow_study
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
 STUDY = f"""
@@ -49,7 +50,7 @@ def study(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_study_runs_what_is_missing_and_reuses_the_rest(study, capsys):
+def test_a_study_runs_missing_cells_and_reuses_finished_ones(study, capsys):
     assert main(["study", study, "--out", "cells", "--seeds", "0", "--json"]) == 0
     rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == {"fedavg", "promax", "promax (no noise)"}
@@ -63,7 +64,7 @@ def test_a_study_runs_what_is_missing_and_reuses_the_rest(study, capsys):
     assert {p: p.stat().st_mtime_ns for p in Path("cells").rglob("*")} == made
 
 
-def test_finished_runs_of_other_data_are_refused(study, capsys):
+def test_finished_runs_on_other_data_are_refused(study, capsys):
     only = ["study", study, "--out", "cells", "--seeds", "0,1", "--methods", "fedavg"]
     assert main(only) == 0
     kept = sorted(Path("cells").glob("*/run.json"))[0]
@@ -71,39 +72,41 @@ def test_finished_runs_of_other_data_are_refused(study, capsys):
     kept.write_text(json.dumps(facts | {"data": "0" * 32}))
     assert main(only) == 2
     assert "finished runs on digits in cells were made from other data" in capsys.readouterr().err
-    assert main([*only, "--dry-run"]) == 0  # shows what is there
+    assert main([*only, "--dry-run"]) == 0  # a dry run only shows what is done
 
 
-def test_what_only_some_seeds_have_is_shown_with_their_number():
-    assert spread([None, 0.5, None]) == (0.5, None, 1) and spread([None]) is None
-    mean, deviation, known = spread([0.5, None, 1.5])
+def test_values_of_some_seeds_only_are_shown_with_their_number():
+    assert mean_and_deviation([None, 0.5, None]) == (0.5, None, 1) and mean_and_deviation([None]) is None
+    mean, deviation, known = mean_and_deviation([0.5, None, 1.5])
     assert (mean, known) == (1.0, 2) and deviation == pytest.approx(0.7071, abs=1e-4)
     row = candidate("pro", 50.0) | dict.fromkeys(COLUMNS) | {"applicable": True, "paper": None}
     text = markdown([row | {"faa": (50.0, 1.0, 3), "align": (0.5, None, 1), "centred": (0.7, 0.1, 2)}])
     assert "| 50.0 ± 1.0 |" in text and "| 0.50 (n = 1) |" in text and "| 0.70 ± 0.10 (n = 2) |" in text
 
 
-def test_the_papers_figure_stands_beside_its_own_stream_only():
-    plain = Cell(resolve(None, {"dataset": "cora", "method": "promax"}), "")
-    assert paper(plain)["faa"] > 0
-    assert paper(replace(plain, variant="no noise")) is None
-    assert paper(Cell(resolve(None, {"dataset": "cora", "method": "promax"}, ["stream.task_size=7"]), "")) is None
-    assert paper(Cell(resolve(None, {"dataset": "cora", "method": "promax"}, ["noise=0.5"]), ""))  # as it was chosen
+def test_paper_values_are_shown_for_the_papers_stream_only():
+    def cora_cell(*sets: str) -> Cell:
+        return Cell(resolve(None, {"dataset": "cora", "method": "promax"}, sets), "")
+
+    assert paper_metrics(cora_cell())["faa"] > 0
+    assert paper_metrics(replace(cora_cell(), variant="no noise")) is None
+    assert paper_metrics(cora_cell("stream.task_size=7")) is None
+    assert paper_metrics(cora_cell("noise=0.5"))  # settings of the method may differ
 
 
 def candidate(method: str, faa: float, seeds: int = 3, dataset: str = "digits") -> dict:
     return {"dataset": dataset, "setting": "severe", "method": method, "seeds": seeds, "faa": (faa, 1.0)}
 
 
-def test_the_best_variant_of_each_method_is_named_with_how_many_were_tried():
+def test_best_variants_have_the_number_of_variants_tried():
     rows = [candidate("pro (a)", 50.0), candidate("pro (b)", 60.0), candidate("promax (a)", 55.0)]
     rows += [candidate("pro (a)", 70.0, dataset="cora"), candidate("pro (c)", 99.0, seeds=1)]
     rows += [candidate("pro (d)", 0.0) | {"faa": None, "seeds": 0}]
-    found = {(r["dataset"], r["method"]): r["tried"] for r in best(rows)}
+    found = {(r["dataset"], r["method"]): r["tried"] for r in best_variants(rows)}
     assert found == {("digits", "pro (b)"): 3, ("digits", "promax (a)"): 1, ("cora", "pro (a)"): 1}
 
 
-def test_a_study_can_show_the_best_only(study, capsys):
+def test_a_study_can_show_the_best_variants_only(study, capsys):
     assert main(["study", study, "--out", "cells", "--seeds", "0", "--best", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["method"].split(" ")[0]: row["tried"] for row in rows} == {"fedavg": 1, "promax": 2}
@@ -111,7 +114,7 @@ def test_a_study_can_show_the_best_only(study, capsys):
     assert "| tried |" in capsys.readouterr().out
 
 
-def test_what_a_warm_up_sent_is_shown_where_runs_began_differently(study, capsys):
+def test_warm_up_traffic_is_shown_if_warm_ups_differ(study, capsys):
     only = ["--out", "cells", "--seeds", "0", "--methods", "promax"]
     assert main(["study", study, *only]) == 0
     assert "MB warm-up" not in capsys.readouterr().out
@@ -122,7 +125,7 @@ def test_what_a_warm_up_sent_is_shown_where_runs_began_differently(study, capsys
     assert sent[1] == pytest.approx(2 * sent[0], abs=1)
 
 
-def test_a_run_that_fails_does_not_stop_the_rest_and_is_not_filled_in(study, capsys):
+def test_a_failed_run_does_not_stop_the_others_and_has_no_values(study, capsys):
     text = Path(study).read_text().replace('["noise=0.0"]', '["noise=0.0", "train.loss_limit=0.0"]')
     Path(study).write_text(text)
     assert main(["study", study, "--out", "cells", "--seeds", "0", "--methods", "promax", "--json"]) == 1
@@ -139,46 +142,48 @@ def test_a_dry_run_counts_and_writes_nothing(study, capsys):
     assert not Path("cells").exists()
 
 
-def test_cells_differ_where_a_result_could_and_only_there(study):
-    todo = cells(load_study(study))
-    assert len({cell.name for cell in todo}) == 6
+def test_cell_names_depend_only_on_settings_that_affect_results(study):
+    planned = list_cells(load_study(study))
+    assert len({cell.name for cell in planned}) == 6
     Path(study).write_text(STUDY.replace('"train.rounds=1"', '"train.rounds=1", "workers=2"'))
-    assert [cell.name for cell in cells(load_study(study))] == [cell.name for cell in todo]
-    on = [key_of(replace(todo[0].config, device=device)) for device in ("cpu", "cuda", "cuda:1")]
-    assert on[0] == todo[0].key != on[1] == on[2]  # a GPU draws other numbers
+    assert [cell.name for cell in list_cells(load_study(study))] == [cell.name for cell in planned]
+    on = [hash_settings(replace(planned[0].config, device=device)) for device in ("cpu", "cuda", "cuda:1")]
+    assert on[0] == planned[0].key != on[1] == on[2]  # a GPU draws other random numbers
 
 
-def test_a_variant_can_be_of_some_settings_only(tmp_path):
+def test_a_variant_can_be_limited_to_some_settings(tmp_path):
     path = tmp_path / "mine.toml"
     variants = '[[variants]]\nname = "a"\nsettings = ["severe"]\n[[variants]]\nname = "b"\n'
     path.write_text(f'methods = ["fedavg"]\nsettings = ["severe", "homogeneous"]\n{variants}')
-    found = sorted((c.variant, c.config.setting) for c in cells(load_study(str(path))))
+    found = sorted((c.variant, c.config.setting) for c in list_cells(load_study(str(path))))
     assert found == [("a", "severe"), ("b", "homogeneous"), ("b", "severe")]
 
 
-def test_smoke_is_a_smaller_study_with_its_settings_on_top(study):
+def test_smoke_is_a_smaller_study_with_additional_settings(study):
     Path(study).write_text('set = ["lr=0.1"]\n' + STUDY.replace(f"set = {SMALL}", "")
                            + '\n[smoke]\nseeds = [7]\nset = ["train.rounds=2"]\n')  # fmt: skip
-    small, large = cells(load_study(study, "smoke")), cells(load_study(study))
+    small, large = list_cells(load_study(study, "smoke")), list_cells(load_study(study))
     assert {c.config.seed for c in small} == {7} and {c.config.seed for c in large} == {0, 1}
     assert {(c.config.train.lr, c.config.train.rounds) for c in small} == {(0.1, 2)}
     assert {c.config.train.rounds for c in large} == {10}
 
 
-def test_groups_of_methods_are_found_by_what_they_can_do():
-    assert set(expand("all")) == set(registry.names("methods"))
-    assert {"pro", "promax"} <= set(expand("replay")) and "fedavg" not in expand("replay")
+def test_method_groups_are_found_by_capability():
+    assert set(expand_methods("all")) == set(registry.names("methods"))
+    assert {"pro", "promax"} <= set(expand_methods("replay")) and "fedavg" not in expand_methods("replay")
 
 
-def test_a_study_can_be_narrowed_and_moved(study):
-    todo = cells(narrowed(load_study(study), seeds=[5], methods=["promax"], datasets=["cora"], sets=["lr=0.3"]))
-    assert {(c.config.method, c.config.seed, c.config.dataset, c.config.train.lr) for c in todo} == {
+def test_a_study_can_be_narrowed_and_changed(study):
+    planned = list_cells(
+        narrow_study(load_study(study), seeds=[5], methods=["promax"], datasets=["cora"], sets=["lr=0.3"])
+    )
+    assert {(c.config.method, c.config.seed, c.config.dataset, c.config.train.lr) for c in planned} == {
         ("promax", 5, "cora", 0.3)
     }
-    assert [c.variant for c in todo] == ["", "no noise"]
+    assert [c.variant for c in planned] == ["", "no noise"]
 
 
-def test_a_method_that_does_not_fit_is_not_run_and_not_missing(study, capsys, monkeypatch):
+def test_a_method_of_another_modality_is_not_applicable(study, capsys, monkeypatch):
     monkeypatch.setattr(registry.find("methods", "fedavg").METHOD, "modalities", frozenset({"text"}))
     assert main(["study", study, "--out", "cells", "--dry-run", "--seeds", "0"]) == 0
     out, err = capsys.readouterr()
@@ -191,65 +196,76 @@ def record(folder: Path, method: str, seconds: float, rounds: int, dataset: str 
     (folder / "run.json").write_text(json.dumps({"done": True, "seconds": seconds, "config": config}))
 
 
-def test_expected_time_comes_from_the_same_method_else_the_dataset_else_is_unknown(study, tmp_path):
-    todo = cells(narrowed(load_study(study), seeds=[0]))  # fedavg, promax, promax without noise: one round each
-    assert expected(todo, tmp_path) == (0, 3)
+def test_time_is_estimated_from_the_same_method_or_dataset(study, tmp_path):
+    planned = list_cells(
+        narrow_study(load_study(study), seeds=[0])
+    )  # fedavg, promax, promax without noise: one round each
+    assert estimate_seconds(planned, tmp_path) == (0, 3)
     record(tmp_path / "a", "fedavg", 12.0, rounds=4)
-    assert expected(todo, tmp_path) == (9.0, 0)
+    assert estimate_seconds(planned, tmp_path) == (9.0, 0)
     record(tmp_path / "b", "promax", 20.0, rounds=2)
-    assert expected(todo, tmp_path) == (3.0 + 2 * 10.0, 0) and expected(todo, tmp_path, jobs=2) == (11.5, 0)
+    assert estimate_seconds(planned, tmp_path) == (3.0 + 2 * 10.0, 0) and estimate_seconds(
+        planned, tmp_path, jobs=2
+    ) == (
+        11.5,
+        0,
+    )
     record(tmp_path / "c", "promax", 1.0, rounds=1, dataset="cora")
     for name, text in (("d", "[]"), ("e", '{"done": true}'), ("f", '{"done": true, "seconds": 1, "config": []}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
-    assert measured(tmp_path)["digits", "promax"] == 10.0
-    far = cells(narrowed(load_study(study), seeds=[0], datasets=["clinc150"]))
-    assert expected(far, tmp_path) == (0, 3)
+    assert measure_speeds(tmp_path)["digits", "promax"] == 10.0
+    far = list_cells(narrow_study(load_study(study), seeds=[0], datasets=["clinc150"]))
+    assert estimate_seconds(far, tmp_path) == (0, 3)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_study_says_one_sentence_and_goes_on(study, ending):
-    """Ctrl-C while a run is at work: it saves, nothing new is begun, and the same command ends the study."""
+def test_an_interrupted_study_prints_one_sentence_and_can_continue(study, ending):
+    """Ctrl-C during a run: it saves, no other run starts, and the same command completes the study."""
     Path(study).write_text(STUDY.replace('"train.rounds=1"', '"train.rounds=40"').replace("diagnose = true", ""))
     line = [sys.executable, "-m", "profcil", "study", study, "--out", "cells", "--seeds", "0", "--methods", "fedavg"]
-    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background job ignores it
-    job = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=heard)
-    begun = time.monotonic()
-    while not list(Path("cells").glob("*/run.json")) and time.monotonic() - begun < 100:
+    default_sigint = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - background jobs of a shell ignore it
+    job = subprocess.Popen(
+        line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=default_sigint
+    )
+    started = time.monotonic()
+    while not list(Path("cells").glob("*/run.json")) and time.monotonic() - started < 100:
         time.sleep(0.05)
     job.send_signal(ending)
-    said = job.communicate(timeout=100)[1].strip().splitlines()
-    assert job.returncode == 130 and said[-1].startswith("profcil: interrupted; 0 of 1 runs are done")
+    lines = job.communicate(timeout=100)[1].strip().splitlines()
+    assert job.returncode == 130 and lines[-1].startswith("profcil: interrupted; 0 of 1 runs are done")
     (folder,) = (p for p in Path("cells").iterdir() if p.is_dir())
     assert not json.loads((folder / "run.json").read_text())["done"]
     assert main(line[3:]) == 0
     assert json.loads((folder / "run.json").read_text())["done"]
 
 
-def test_a_killed_study_takes_its_runs_along_and_goes_on(study):
-    """SIGKILL, which nobody can hand on: the run notices, saves and ends, and the same command takes it up."""
+def test_runs_of_a_killed_study_save_and_end(study):
+    """SIGKILL cannot be forwarded: the run detects it, saves and ends, and the same command continues it."""
     Path(study).write_text(STUDY.replace('"train.rounds=1"', '"train.rounds=400"').replace("diagnose = true", ""))
     line = ["study", study, "--out", "cells", "--seeds", "0", "--methods", "fedavg", "--jobs", "2"]
-    deaf = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731 - as a shell's background job is
-    job = subprocess.Popen([sys.executable, "-m", "profcil", *line], stderr=subprocess.DEVNULL, preexec_fn=deaf)
-    begun = time.monotonic()
-    while not list(Path("cells").glob("*/run.json")) and time.monotonic() - begun < 100:
+    ignore_sigint = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731 - like a background job of a shell
+    job = subprocess.Popen(
+        [sys.executable, "-m", "profcil", *line], stderr=subprocess.DEVNULL, preexec_fn=ignore_sigint
+    )
+    started = time.monotonic()
+    while not list(Path("cells").glob("*/run.json")) and time.monotonic() - started < 100:
         time.sleep(0.05)
     (folder,) = (p for p in Path("cells").iterdir() if p.is_dir())
-    assert held(folder / "lock")
+    assert is_locked(folder / "lock")
     job.kill()
     job.wait()
-    while held(folder / "lock") and time.monotonic() - begun < 100:
+    while is_locked(folder / "lock") and time.monotonic() - started < 100:
         time.sleep(0.05)
     facts = json.loads((folder / "run.json").read_text())
     assert not facts["done"] and "interrupted" in (Path("cells") / f"{folder.name}.log").read_text()
 
 
 def test_a_study_waits_for_a_run_that_is_saving(study):
-    """What the same command meets right after it was killed."""
-    (cell,) = cells(narrowed(load_study(study), seeds=[0], methods=["fedavg"]))
-    free = RunFolder(Path("cells") / cell.name)
-    Timer(1.0, free.lock.close).start()
+    """The case of a command that is repeated right after it was killed."""
+    (cell,) = list_cells(narrow_study(load_study(study), seeds=[0], methods=["fedavg"]))
+    other = RunFolder(Path("cells") / cell.name)
+    Timer(1.0, other.lock.close).start()
     assert main(["study", study, "--out", "cells", "--seeds", "0", "--methods", "fedavg"]) == 0
 
 
@@ -268,7 +284,7 @@ set = ["weak_task=1", "weak_strength=severe"]
 """
 
 
-def test_a_weak_task_study_leaves_points_trends_snapshots_and_replay(tmp_path, capsys):
+def test_a_weak_task_study_writes_points_trends_snapshots_and_replay(tmp_path, capsys):
     (tmp_path / "weak.toml").write_text(WEAK)
     assert main(["study", "weak.toml", "--out", "cells"]) == 0
     (row,) = json.loads(Path("cells/mismatch.json").read_text())
@@ -304,17 +320,17 @@ def test_tables_are_printed_from_a_study_and_from_folders(runs, capsys):
     assert "support-sweep:" in capsys.readouterr().out
 
 
-def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale():
+def test_every_table_has_studies_with_a_smoke_scale():
     named = {name for layout in LAYOUTS.values() for name in layout.studies}
     assert named <= set(study_names()) and named <= set(LAYOUTS)
     for name in named:
-        small = cells(load_study(name, "smoke"))
+        small = list_cells(load_study(name, "smoke"))
         assert small and {c.config.dataset for c in small} == {"digits"}, name
         assert all(c.config.train.rounds <= 3 for c in small), name
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (["study", "demmo"], "demo"),
         (["study", "missing.toml"], "does not exist"),
@@ -323,7 +339,7 @@ def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale(
         (["study", "severe", "--scale", "tiny"], "paper, smoke"),
         (["study", "demo", "--seeds", "a"], "whole numbers"),
         (["study", "demo", "--jobs", "0"], "at least 1"),
-        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its own: fedavg, promax"),
+        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its methods: fedavg, promax"),
         (["study", "demo", "--methods", "fedavg,fedprox"], "method 'fedprox' is not in the study"),
         (["study", "demo", "--methods", "fedavg,fedporx"], "did you mean fedprox"),
         (["table", "severe", "--methods", "fedavg,fedporx"], "did you mean fedprox"),
@@ -333,13 +349,13 @@ def test_every_table_has_its_studies_and_every_study_of_the_paper_a_smoke_scale(
         (["diagnose", "nowhere"], "does not exist"),
     ],
 )
-def test_mistakes_are_sentences(line, says, capsys):
+def test_errors_are_sentences(line, message, capsys):
     assert main(line) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("seeds = []", "has no seeds"),
         ("smoke = 3", "smoke = 3, which is not a table"),
@@ -348,10 +364,10 @@ def test_mistakes_are_sentences(line, says, capsys):
         ('[[variants]]\nsettings = ["sever"]', "unknown setting 'sever'"),
     ],
 )
-def test_a_study_of_another_shape_is_told(text, says, tmp_path, capsys):
+def test_a_study_with_wrong_types_is_refused(text, message, tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(text + "\n")
     assert main(["study", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -369,29 +385,30 @@ def test_a_study_of_another_shape_is_told(text, says, tmp_path, capsys):
         'dataset = ""',
     ],
 )
-def test_a_recipe_of_another_shape_is_told(text, tmp_path, capsys):
+def test_a_recipe_with_wrong_types_is_refused(text, tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(text + "\n")
     assert main(["run", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
-    assert "unexpected" not in (said := capsys.readouterr().err) and len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert "unexpected" not in message and len(message.splitlines()) == 1
 
 
-def test_an_unknown_key_of_a_study_is_named(tmp_path, capsys):
+def test_an_unknown_key_of_a_study_is_reported(tmp_path, capsys):
     (tmp_path / "mine.toml").write_text('method = ["pro"]\n')
     assert main(["study", str(tmp_path / "mine.toml")]) == 2
     assert "methods" in capsys.readouterr().err
 
 
-def test_diagnose_tells_probe_and_alignment_and_keeps_them(runs, capsys):
+def test_diagnose_prints_and_saves_probe_and_alignment(runs, capsys):
     assert main(["diagnose", str(runs["pro"]), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((runs["pro"] / "diagnostics.json").read_text())
     assert report["probe_warm"]["ridge"] > 20 and len(report["alignment"]) == 2
     assert main(["diagnose", str(runs["pro"])]) == 0
-    told = capsys.readouterr().out
-    assert "warmed base: ridge" in told and "what predictions see" not in told
+    text = capsys.readouterr().out
+    assert "warmed base: ridge" in text and "what predictions see" not in text
 
 
-def test_diagnose_probes_all_that_predictions_see(tmp_path, capsys):
+def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
     small = ["train.rounds=2", "train.epochs=1", "warmup.rounds=1", "stream.task_size=5", "anchor_every=1"]
     sets = [part for s in small for part in ("--set", s)]
     assert main(["run", "--dataset", "digits", "--method", "prolin", "--out", str(tmp_path / "run"), *sets]) == 0

@@ -20,7 +20,7 @@ from profcil.engine.executor import Executor
 from profcil.engine.payload import KINDS
 from profcil.errors import NotApplicable, ProfcilError
 from profcil.model.net import MODEL
-from profcil.reporting.methods import sections, stored
+from profcil.reporting.methods import split_docstring, stored
 
 NAMES = registry.names("methods")
 MODALITIES = ("image", "text", "graph")
@@ -272,7 +272,7 @@ def test_replay_gives_valid_samples_and_does_not_change_the_state(finished, same
 @for_every_method
 def test_the_docstring_names_the_paper_and_the_adaptations(name):
     doc = registry.find("methods", name).__doc__
-    title, parts = sections(doc)
+    title, parts = split_docstring(doc)
     assert len(title) > 30
     assert "TODO" not in doc
     assert len(parts) > 1

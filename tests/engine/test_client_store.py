@@ -94,7 +94,7 @@ def test_what_is_parked_while_a_state_is_written_stays(tmp_path: Path) -> None:
         first = set(own.away.values())
         own[0] = memory(10)  # parks 3
         own[1] = memory(11)  # parks 4
-        folder.settle()
+        folder.wait_until_written()
         assert names() == {*own.away.values(), *first} > first
         folder.save(state, "", {})
         assert names() == {*own.away.values(), *first}  # either state may be the one on the disk

@@ -175,11 +175,11 @@ def test_who_is_interrupted_while_a_state_is_written_still_has_to_wait_for_it(ha
                 raise KeyboardInterrupt
 
     with RunFolder(half) as folder:
-        folder.under_way = writing = Impatient()
+        folder.pending_write = writing = Impatient()
         with pytest.raises(KeyboardInterrupt):
-            folder.settle()
-        folder.settle()
-        assert writing.times == 2 and folder.under_way is None
+            folder.wait_until_written()
+        folder.wait_until_written()
+        assert writing.times == 2 and folder.pending_write is None
 
 
 def test_a_first_state_that_cannot_be_written_sends_nobody_to_resume(
@@ -244,7 +244,7 @@ def test_an_edited_config_is_refused(was: str, now: str, half: Path, monkeypatch
     text = (half / "config.toml").read_text()
     assert was in text
     (half / "config.toml").write_text(text.replace(was, now))
-    refused(f"config.toml has .*{now}, but the run began with", half)
+    refused(f"config.toml has .*{now}, but the run started with", half)
 
 
 def test_where_it_runs_may_change(half: Path, undisturbed: dict) -> None:
@@ -289,7 +289,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(
     no_training(monkeypatch)
     (tmp_path / "run" / stranger).parent.mkdir(parents=True)
     (tmp_path / "run" / stranger).write_text("mine")
-    refused("which is not of a run; choose another --out", tmp_path / "run", starts=True)
+    refused("which does not belong to a run; choose another --out", tmp_path / "run", starts=True)
     assert (tmp_path / "run" / stranger).read_text() == "mine"
 
 

@@ -19,7 +19,7 @@ from profcil.engine.world import make_world
 from profcil.errors import ConfigError
 from profcil.io.cache_folder import cache_folder
 from profcil.resolve import RunConfig, resolve
-from profcil.studies.definition import expand, key_of
+from profcil.studies.definition import expand_methods, hash_settings
 
 Outsider = Callable[..., Path]
 
@@ -162,15 +162,15 @@ def test_an_edited_module_is_a_new_run(room: str, source: str, outsider: Outside
         outsider(version, **{room: {"mine": text}})
         method, dataset, encoder = ("mine" if room == r else "" for r in ("methods", "data", "encoders"))
         flags = {"dataset": dataset or "digits", "method": method or "fedavg"}
-        keys.append(key_of(resolve(flags=flags, sets=[f"encoder={encoder}"] if encoder else [])))
+        keys.append(hash_settings(resolve(flags=flags, sets=[f"encoder={encoder}"] if encoder else [])))
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
 def test_our_own_keep_their_keys(outsider: Outsider) -> None:
     config = resolve(flags={"dataset": "digits", "method": "promax"})
-    before = key_of(config)
+    before = hash_settings(config)
     outsider(methods={"mine": METHOD}, data={"mine": DATA}, encoders={"mine": ENCODER})
-    assert key_of(config) == before
+    assert hash_settings(config) == before
 
 
 # -- what cannot be used -----------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_module_that_fails_to_import_is_in_nobodys_way(
     outsider: Outsider, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outsider(methods={"lame": "import not_there", "mine": METHOD}, data={"poor": "1 / 0"}, encoders={"odd": "x = ("})
-    every = expand("all")
+    every = expand_methods("all")
     assert "lame" not in every and {"mine", "fedavg", "promax"} <= set(every)
     for kind, name, reason in (
         ("methods", "lame", "not_there"),
@@ -261,7 +261,7 @@ def test_a_guest_with_the_name_of_our_own_is_refused(
 def test_all_methods_are_not_all_without_one_of_our_own(outsider: Outsider) -> None:
     outsider(methods={"fedavg": METHOD})
     with pytest.raises(ConfigError, match="another name"):
-        expand("all")
+        expand_methods("all")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finished tiny runs in folders, and the two verbs as a command line would call them."""
+"""Tiny finished runs, and a function that calls a command of the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = ("model.width=4", "threads=1", "workers=1")
 
 
 def make_runs(root: Path) -> Path:
-    """Two methods with two seeds each in a severe digits stream of three positions."""
+    """Two methods with two seeds each on a severe digits stream of three positions."""
     for method in ("fedavg", "promax"):
         for seed in (0, 1):
             flags = {"dataset": "digits", "setting": "severe", "method": method, "seed": seed}
@@ -25,17 +25,19 @@ def make_runs(root: Path) -> Path:
 
 
 def unfinish(finished: Path, copy: Path) -> Path:
-    """A copy of a run as it was before its last position."""
+    """A copy of a run without its last position."""
     shutil.copytree(finished, copy)
-    facts, scores = (json.loads((copy / name).read_text()) for name in ("run.json", "scores.json"))
+    facts = json.loads((copy / "run.json").read_text())
+    scores = json.loads((copy / "scores.json").read_text())
     scores["correct"][-1] = [-1] * len(scores["correct"])
     (copy / "run.json").write_text(json.dumps({**facts, "done": False}))
     (copy / "scores.json").write_text(json.dumps(scores))
     return copy
 
 
-def command(verb: str, *line: str) -> int:
-    module = importlib.import_module(f"profcil.cli.{verb}")
-    parser = Parser(prog=f"profcil {verb}", description=module.__doc__)
+def command(name: str, *arguments: str) -> int:
+    """Runs a command without the error handling of `main`."""
+    module = importlib.import_module(f"profcil.cli.{name}")
+    parser = Parser(prog=f"profcil {name}", description=module.__doc__)
     module.add(parser)
-    return module.run(parser.read(list(line)))
+    return module.run(parser.read(list(arguments)))

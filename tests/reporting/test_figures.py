@@ -1,4 +1,4 @@
-"""Figures: the right numbers, legible, told apart by the colour-blind, the same files every time."""
+"""Figures: correct numbers, legible, safe for the colour-blind, reproducible files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.figures import FIGURES, embedding, inputs, make, mismatch, snapshots, style
-from profcil.runs.gather import grouped, load_all
-from profcil.runs.reader import load_run, row
+from profcil.reporting.figures import FIGURES, embedding, inputs, make_figure, mismatch, snapshots, style
+from profcil.runs.gather import group_runs, load_runs
+from profcil.runs.reader import load_run, summarise_run
 
 FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "communication")
 
 
-def made(name: str, path: Path, out: Path) -> dict:
-    make(name, [str(path)], out, ["svg"], pytest.fail)
+def numbers_of(name: str, path: Path, out: Path) -> dict:
+    """The numbers behind a figure."""
+    make_figure(name, [str(path)], out, ["svg"], pytest.fail)
     return json.loads((out / f"{name}.json").read_text())
 
 
-def drawn(name: str, path: Path) -> Figure:
-    """The figure itself, laid out."""
+def draw(name: str, path: Path) -> Figure:
+    """The matplotlib figure, laid out."""
     import importlib
 
     module, function = FIGURES[name][0].split(":")
@@ -51,7 +52,7 @@ def drawn(name: str, path: Path) -> Figure:
 
 @pytest.fixture(scope="module")
 def study(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file that figures beyond scores and ledger read."""
+    """A folder with all files that figures read in addition to scores and ledger."""
     folder = tmp_path_factory.mktemp("study")
     np.savez(folder / "snapshots.npz", **memory())
     rng = np.random.default_rng(0)
@@ -63,7 +64,7 @@ def study(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def memory() -> dict[str, np.ndarray]:
-    """Old means lag by 2 along one axis, and by 0.5 after alignment; new ones are right."""
+    """Stale means are off by 2 along one axis, aligned ones by 0.5, refreshed ones are correct."""
     rows = []
     for p in range(6):
         for label in range(p + 1):
@@ -76,16 +77,16 @@ def memory() -> dict[str, np.ndarray]:
 
 
 def gaps() -> list[dict]:
-    """One method in which the drop follows the gap without exception, one with a single run."""
+    """One method whose drop increases with the gap, and one with a single run."""
     kinds = [(0.1, "mild"), (0.2, "medium"), (0.3, "severe")]
     one = [{"method": "a", "strength": s, "seed": i, "task": 1, "mmd2": g + i / 50, "drop": (g + i / 50) ** 2}
            for i in range(3) for g, s in kinds]  # fmt: skip
     return [*one, {"method": "b", "strength": "mild", "seed": 0, "task": 1, "mmd2": 0.1, "drop": 1.0}]
 
 
-def test_the_explaining_figure_shows_accuracy_and_where_there_is_a_memory_its_alignment(runs, tmp_path):
-    shown = made("explain", runs, tmp_path)["digits, severe"]
-    assert shown["accuracy"] == made("accuracy", runs, tmp_path)["digits, severe"]
+def test_the_explanation_shows_accuracy_and_the_alignment_of_methods_with_a_memory(runs, tmp_path):
+    shown = numbers_of("explain", runs, tmp_path)["digits, severe"]
+    assert shown["accuracy"] == numbers_of("accuracy", runs, tmp_path)["digits, severe"]
     noted = {}
     for path in runs.glob("promax-*"):
         events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
@@ -96,16 +97,16 @@ def test_the_explaining_figure_shows_accuracy_and_where_there_is_a_memory_its_al
 
 
 def test_curves_end_at_faa_and_average_to_cta(runs: Path, tmp_path: Path) -> None:
-    seen, current = (made(name, runs, tmp_path)["digits, severe"]["promax"] for name in ("accuracy", "cta"))
-    rows = [row(load_run(runs / f"promax-{seed}")) for seed in (0, 1)]
+    seen, current = (numbers_of(name, runs, tmp_path)["digits, severe"]["promax"] for name in ("accuracy", "cta"))
+    rows = [summarise_run(load_run(runs / f"promax-{seed}")) for seed in (0, 1)]
     assert seen["seeds"] == [0, 1] and len(seen["mean"]) == 3
     assert seen["mean"][-1] == pytest.approx(fmean(r["faa"] for r in rows), abs=1e-3)
     assert seen["sd"][-1] == pytest.approx(stdev(r["faa"] for r in rows), abs=1e-3)
     assert fmean(current["mean"]) == pytest.approx(fmean(r["cta"] for r in rows), abs=1e-3)
 
 
-def test_heatmaps_hold_the_scores_and_leave_out_what_was_not_scored(runs: Path, tmp_path: Path) -> None:
-    whole, last = made("heatmap", runs, tmp_path)["fedavg"], made("final", runs, tmp_path)["fedavg"]
+def test_heatmaps_have_the_scores_and_no_value_for_unscored_tasks(runs: Path, tmp_path: Path) -> None:
+    whole, last = numbers_of("heatmap", runs, tmp_path)["fedavg"], numbers_of("final", runs, tmp_path)["fedavg"]
     scores = [load_run(runs / f"fedavg-{seed}").scores for seed in (0, 1)]
     expected = np.mean([100 * s.correct / s.total for s in scores], axis=0)
     scored = np.all([s.correct >= 0 for s in scores], axis=0)
@@ -118,8 +119,8 @@ def test_heatmaps_hold_the_scores_and_leave_out_what_was_not_scored(runs: Path, 
     assert last == whole[-1]
 
 
-def test_communication_adds_up_to_the_ledger(runs: Path, tmp_path: Path) -> None:
-    numbers = made("communication", runs, tmp_path)
+def test_communication_sums_to_the_ledger(runs: Path, tmp_path: Path) -> None:
+    numbers = numbers_of("communication", runs, tmp_path)
     for method in ("fedavg", "promax"):
         loaded = [load_run(runs / f"{method}-{seed}") for seed in (0, 1)]
         for way in ("down", "up"):
@@ -130,7 +131,7 @@ def test_communication_adds_up_to_the_ledger(runs: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", [*FROM_RUNS, "snapshots", "mismatch"])
 def test_labels_are_legible_and_the_figure_fits_a_page(runs: Path, study: Path, name: str) -> None:
-    figure = drawn(name, runs if name in FROM_RUNS else study)
+    figure = draw(name, runs if name in FROM_RUNS else study)
     texts = [t for t in figure.findobj(Text) if t.get_text() and t.get_visible()]
     assert texts and min(t.get_fontsize() for t in texts) >= 7
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
@@ -139,59 +140,59 @@ def test_labels_are_legible_and_the_figure_fits_a_page(runs: Path, study: Path, 
 
 
 @pytest.mark.parametrize("name", ["accuracy", "heatmap"])
-def test_the_same_runs_give_the_same_files(runs: Path, tmp_path: Path, name: str) -> None:
-    first, second = (make(name, [str(runs)], tmp_path / at, ["svg", "pdf"], pytest.fail) for at in ("a", "b"))
+def test_figure_files_are_reproducible(runs: Path, tmp_path: Path, name: str) -> None:
+    first, second = (make_figure(name, [str(runs)], tmp_path / at, ["svg", "pdf"], pytest.fail) for at in ("a", "b"))
     assert [p.name for p in first] == [f"{name}.svg", f"{name}.pdf", f"{name}.json"]
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
 # Machado, Oliveira and Fernandes 2009, full severity, in linear RGB.
-BLIND = {
+COLOUR_BLINDNESS = {
     "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
     "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
 }
 
 
-@pytest.mark.parametrize("sight", BLIND)
-def test_colours_stay_apart_for_the_colour_blind(sight: str) -> None:
+@pytest.mark.parametrize("kind", COLOUR_BLINDNESS)
+def test_colours_are_distinct_for_the_colour_blind(kind: str) -> None:
     linear = np.array([to_rgb(c) for c in style.COLOURS]) ** 2.2
-    seen = np.clip(linear @ np.array(BLIND[sight]).T, 0, 1) ** (1 / 2.2)
+    seen = np.clip(linear @ np.array(COLOUR_BLINDNESS[kind]).T, 0, 1) ** (1 / 2.2)
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 0.1
 
 
-def test_more_series_than_colours_still_look_different() -> None:
+def test_more_series_than_colours_have_different_looks() -> None:
     looks = [json.dumps(style.look(i)) for i in range(14)]
     assert len(set(looks)) == 14
 
 
-def test_a_label_names_what_sets_a_run_apart_and_no_more(runs: Path) -> None:
+def test_a_label_has_only_the_distinguishing_settings(runs: Path) -> None:
     run = load_run(runs / "promax-0")
     params = run.config["params"]
     other = replace(run, config={**run.config, "params": {**params, "noise": 9.0, "quota": 3}})
     fedavg = load_run(runs / "fedavg-0")
-    labels = [g.label for g in grouped([run, other, fedavg])]
+    labels = [g.label for g in group_runs([run, other, fedavg])]
     assert labels == [f"promax (quota={params['quota']}, +1)", "promax (quota=3, +1)", "fedavg"]
     weak = {**run.config["stream"], "weak_task": 3, "weak_strength": "mild"}
-    labels = [g.label for g in grouped([run, replace(run, config={**run.config, "stream": weak})])]
+    labels = [g.label for g in group_runs([run, replace(run, config={**run.config, "stream": weak})])]
     assert labels == ["promax (weak=none)", "promax (weak=mild)"]
     weaker = [{**run.config, "stream": weak | {"weak_task": task}} for task in (1, 2)]
-    labels = [g.label for g in grouped([replace(run, config=config) for config in weaker])]
-    assert labels == ["promax (weak=mild, task 1)", "promax (weak=mild, task 2)"]
-    assert len(grouped(load_all([runs], pytest.fail))) == 2  # seeds and machines do not set apart
+    labels = [g.label for g in group_runs([replace(run, config=config) for config in weaker])]
+    assert labels == ["promax (weak=mild, task 2)", "promax (weak=mild, task 3)"]
+    assert len(group_runs(load_runs([runs], pytest.fail))) == 2  # seeds and machines do not make a group
 
 
-def test_a_run_that_is_not_finished_is_left_out_and_named(runs: Path, tmp_path: Path) -> None:
-    half, told = unfinish(runs / "promax-0", tmp_path / "half"), []
-    make("accuracy", [str(half), str(runs / "fedavg-0")], tmp_path, ["svg"], told.append)
-    assert len(told) == 1 and "half is not finished" in told[0]
+def test_an_unfinished_run_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
+    half, warnings = unfinish(runs / "promax-0", tmp_path / "half"), []
+    make_figure("accuracy", [str(half), str(runs / "fedavg-0")], tmp_path, ["svg"], warnings.append)
+    assert len(warnings) == 1 and "half is not finished" in warnings[0]
     assert list(json.loads((tmp_path / "accuracy.json").read_text())["digits, severe"]) == ["fedavg"]
     with pytest.raises(RunFolderError, match="none of the runs given is finished"):
-        make("accuracy", [str(half)], tmp_path, ["svg"], told.append)
+        make_figure("accuracy", [str(half)], tmp_path, ["svg"], warnings.append)
 
 
 def test_snapshots_share_one_pca_and_measure_the_gap(study: Path, tmp_path: Path) -> None:
-    found = made("snapshots", study, tmp_path)
+    found = numbers_of("snapshots", study, tmp_path)
     assert found["gap"] == {"refreshed": 0.0, "stale": 2.0, "aligned": 0.5}
     assert found["positions"] == [0, 2, 3, 5]
     pca = pytest.importorskip("sklearn.decomposition").PCA(2)
@@ -203,29 +204,29 @@ def test_snapshots_share_one_pca_and_measure_the_gap(study: Path, tmp_path: Path
     assert np.allclose(found["explained_percent"], 100 * pca.explained_variance_ratio_, atol=1e-3)
 
 
-def test_snapshots_do_without_real_features(tmp_path: Path) -> None:
+def test_snapshots_work_without_real_features(tmp_path: Path) -> None:
     np.savez(tmp_path / "snapshots.npz", **{k: v for k, v in memory().items() if not k.startswith("real")})
-    figure = drawn("snapshots", tmp_path)
+    figure = draw("snapshots", tmp_path)
     assert "real feature" not in {t.get_text() for t in figure.legends[0].get_texts()}
 
 
-def test_snapshots_mark_every_kind_that_is_there(study: Path) -> None:
-    figure = drawn("snapshots", study)
+def test_snapshots_have_a_mark_for_every_kind(study: Path) -> None:
+    figure = draw("snapshots", study)
     marks = {t.get_text() for t in figure.legends[0].get_texts()}
     assert marks == {"real feature", "true mean", "refreshed", "stale", "aligned"}
     assert all(ax.get_xlim() == figure.axes[0].get_xlim() for ax in figure.axes)
 
 
-def test_mismatch_tells_the_rank_correlation_within_each_method(study: Path, tmp_path: Path) -> None:
-    found = made("mismatch", study, tmp_path)
+def test_mismatch_has_the_rank_correlation_of_each_method(study: Path, tmp_path: Path) -> None:
+    found = numbers_of("mismatch", study, tmp_path)
     assert found["a"]["runs"] == 9 and found["a"]["rho"] == 1.0 and found["a"]["interval"] == [1.0, 1.0]
     assert found["a"]["slope"] > 0
     assert found["b"] == {"runs": 1, "rho": None, "interval": None, "slope": None}
 
 
-def test_datasets_are_not_mixed_in_a_trend() -> None:
+def test_a_trend_has_runs_of_one_dataset_only() -> None:
     rows = [row | {"dataset": name} for name in ("x", "y") for row in gaps()[:9]]
-    _, found = mismatch.drawn(rows)
+    _, found = mismatch.draw_rows(rows)
     assert list(found) == ["a, x", "a, y"] and found["a, x"]["runs"] == 9
 
 
@@ -236,22 +237,22 @@ def test_mismatch_agrees_with_scipy() -> None:
     assert rho == pytest.approx(stats.spearmanr(x, y).statistic, abs=1e-6) and low < rho < high
 
 
-def test_embedding_keeps_its_settings_and_does_without_umap(
+def test_embedding_records_its_settings_and_works_without_umap(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(embedding, "find_spec", lambda name: None)
-    told: list[str] = []
-    make("embedding", [str(study)], tmp_path, ["svg"], told.append)
+    warnings: list[str] = []
+    make_figure("embedding", [str(study)], tmp_path, ["svg"], warnings.append)
     (found,) = json.loads((tmp_path / "embedding.json").read_text()).values()
-    assert "profcil[report]" in told[0] and "UMAP" not in found
+    assert "profcil[report]" in warnings[0] and "UMAP" not in found
     assert (found["real"], found["replay"], found["space"]) == (30, 20, "base")
     assert found["t-SNE"]["perplexity"] == pytest.approx(49 / 3) and found["t-SNE"]["random_state"] > 0
 
 
-def test_embedding_is_the_same_every_time_and_tells_far_features_apart(study: Path) -> None:
+def test_embedding_is_reproducible_and_separates_distant_features(study: Path) -> None:
     pytest.importorskip("sklearn")
-    data, _ = inputs.replay(study)
+    data, _ = inputs.read_replay(study)
     pooled = np.concatenate([data["real"], data["replay"]])
     points = embedding.tsne(pooled)[0]
     assert np.array_equal(points, embedding.tsne(pooled)[0])
@@ -260,15 +261,15 @@ def test_embedding_is_the_same_every_time_and_tells_far_features_apart(study: Pa
 
 
 @pytest.mark.slow
-def test_umap_tells_far_features_apart(study: Path) -> None:
+def test_umap_separates_distant_features(study: Path) -> None:
     pytest.importorskip("umap")
-    data, _ = inputs.replay(study)
+    data, _ = inputs.read_replay(study)
     points, settings = embedding.umap(np.concatenate([data["real"], data["replay"]]))
     gap = np.linalg.norm(points[:30].mean(0) - points[30:].mean(0))
     assert settings["n_neighbors"] == 15 and gap > points[:30].std()
 
 
-def test_a_weak_run_shows_its_weak_task_only(runs: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_weak_task_shows_only_that_task(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "weak"
     shutil.copytree(runs / "promax-0", run)
     plan = load_run(run).plan
@@ -279,56 +280,56 @@ def test_a_weak_run_shows_its_weak_task_only(runs: Path, tmp_path: Path) -> None
         "real_label": labels,
         "replay_label": labels,
     }
-    assert embedding.weak_only(data, run) is data
+    assert embedding.select_weak_task(data, run) is data
     config = (run / "config.toml").read_text().replace("[stream]", "[stream]\nweak_task = 1", 1)
     config = re.sub(r"\nweak_task = -1", "", config)
     (run / "config.toml").write_text(config)
     facts = json.loads((run / "run.json").read_text())
     facts["config"]["stream.weak_task"] = 1
     (run / "run.json").write_text(json.dumps(facts))
-    shown = embedding.weak_only(data, run)
+    shown = embedding.select_weak_task(data, run)
     assert set(shown["real_label"]) == set(shown["replay_label"]) == set(plan.tasks[1])
     assert np.array_equal(shown["real"][:, 0], shown["real_label"])
 
 
-def test_large_samples_are_thinned_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "MOST", 10)
+def test_large_samples_are_thinned_reproducibly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "MAX_FEATURES", 10)
     data = {"real": np.arange(50.0)[:, None], "replay": np.arange(4.0)[:, None]}
     data |= {"real_label": np.arange(50), "replay_label": np.arange(4)}
-    first = embedding.thinned(data)
+    first = embedding.thin_out(data)
     assert len(first["real"]) == 10 and len(first["replay"]) == 4
     assert np.array_equal(first["real"][:, 0], first["real_label"])
-    assert np.array_equal(first["real"], embedding.thinned(data)["real"])
+    assert np.array_equal(first["real"], embedding.thin_out(data)["real"])
 
 
 @pytest.mark.parametrize(("name", "file"), [("snapshots", "snapshots.npz"), ("embedding", "replay.npz")])
 def test_a_missing_or_broken_file_is_one_sentence(runs: Path, tmp_path: Path, name: str, file: str) -> None:
     with pytest.raises(RunFolderError, match=rf"{file} cannot be read .*profcil diagnose") as error:
-        make(name, [str(runs / "promax-0")], tmp_path, ["svg"], pytest.fail)
+        make_figure(name, [str(runs / "promax-0")], tmp_path, ["svg"], pytest.fail)
     assert error.value.exit_status == 2 and not list(tmp_path.iterdir())
     (tmp_path / file).write_bytes(b"no archive")
-    with pytest.raises(RunFolderError, match="is not what this figure reads"):
-        make(name, [str(tmp_path)], tmp_path, ["svg"], pytest.fail)
+    with pytest.raises(RunFolderError, match="is not a valid input of this figure"):
+        make_figure(name, [str(tmp_path)], tmp_path, ["svg"], pytest.fail)
 
 
 def test_a_file_with_other_content_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "snapshots.npz", **memory() | {"kind": np.array(["new"] * len(memory()["kind"]))})
     with pytest.raises(RunFolderError, match="kind 'new', allowed are refreshed, stale, aligned"):
-        inputs.snapshots(tmp_path)
+        inputs.read_snapshots(tmp_path)
     np.savez(tmp_path / "snapshots.npz", **memory() | {"labels": np.arange(2)})
     with pytest.raises(RunFolderError, match="same number of rows"):
-        inputs.snapshots(tmp_path)
+        inputs.read_snapshots(tmp_path)
     (tmp_path / "mismatch.json").write_text(json.dumps([{**gaps()[0], "strength": "huge"}]))
     with pytest.raises(RunFolderError, match="strength 'huge'"):
-        inputs.mismatch(tmp_path)
+        inputs.read_mismatch(tmp_path)
     (tmp_path / "mismatch.json").write_text('[{"method": "a"}]')
     with pytest.raises(RunFolderError, match="list of runs"):
-        inputs.mismatch(tmp_path)
+        inputs.read_mismatch(tmp_path)
     with pytest.raises(RunFolderError, match="weak-task"):
-        inputs.mismatch(tmp_path / "nowhere")
+        inputs.read_mismatch(tmp_path / "nowhere")
 
 
-def test_the_verb_names_what_it_wrote(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_the_files_it_wrote(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("figure", "cta", str(runs), "--out", str(tmp_path / "deep" / "er")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [Path(line).name for line in lines] == ["cta.svg", "cta.pdf", "cta.json"]
@@ -336,20 +337,20 @@ def test_the_verb_names_what_it_wrote(runs: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (["heatmpa", "."], "did you mean heatmap"),
-        (["cta", ".", "--format", "svg,gif"], "format 'gif' is not possible"),
+        (["cta", ".", "--format", "svg,gif"], "format 'gif' is not supported"),
         (["cta", "nowhere"], "nowhere does not exist"),
         (["snapshots", "a", "b"], "2 runs were given"),
     ],
 )
-def test_mistakes_are_sentences(line: list[str], says: str) -> None:
-    with pytest.raises((ConfigError, RunFolderError), match=says):
+def test_errors_are_sentences(line: list[str], message: str) -> None:
+    with pytest.raises((ConfigError, RunFolderError), match=message):
         command("figure", *line)
 
 
-def test_drawing_from_runs_needs_no_torch(runs: Path, tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from profcil.reporting.figures import make; "
-    code += "make('final', [sys.argv[1]], Path(sys.argv[2]), ['svg'], print); assert 'torch' not in sys.modules"
+def test_drawing_from_runs_does_not_import_torch(runs: Path, tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from profcil.reporting.figures import make_figure; "
+    code += "make_figure('final', [sys.argv[1]], Path(sys.argv[2]), ['svg'], print); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(runs), str(tmp_path)], check=True)

@@ -1,4 +1,4 @@
-"""The page as a file: complete in itself, honest about what is unknown, and safe whatever a run is called."""
+"""The HTML page as a file: self-contained, without invented numbers, and safe for any name of a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from made_runs import command, unfinish
 from profcil.errors import RunFolderError
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
-from profcil.reporting.page.data import SINGLE, names_of, page_data, picture
-from profcil.reporting.page.page import HERE, SCRIPTS, embedded, render
-from profcil.runs.reader import Run, load_run, row
+from profcil.reporting.page.data import MAX_CLIENT_ROWS, describe_plan, page_data, short_names
+from profcil.reporting.page.page import HERE, SCRIPTS, embed_json, render_page
+from profcil.runs.reader import Run, load_run, summarise_run
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
 
@@ -32,38 +32,38 @@ def data_in(page: str) -> dict:
     return json.loads(found[0], parse_constant=pytest.fail)
 
 
-def test_the_page_refers_to_nothing_outside_itself(loaded: list[Run]) -> None:
-    page = render(loaded)
+def test_the_page_loads_nothing_else(loaded: list[Run]) -> None:
+    page = render_page(loaded)
     assert re.findall(r"https?://[^\s\"']+", page) == ["http://www.w3.org/2000/svg"]  # a name, not an address
     assert not re.search(r"<link|@import|url\(|\bsrc=|fetch\(|XMLHttpRequest|import\(", page)
     assert "default-src 'none'" in page and "@@" not in page
-    assert render(loaded) == page
+    assert render_page(loaded) == page
 
 
-def test_the_numbers_are_the_runs(loaded: list[Run]) -> None:
-    data = data_in(render(loaded))
+def test_the_page_has_the_numbers_of_the_runs(loaded: list[Run]) -> None:
+    data = data_in(render_page(loaded))
     assert data == json.loads(json.dumps(page_data(loaded)))
     for shown, run in zip(data["runs"], loaded, strict=True):
-        expected = row(run)
+        expected = summarise_run(run)
         assert all(shown[key] == expected[key] for key in ("faa", "cta", "af", "bytes_up", "seconds"))
         both = [sum(e[part] for e in shown["ledger"]) for part in ("stream", "warmup")]
         assert both == [run.bytes("up") + run.bytes("down"), run.ledger.total(stage="warmup")]
         assert shown["config"]["stream.task_size"] == 3 and shown["environment"]["torch"]
     groups = {g["label"]: g for g in data["groups"]}
-    mean = np.mean([row(run)["faa"] for run in loaded if run.config["method"] == "promax"])
+    mean = np.mean([summarise_run(run)["faa"] for run in loaded if run.config["method"] == "promax"])
     assert groups["promax"]["seeds"] == [0, 1] and groups["promax"]["seen"]["mean"][-1] == pytest.approx(mean, abs=1e-3)
     assert data["runs"][0]["norm_comm"] == 1.0 and len(data["plans"]) == 2  # one plan per seed, shared by methods
 
 
-def test_no_path_of_the_machine_is_told(loaded: list[Run]) -> None:
-    assert loaded[0].facts["data_dir"] not in render(loaded)
+def test_the_page_contains_no_path_of_the_machine(loaded: list[Run]) -> None:
+    assert loaded[0].facts["data_dir"] not in render_page(loaded)
 
 
-def test_names_cannot_break_out(loaded: list[Run]) -> None:
+def test_names_cannot_inject_markup(loaded: list[Run]) -> None:
     run = replace(
         loaded[0], config={**loaded[0].config, "setting": HOSTILE, "params": {"note": HOSTILE, "@@DATA@@": 1}}
     )
-    page, plain = render([run], HOSTILE, [HOSTILE]), render([loaded[0]])
+    page, plain = render_page([run], HOSTILE, [HOSTILE]), render_page([loaded[0]])
     assert page.count("</script") == plain.count("</script") == 2
     assert page.count("<script") == 2 and "<!--" not in page.replace("&lt;!--", "")
     data = data_in(page)
@@ -71,18 +71,18 @@ def test_names_cannot_break_out(loaded: list[Run]) -> None:
     assert data["runs"][0]["config"]["params.@@DATA@@"] == 1
 
 
-def test_what_json_cannot_say_is_not_written() -> None:
+def test_nan_is_refused() -> None:
     with pytest.raises(ValueError):
-        embedded({"x": float("nan")})
+        embed_json({"x": float("nan")})
 
 
-def test_names_are_short_and_never_shared(loaded: list[Run]) -> None:
+def test_names_are_short_and_unique(loaded: list[Run]) -> None:
     paths = ["a/digits-seed0-0123456789abcdef", "a/x-0123456789abcdef", "b/x-fedcba9876543210", "a/same", "b/same"]
-    named = names_of([replace(loaded[0], path=Path(p)) for p in paths])
+    named = short_names([replace(loaded[0], path=Path(p)) for p in paths])
     assert named == ["digits-seed0", "x-0123456789abcdef", "x-fedcba9876543210", "a/same", "b/same"]
 
 
-def test_unfinished_runs_are_shown_without_numbers_they_do_not_have(
+def test_unfinished_runs_are_shown_without_results(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     half = unfinish(runs / "promax-0", tmp_path / "half")
@@ -91,16 +91,16 @@ def test_unfinished_runs_are_shown_without_numbers_they_do_not_have(
     out = tmp_path / "page.html"
     line = [str(runs / "fedavg-0"), str(half), str(tmp_path / "broken"), "--out", str(out)]
     assert command("report", *line) == 0
-    told = capsys.readouterr()
-    assert told.out == f"{out}: 2 runs\n" and told.err.count("\n") == 1 and "broken/config.toml" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == f"{out}: 2 runs\n" and printed.err.count("\n") == 1 and "broken/config.toml" in printed.err
     data = data_in(out.read_text())
     shown = data["runs"][1]
     assert (shown["done"], shown["played"], shown["faa"]) == (False, 2, None)
     assert shown["tasks"][-1] == [None] * 3 and shown["tasks"][0] != [None] * 3
-    assert [g["label"] for g in data["groups"]] == ["fedavg"] and data["notes"] == [told.err.strip()]
+    assert [g["label"] for g in data["groups"]] == ["fedavg"] and data["notes"] == [printed.err.strip()]
 
 
-def test_nothing_readable_is_an_error_and_writes_nothing(tmp_path: Path, runs: Path) -> None:
+def test_without_a_readable_run_there_is_an_error_and_no_file(tmp_path: Path, runs: Path) -> None:
     out = tmp_path / "page.html"
     with pytest.raises(RunFolderError, match="does not exist"):
         command("report", str(tmp_path / "nowhere"), "--out", str(out))
@@ -118,19 +118,19 @@ def severe(clients: int) -> StreamSettings:
     return StreamSettings(clients, 10, 2, support=0.4, coverage=0.5, disorder=0.6)
 
 
-def test_the_stream_shows_every_cell_and_which_are_idle() -> None:
+def test_the_stream_has_every_client_and_marks_idle_ones() -> None:
     plan = make_plan(np.arange(4000) % 10, 10, severe(100), 0)
-    rows = np.array(picture(plan)["rows"])
+    rows = np.array(describe_plan(plan)["rows"])
     assert rows.shape == (100, 5) and (np.where(rows < 0, -1 - rows, rows) == plan.orders).all()
     idle = sum(len(plan.samples(c, p)) == 0 for c in range(100) for p in range(5))
     assert (rows < 0).sum() == idle > 0
-    assert len(json.dumps(picture(plan))) < 3000
+    assert len(json.dumps(describe_plan(plan))) < 3000
 
 
-def test_very_many_clients_are_counted_not_listed() -> None:
+def test_many_clients_are_counted_instead_of_listed() -> None:
     plan = make_plan(np.arange(50_000) % 10, 10, severe(5000), 0)
-    shown = picture(plan)
-    assert plan.clients > SINGLE and "rows" not in shown and len(json.dumps(shown)) < 2000
+    shown = describe_plan(plan)
+    assert plan.clients > MAX_CLIENT_ROWS and "rows" not in shown and len(json.dumps(shown)) < 2000
     for position, tally in enumerate(shown["tally"]):
         assert sum(tally["busy"]) == len(plan.active(position)) and sum(tally["busy"]) + sum(tally["idle"]) == 5000
         assert np.array_equal(np.add(tally["busy"], tally["idle"]), np.bincount(plan.orders[:, position], minlength=5))
@@ -145,7 +145,7 @@ def schemes() -> dict[str, dict[str, str]]:
 
 
 def contrast(a: str, b: str) -> float:
-    """The WCAG's contrast of two colours."""
+    """The contrast ratio of two colours, as the WCAG defines it."""
 
     def luminance(colour: str) -> float:
         parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
@@ -157,15 +157,15 @@ def contrast(a: str, b: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_lines_stand_out(scheme: str) -> None:
+def test_colours_have_enough_contrast(scheme: str) -> None:
     colours = schemes()[scheme]
     assert len(colours) == 15
     for text in ("ink", "soft", "accent", "warn"):
-        for ground in ("paper", "panel"):
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        for background in ("paper", "panel"):
+            assert contrast(colours[text], colours[background]) >= 4.5, (text, background)
     assert contrast(colours["ink"], colours["mark"]) >= 4.5
     assert all(contrast(colours[f"s{i}"], colours["paper"]) >= 3 for i in range(7))
 
 
-def test_every_script_is_there_and_used() -> None:
+def test_every_script_is_included() -> None:
     assert sorted(p.name for p in HERE.glob("*.js")) == sorted(SCRIPTS)

@@ -1,7 +1,9 @@
-"""Rows and tables over runs, on hand-made runs."""
+"""Rows and tables of runs, on synthetic runs."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +17,10 @@ from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.tables import compare, render, text_table
-from profcil.runs.reader import Run, row
+from profcil.runs.reader import Run, load_run, summarise_run
 
 
-def a_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:
+def make_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:
     plan = make_plan(np.arange(40) % 4, 4, StreamSettings(2, 2, 2), seed)
     ledger = Ledger()
     ledger.record("warmup", 0, 0, 0, "up", {"model": 10**9})
@@ -31,56 +33,69 @@ def a_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: i
     return Run(Path(f"{method}{seed}"), names, facts, scores, ledger, plan)
 
 
-def test_row_leaves_the_warm_up_out_and_recomputes_the_metrics() -> None:
-    r = row(a_run("pro"))
+def test_a_summary_excludes_the_warm_up_and_recomputes_the_metrics() -> None:
+    r = summarise_run(make_run("pro"))
     assert (r["bytes_up"], r["bytes_down"]) == (100, 50)
     assert (r["faa"], r["cta"], r["af"]) == pytest.approx((30.0, 40.0, 20.0))
     assert r["server_memory_bytes"] is None  # unknown, not zero
 
 
-def test_an_unfinished_run_has_no_numbers_and_serves_nobody_as_reference() -> None:
-    rows = compare([a_run("fedavg", done=False), a_run("pro")])
+def test_an_unfinished_run_has_no_numbers_and_is_no_reference() -> None:
+    rows = compare([make_run("fedavg", done=False), make_run("pro")])
     assert all(rows[0][key] is None for key in ("faa", "cta", "af", "bytes_up", "seconds", "norm_comm"))
     assert rows[1]["norm_comm"] is None and rows[1]["faa"] is not None
 
 
-def test_norm_comm_takes_the_same_seed_before_the_mean() -> None:
-    runs = [a_run("fedavg", 0, up=50), a_run("fedavg", 1, up=250), a_run("pro", 1, up=550), a_run("pro", 2, up=350)]
+def test_norm_comm_prefers_the_same_seed_to_the_mean() -> None:
+    runs = [
+        make_run("fedavg", 0, up=50),
+        make_run("fedavg", 1, up=250),
+        make_run("pro", 1, up=550),
+        make_run("pro", 2, up=350),
+    ]
     assert [r["norm_comm"] for r in compare(runs)] == [1.0, 1.0, 2.0, 2.0]
-    other = a_run("fedavg", 1, setting="homogeneous")
-    assert compare([other, a_run("pro", 1)])[1]["norm_comm"] is None
-    longer = a_run("fedavg", 1, train={"rounds": 2})
-    assert compare([longer, a_run("pro", 1)])[1]["norm_comm"] is None
+    other = make_run("fedavg", 1, setting="homogeneous")
+    assert compare([other, make_run("pro", 1)])[1]["norm_comm"] is None
+    longer = make_run("fedavg", 1, train={"rounds": 2})
+    assert compare([longer, make_run("pro", 1)])[1]["norm_comm"] is None
 
 
-def test_what_changes_no_byte_does_not_hide_norm_comm() -> None:
+def test_settings_without_effect_on_traffic_do_not_hide_norm_comm() -> None:
     cosine, wide = ({"width": w, "head": head} for w, head in ((8, "cosine"), (16, "linear")))
-    runs = [a_run("fedavg", model=cosine), a_run("pro", model={"width": 8, "head": "linear"}), a_run("pro", model=wide)]
+    runs = [
+        make_run("fedavg", model=cosine),
+        make_run("pro", model={"width": 8, "head": "linear"}),
+        make_run("pro", model=wide),
+    ]
     assert [r["norm_comm"] for r in compare(runs)] == [1.0, 1.0, None]
 
 
-def test_means_are_over_seeds_of_the_same_settings_only() -> None:
-    runs = [a_run("pro", 0, right=4), a_run("pro", 1, right=6), a_run("pro", 1, right=9, params={"noise": 1.0})]
+def test_only_seeds_of_the_same_settings_are_averaged() -> None:
+    runs = [
+        make_run("pro", 0, right=4),
+        make_run("pro", 1, right=6),
+        make_run("pro", 1, right=9, params={"noise": 1.0}),
+    ]
     lines = render(runs).splitlines()
-    values = [row(run)["faa"] for run in runs[:2]]
+    values = [summarise_run(run)["faa"] for run in runs[:2]]
     assert len(lines) == 5 and f"{fmean(values):.2f} ± {stdev(values):.2f}" in lines[-1]
 
 
-def test_one_seed_twice_is_not_a_spread() -> None:
-    assert "mean of" not in render([a_run("pro"), a_run("pro")])
+def test_the_same_seed_twice_has_no_mean_row() -> None:
+    assert "mean of" not in render([make_run("pro"), make_run("pro")])
 
 
 def test_unfinished_runs_are_shown_and_not_averaged() -> None:
-    text = render([a_run("pro", 0), a_run("pro", 1, done=False)])
+    text = render([make_run("pro", 0), make_run("pro", 1, done=False)])
     assert text.count("unfinished") == 1 and "mean of" not in text
 
 
-def test_tables_are_never_cut_and_markup_is_only_text() -> None:
+def test_tables_are_never_cut_and_markup_is_shown_as_text() -> None:
     lines = text_table(["a", "[b]"], [["x" * 500, "[red]y[/red]"]]).splitlines()
     assert lines[1].split() == ["x" * 500, "[red]y[/red]"] and "[b]" in lines[0]
 
 
-def test_a_terminal_folds_long_texts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_only_long_texts_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     lines = text_table(["method", "title"], [["fedavg", "word " * 40]]).splitlines()
@@ -92,3 +107,12 @@ def test_a_terminal_folds_long_texts_only(monkeypatch: pytest.MonkeyPatch) -> No
 def test_reading_runs_does_not_import_torch() -> None:
     code = "import profcil.reporting.tables, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_deployed_run_can_be_read(runs: Path, tmp_path: Path) -> None:
+    """A deployment records a key that config.toml does not have, so that the run is not resumed as a simulation."""
+    shutil.copytree(runs / "fedavg-0", tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    facts["config"]["deployed"] = "flower"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
+    assert load_run(tmp_path / "run").done

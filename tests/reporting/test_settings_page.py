@@ -1,4 +1,4 @@
-"""Settings as they are listed: all of them, explained, and the committed page is the generated one."""
+"""The list of settings is complete, every setting has a help text, and the committed page is up to date."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 
 from profcil import registry
 from profcil.cli.main import main
-from profcil.reporting.settings import page, rows
+from profcil.reporting.settings import list_settings, render_page
 from profcil.resolve import TOP, known_paths
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
-def test_the_committed_page_is_the_generated_one():
-    """Write it anew with `profcil list settings --page docs/settings.md`."""
-    assert COMMITTED.read_text(encoding="utf-8") == page()
+def test_the_committed_page_is_up_to_date():
+    """Update it with `profcil list settings --page docs/settings.md`."""
+    assert COMMITTED.read_text(encoding="utf-8") == render_page()
 
 
 def test_every_setting_of_every_method_is_listed_with_a_help_text():
     for name in registry.names("methods"):
-        listed = rows(name)
+        listed = list_settings(name)
         known = {*known_paths(registry.find("methods", name).METHOD.Params), *TOP}
         assert {row["setting"] for row in listed} == known
         assert all(row["help"] and row["type"] for row in listed)
@@ -46,31 +46,31 @@ def test_the_list_as_text_and_as_json(capsys):
     assert found["accelerate"]["allowed"] == "auto, off"
 
 
-def test_a_dataset_shows_what_its_recipe_gives():
-    found = {row["setting"]: row["default"] for row in rows("promax", "digits")}
+def test_with_a_dataset_defaults_come_from_its_recipe():
+    found = {row["setting"]: row["default"] for row in list_settings("promax", "digits")}
     assert found["dataset"] == '"digits"' and found["stream.clients"].isdigit() and found["stream.support"] == "0.4"
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (["list", "settings", "--method", "promx"], "did you mean promax"),
         (["list", "settings", "--dataset", "digit"], "did you mean digits"),
         (["list", "methods", "--method", "pro"], "it narrows `list settings`"),
         (["list", "settings", "--method", "pro", "--page", "x.md"], "it narrows `list settings`"),
         (["run", "--set", "task_sizes=2"], "`profcil list settings` shows all"),
-        (["list", "settings", "--page", "mine.md"], "is no page of settings"),
+        (["list", "settings", "--page", "mine.md"], "is not a page of settings"),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys, line, says):
+def test_errors_are_one_sentence(tmp_path, monkeypatch, capsys, line, message):
     monkeypatch.chdir(tmp_path)
     Path("mine.md").write_text("mine")
     assert main(line) == 2
-    assert says in (err := capsys.readouterr().err) and err.count("\n") == 1
+    assert message in (err := capsys.readouterr().err) and err.count("\n") == 1
     assert Path("mine.md").read_text() == "mine" and not Path("x.md").exists()
 
 
-def test_unknown_keys_of_a_recipe_say_where_all_are_shown(tmp_path, capsys):
+def test_an_unknown_key_of_a_recipe_points_to_the_list_of_settings(tmp_path, capsys):
     (tmp_path / "mine.toml").write_text("[train]\nlrr = 1.0\n")
     assert main(["run", str(tmp_path / "mine.toml")]) == 2
     assert "did you mean lr? (`profcil list settings` shows all)" in capsys.readouterr().err

@@ -1,8 +1,8 @@
-"""Put finished runs side by side in one table.
+"""Compare finished runs in one table.
 
-NormComm is the traffic of the incremental stream divided by that of the reference method's run of the same dataset,
-setting and seed among those given, or by the mean over its seeds. An unfinished run is named, never filled in. A
-folder of runs (a study's) stands for all runs in it; files beside them are passed over.
+NormComm is the traffic of the incremental stream, divided by the traffic of the reference method's run with the same
+dataset, setting and seed, or by its mean over seeds. Unfinished runs are listed without numbers. A folder of runs (a
+study's) stands for all runs in it; files are skipped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from profcil import registry
     from profcil.reporting.tables import compare, render
-    from profcil.runs.gather import folders
+    from profcil.runs.gather import find_run_folders
     from profcil.runs.reader import load_run
 
     if args.reference not in registry.names("methods"):
         raise unknown("method", args.reference, registry.names("methods"))
-    runs = [load_run(path) for path in folders(args.runs)]
+    runs = [load_run(path) for path in find_run_folders(args.runs)]
     if args.json:
         print_json(compare(runs, args.reference))
     else:

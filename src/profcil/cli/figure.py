@@ -1,7 +1,7 @@
-"""Draw one of the paper's figures from run folders, as SVG and PDF.
+"""Draw a figure of the paper from run folders, as SVG and PDF.
 
-A folder of runs (a study's) stands for all runs in it. Beside each picture lies NAME.json with the numbers and
-settings behind it. Seeds of one method are averaged; a run that is not finished is left out and named.
+A folder of runs (a study's) stands for all runs in it. NAME.json, written beside the figure, has the numbers and
+settings behind it. Seeds of one method are averaged. Unfinished runs are left out with a message.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ def add(parser: Parser) -> None:
     parser.epilog = "figures:\n" + "\n".join(f"  {name:<14} {about}" for name, (_, about) in FIGURES.items())
     parser.add_argument("name", metavar="NAME", help="which figure (listed below)")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
-    parser.add_argument("--out", default="figures", metavar="DIR", help="where the files go (figures)")
+    parser.add_argument("--out", default="figures", metavar="DIR", help="folder to write to (figures)")
     parser.add_argument("--format", default="svg,pdf", help="svg, pdf, png or several of them (svg,pdf)")
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.reporting.figures import make
-    from profcil.reporting.figures.style import formats_of
+    from profcil.reporting.figures import make_figure
+    from profcil.reporting.figures.style import parse_formats
 
-    made = make(args.name, args.runs, Path(args.out), formats_of(args.format), tell)
-    print_json([str(path) for path in made]) if args.json else print("\n".join(map(str, made)))
+    written = make_figure(args.name, args.runs, Path(args.out), parse_formats(args.format), print_warning)
+    paths = [str(path) for path in written]
+    if args.json:
+        print_json(paths)
+    else:
+        print("\n".join(paths))
     return 0
 
 
-def tell(sentence: str) -> None:
+def print_warning(sentence: str) -> None:
     print(sentence, file=sys.stderr)

@@ -92,10 +92,10 @@ def with_broken(room: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def studies() -> list[dict[str, Any]]:
-    from profcil.studies.definition import STUDIES, cells, load_study
+    from profcil.studies.definition import STUDIES, list_cells, load_study
 
     found = {path.stem: load_study(path.stem) for path in sorted(STUDIES.glob("*.toml"))}
-    return [{"name": name, "title": study.title, "runs": len(cells(study))} for name, study in found.items()]
+    return [{"name": name, "title": study.title, "runs": len(list_cells(study))} for name, study in found.items()]
 
 
 def recipes() -> list[dict[str, Any]]:
@@ -115,9 +115,10 @@ def recipes() -> list[dict[str, Any]]:
 
 
 def settings(method: str | None = None, dataset: str | None = None) -> list[dict[str, Any]]:
-    from profcil.reporting.settings import rows
+    from profcil.reporting.settings import list_settings
 
-    return [{key: "" if value is None else value for key, value in row.items()} for row in rows(method, dataset)]
+    rows = list_settings(method, dataset)
+    return [{key: "" if value is None else value for key, value in row.items()} for row in rows]
 
 
 KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {

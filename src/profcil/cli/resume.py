@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
 
 def finished(path: Path) -> bool:
     """Readable files that are broken are no obstacle: the saved state is the truth, and resuming writes them anew."""
-    from profcil.runs.reader import alignments, load_run
+    from profcil.runs.reader import load_run, read_alignments
 
     try:
-        return load_run(path).done and bool(alignments(path))
+        return load_run(path).done and bool(read_alignments(path))
     except (ProfcilError, OSError, ValueError, KeyError, TypeError):
         return False

@@ -48,13 +48,13 @@ def play(work: Any, out: Path, args: argparse.Namespace) -> None:
 
 def show(path: Path, as_json: bool) -> None:
     """One finished run: its row of a table, and where it lies."""
-    from profcil.reporting.tables import RESULT, cells, text_table
-    from profcil.runs.reader import load_run, row
+    from profcil.reporting.tables import RESULT_COLUMNS, format_row, text_table
+    from profcil.runs.reader import load_run, summarise_run
 
-    result = row(load_run(path))
+    result = summarise_run(load_run(path))
     if as_json:
         return print_json(result)
-    print(text_table(list(RESULT.values()), [cells(result, RESULT)]))
+    print(text_table(list(RESULT_COLUMNS.values()), [format_row(result, RESULT_COLUMNS)]))
     print(f"run folder: {path}")
 
 

@@ -1,9 +1,9 @@
-"""Run every cell of a study that is not there yet, and print its table.
+"""Run all unfinished runs of a study, and print its table.
 
-A study is a TOML of datasets, settings, methods, seeds and variants, built in or your own. Finished runs are reused,
-broken-off ones resumed, failed ones reported; the table shows what there is and how many seeds stand behind it.
-`profcil table NAME --out DIR` prints the paper's layout from the same runs. Where variants are candidates on
-validation data, `--best` says which one to take.
+A study is a TOML file with datasets, settings, methods, seeds and variants, built in or written by you. Finished runs
+are reused, interrupted runs are resumed, failed runs are reported. The table shows the results so far and the number
+of seeds behind each. `profcil table NAME --out DIR` prints the paper's layout from the same runs. If the variants are
+candidates evaluated on validation data, `--best` shows the best one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from profcil.errors import ConfigError
 
 def add(parser: Parser) -> None:
     parser.add_argument("study", help="built-in study or a TOML file")
-    parser.add_argument("--out", metavar="DIR", default="runs/study", help="where the runs lie (runs/study)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, each on one core")
-    parser.add_argument("--best", action="store_true", help="show each method's best variant only, by mean FAA")
-    parser.add_argument("--dry-run", action="store_true", help="only say what is there, what is missing, how long")
-    narrowing(parser)
+    parser.add_argument("--out", metavar="DIR", default="runs/study", help="folder of the runs (runs/study)")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time, one core each")
+    parser.add_argument("--best", action="store_true", help="show only the best variant of each method, by mean FAA")
+    parser.add_argument("--dry-run", action="store_true", help="only show what is done and how long the rest takes")
+    add_selection_flags(parser)
     data_dir(parser)
     json_flag(parser)
 
 
-def narrowing(parser: Parser) -> None:
-    """What makes a study smaller or moves it; `table` has the same flags."""
+def add_selection_flags(parser: Parser) -> None:
+    """Flags that change or reduce a study; `table` has the same."""
     parser.add_argument("--scale", default="paper", help="paper, or smoke: tiny runs on digits (paper)")
     parser.add_argument("--seeds", help="only these seeds, e.g. 0,1")
     parser.add_argument("--methods", help="only these methods, e.g. fedavg,promax")
@@ -40,69 +40,77 @@ def narrowing(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.cli.board import watching
-    from profcil.diagnostics.mismatch import write_mismatch
-    from profcil.reporting.study_table import best, markdown, summarise
-    from profcil.studies.definition import cells, check_data
-    from profcil.studies.scheduler import play
+    from profcil.reporting.study_table import best_variants, markdown, summarise
+    from profcil.studies.definition import list_cells
 
     if args.jobs < 1:
         raise ConfigError(f"--jobs is {args.jobs}, allowed is at least 1; leave it out for one run at a time")
-    study = chosen(args)
-    todo, out = cells(study), Path(args.out)
-    for why in left_out(study):
-        print(f"left out: {why}", file=sys.stderr)
-    print(outlook(todo, out, args.jobs), file=sys.stderr)
-    failures = 0
-    if not args.dry_run:
-        out.mkdir(parents=True, exist_ok=True)
-        check_data(todo, out, data_root(args))
-        with watching(todo, out, args.jobs) as tell:
-            failures = play(todo, out, data_root(args), args.jobs, study.diagnose, tell)
-        write_mismatch(todo, out)
-    rows = best(summarise(todo, out)) if args.best else summarise(todo, out)
-    print_json(rows) if args.json else print(f"{markdown(rows)}\n\nrun folders: {out}")
+    study = selected_study(args.study, args)
+    cells = list_cells(study)
+    out = Path(args.out)
+    for reason in broken_methods(study):
+        print(f"left out: {reason}", file=sys.stderr)
+    print(describe_work(cells, out, args.jobs), file=sys.stderr)
+    failures = 0 if args.dry_run else run_study(study, cells, args)
+    rows = summarise(cells, out)
+    if args.best:
+        rows = best_variants(rows)
+    if args.json:
+        print_json(rows)
+    else:
+        print(f"{markdown(rows)}\n\nrun folders: {out}")
     return 1 if failures else 0
 
 
-def chosen(args: argparse.Namespace) -> Any:
-    """The study behind the flags."""
-    from profcil.studies.definition import load_study, narrowed
+def selected_study(name: str, args: argparse.Namespace) -> Any:
+    """A study at the scale, and with the changes, that the flags ask for."""
+    from profcil.studies.selection import select_study
 
-    try:
-        seeds = [int(s) for s in args.seeds.split(",")] if args.seeds else None
-    except ValueError:
-        raise ConfigError(
-            f"--seeds is '{args.seeds}', allowed are whole numbers and commas; write --seeds 0,1"
-        ) from None
-    methods, datasets = (
-        [name.strip() for name in names.split(",")] if names else None for names in (args.methods, args.datasets)
-    )
-    return narrowed(load_study(args.study, args.scale), seeds, methods, datasets, args.set)
+    return select_study(name, args.scale, args.seeds, args.methods, args.datasets, args.set)
 
 
-def left_out(study: Any) -> list[str]:
-    """Why methods of other packages are not in a study of a whole group of methods."""
+def run_study(study: Any, cells: list[Any], args: argparse.Namespace) -> int:
+    """Runs the unfinished cells and writes the mismatch files; the number of failed runs."""
+    from profcil.cli.board import show_progress
+    from profcil.cli.main import main
+    from profcil.diagnostics.mismatch import write_mismatch
+    from profcil.studies.definition import check_data
+    from profcil.studies.scheduler import run_cells
+
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    check_data(cells, out, data_root(args))
+    with show_progress(cells, out, args.jobs) as report:
+        failures = run_cells(cells, out, data_root(args), args.jobs, study.diagnose, report, main)
+    write_mismatch(cells, out)
+    return failures
+
+
+def broken_methods(study: Any) -> list[str]:
+    """Why plug-in methods are missing from a study that asks for a whole group of methods."""
     from profcil import registry
 
-    grouped = any(isinstance(v.get("methods") or study.methods, str) for v in study.variants)
-    return list(registry.broken("methods").values()) if grouped else []
+    asks_for_group = any(isinstance(variant.get("methods") or study.methods, str) for variant in study.variants)
+    return list(registry.broken("methods").values()) if asks_for_group else []
 
 
-def outlook(todo: list, out: Path, jobs: int) -> str:
-    """What is there, what is missing and how long that would take."""
+def describe_work(cells: list[Any], out: Path, jobs: int) -> str:
+    """How many runs are done, how many are missing, and how long those will take."""
     from profcil.cli.progress import clock_time
-    from profcil.studies.definition import finished
-    from profcil.studies.scheduler import expected, misfit
+    from profcil.studies.definition import is_finished
+    from profcil.studies.scheduler import estimate_seconds, is_not_applicable
 
-    each = {c.name: c for c in todo}
-    fit = [c for c in each.values() if not misfit(out, c)]
-    missing = [c for c in fit if not finished(out, c)]
-    head = f"{len(fit)} runs, {len(missing)} of them to do, in {out}"
-    rest = [f"{len(each) - len(fit)} not applicable"] if len(fit) < len(each) else []
+    by_name = {cell.name: cell for cell in cells}
+    applicable = [cell for cell in by_name.values() if not is_not_applicable(out, cell)]
+    missing = [cell for cell in applicable if not is_finished(out, cell)]
+    parts = [f"{len(applicable)} runs, {len(missing)} of them to do, in {out}"]
+    if len(applicable) < len(by_name):
+        parts.append(f"{len(by_name) - len(applicable)} not applicable")
     if missing:
-        seconds, unknown = expected(missing, out, jobs)
+        seconds, unknown = estimate_seconds(missing, out, jobs)
         known = len(missing) - unknown
-        rest += [f"about {clock_time(seconds)} for {known} of them"] if known else []
-        rest += [f"no finished run tells how long {unknown} will take"] if unknown else []
-    return "; ".join([head, *rest])
+        if known:
+            parts.append(f"about {clock_time(seconds)} for {known} of them")
+        if unknown:
+            parts.append(f"no estimate for {unknown}, because no similar run is finished")
+    return "; ".join(parts)

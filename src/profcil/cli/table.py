@@ -1,8 +1,8 @@
-"""Print a table of the paper from run folders, the paper's figure beside ours.
+"""Print a table of the paper from run folders, with the paper's values beside ours.
 
-The runs are those of the table's study under --out, or the folders given. Mean and standard deviation are over seeds,
-the best of each column is bold, PRO-MAX is tested against the best baseline over common seeds, and what is missing is
-shown as missing.
+The runs are those of the table's study under --out, or the folders given. Values are mean and standard deviation over
+seeds. The best value of each column is bold. PRO-MAX is tested against the best baseline over common seeds. Missing
+runs are shown as missing.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import sys
 from pathlib import Path
 
 from profcil.cli.parser import Parser, json_flag, print_json
-from profcil.cli.study import narrowing
+from profcil.cli.study import add_selection_flags, selected_study
 from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="table of the paper; `profcil table list` names them")
+    parser.add_argument("name", metavar="NAME", help="table of the paper; `profcil table list` lists them")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders, instead of those of the study")
-    parser.add_argument("--out", metavar="DIR", default="runs/study", help="where the study's runs lie (runs/study)")
+    parser.add_argument("--out", metavar="DIR", default="runs/study", help="folder of the study's runs (runs/study)")
     parser.add_argument("--format", default="markdown", help="markdown, latex or csv (markdown)")
-    narrowing(parser)
+    add_selection_flags(parser)
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from profcil.reporting.formats import FORMATS
-    from profcil.reporting.grid import build
+    from profcil.reporting.grid import build_table
     from profcil.reporting.layouts import LAYOUTS
-    from profcil.reporting.table_entries import of_runs, of_study, plain_rows
+    from profcil.reporting.table_entries import items_of_runs, items_of_studies, plain_rows
 
     if args.name == "list":
         print("\n".join(f"{name}: {layout.title}" for name, layout in LAYOUTS.items()))
@@ -39,10 +39,16 @@ def run(args: argparse.Namespace) -> int:
     if args.format not in FORMATS:
         raise unknown("format", args.format, FORMATS)
     layout = LAYOUTS[args.name]
-    items = of_runs(layout, [Path(r) for r in args.runs]) if args.runs else of_study(layout, args)
-    left_out = [item for item in items if not layout.keep(item)] if args.runs else []
-    if left_out:
-        print(f"{len(left_out)} of the given runs do not belong to this table and are left out", file=sys.stderr)
-    table = build(layout, items)
-    print_json(plain_rows(table)) if args.json else print(FORMATS[args.format](table).rstrip("\n"))
+    if args.runs:
+        items = items_of_runs(layout, [Path(run) for run in args.runs])
+        excluded = sum(not layout.keep(item) for item in items)
+        if excluded:
+            print(f"{excluded} of the given runs do not belong to this table and are left out", file=sys.stderr)
+    else:
+        items = items_of_studies([selected_study(name, args) for name in layout.studies], Path(args.out))
+    table = build_table(layout, items)
+    if args.json:
+        print_json(plain_rows(table))
+    else:
+        print(FORMATS[args.format](table).rstrip("\n"))
     return 0

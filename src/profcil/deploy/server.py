@@ -51,7 +51,7 @@ class DeploymentKeeper(Keeper):
     def save(self) -> None:
         """Saves and waits until the state is on disk: the next requests depend on it."""
         super().save()
-        self.folder.settle()
+        self.folder.wait_until_written()
 
 
 @dataclass
@@ -93,7 +93,7 @@ def serve(
         keeper.facts |= {"run": registry.run, "config": {**settings_of(config), "deployed": "flower"}}
         mailbox = Mailbox(registry.grid, events.record)
         world.fleet = FlowerFleet(mailbox, registry, policy, run_facts, events.record)
-        if folder.started:
+        if folder.has_state:
             resume_run(keeper, events)
         else:
             folder.begin(config, world.plan)

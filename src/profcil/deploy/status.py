@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profcil.runs.reader import check_folder, event, held, read, readable, table
+from profcil.runs.reader import check_folder, explain_read_errors, is_locked, parse_event, parse_file, parse_json_table
 
 Made = TypeVar("Made")
 PROBLEMS = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
@@ -18,12 +18,12 @@ def status(path: Path) -> dict[str, Any]:
     """Position, round, replies by client, bytes, last scores and problems."""
     path = Path(path)
     check_folder(path)
-    with readable(path / "events.jsonl"):
+    with explain_read_errors(path / "events.jsonl"):
         return read_status(path)
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    config = read(path / "config.toml", parse_config)
+    config = parse_file(path / "config.toml", parse_config)
     facts: dict[str, Any] = read_if_exists(path / "run.json", lambda found: found, {})
     events = read_events(path / "events.jsonl")
     asked = [e for e in events if e["event"] == "asked"]
@@ -46,7 +46,7 @@ def read_status(path: Path) -> dict[str, Any]:
 def state_name(path: Path, facts: dict[str, Any]) -> str:
     if facts.get("done"):
         return "done"
-    return "running" if held(path / "lock") else "stopped"
+    return "running" if is_locked(path / "lock") else "stopped"
 
 
 def parse_config(text: str) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def from_one(number: Any) -> Any:
 
 def read_if_exists(path: Path, make: Callable[[dict[str, Any]], Made], default: Made) -> Made:
     """A value made from a JSON file, or the default if the run has not written the file yet."""
-    return read(path, lambda text: make(table(text))) if path.exists() else default
+    return parse_file(path, lambda text: make(parse_json_table(text))) if path.exists() else default
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a run. An incomplete last line is left out: it may be being written."""
     if not path.exists():
         return []
-    return read(path, lambda text: [event(line) for line in text[: text.rfind("\n") + 1].splitlines()])
+    return parse_file(path, lambda text: [parse_event(line) for line in text[: text.rfind("\n") + 1].splitlines()])

@@ -18,7 +18,7 @@ from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 from profcil.metrics.client_first import accuracy
 from profcil.runs.reader import Run, load_run
-from profcil.studies.definition import FREE, Cell, finished, read_json
+from profcil.studies.definition import WITHOUT_EFFECT, Cell, is_finished, read_json
 
 if TYPE_CHECKING:
     from profcil.protocol.plan import Plan
@@ -80,7 +80,7 @@ def same_but_weak(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
 def relevant_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that results depend on, without those of the weak task."""
-    irrelevant = (*FREE, "device", "keep_memories")
+    irrelevant = (*WITHOUT_EFFECT, "device", "keep_memories")
     settings = {key: value for key, value in config.items() if key not in irrelevant}
     stream = {key: value for key, value in config["stream"].items() if not key.startswith("weak_")}
     return settings | {"stream": stream}
@@ -102,7 +102,7 @@ def collect(todo: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
 def cell_row(cell: Cell, out: Path) -> dict[str, Any] | None:
     """The settings and the point of one weak run; None if a run or its replay gap is missing."""
     clean = clean_cell(cell)
-    if not (finished(out, cell) and finished(out, clean)):
+    if not (is_finished(out, cell) and is_finished(out, clean)):
         return None
     weak = load_run(out / cell.name)
     point = mismatch_point(weak, [load_run(out / clean.name)])

@@ -31,9 +31,9 @@ from profcil.io.atomic_files import read_tensors, write_bytes, write_json
 from profcil.methods.base import Method
 from profcil.model.net import Weights
 from profcil.resolve import resolve
-from profcil.runs.folder import unpack
-from profcil.runs.reader import alignments, load_run
+from profcil.runs.reader import load_run, read_alignments
 from profcil.runs.settings_check import check_settings
+from profcil.runs.state import unpack
 
 
 def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
         "probe_warm": probe(world, lambda under: under(warmed["base"])),
         "probe_final": final,
         "probe_seen": seen,
-        "alignment": alignments(path),
+        "alignment": read_alignments(path),
         "replay": diagnose_replay(path, world, method, state, warmed),
     }
     points = snapshots.gather(path, world.plan.positions)

@@ -30,7 +30,7 @@ from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.folder import RunFolder
-from profcil.runs.settings_check import check_settings, flat
+from profcil.runs.settings_check import check_settings, flatten_settings
 
 SAVE_SECONDS = 60  # a state is saved after a round when the last one is this old
 BRIEF_SECONDS = 10  # and after a position when it is this old: what takes less is sooner played again than saved
@@ -76,7 +76,7 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         private = Parked(folder.clients, world.device)
         keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private))
         keeper.save()
-        folder.settle()  # from here on a run that is killed can be resumed
+        folder.wait_until_written()  # from here on a run that is killed can be resumed
         return finish(keeper, method)
 
 
@@ -130,11 +130,11 @@ def finish(keeper: Keeper, method: Any) -> Path:
     """Plays the stream to its end; the last position's state is the run's."""
     try:
         stream(keeper.world, method, keeper.state, keeper.watch)
-        keeper.folder.settle()
+        keeper.folder.wait_until_written()
     except KeyboardInterrupt:
         with undisturbed():
             keeper.save()
-            keeper.folder.settle()
+            keeper.folder.wait_until_written()
         raise Interrupted(
             f"interrupted; everything up to the last whole round is saved, "
             f"go on with `profcil resume {keeper.folder.path}`"
@@ -145,7 +145,7 @@ def finish(keeper: Keeper, method: Any) -> Path:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted path; where a run is computed may change on the way, what is computed may not."""
     values = json.loads(json.dumps(plain(config)))
-    return {k: v for k, v in flat(values).items() if k not in ("device", "threads", "workers")}
+    return {k: v for k, v in flatten_settings(values).items() if k not in ("device", "threads", "workers")}
 
 
 class Keeper:
@@ -202,7 +202,9 @@ class Keeper:
         if what == "position":
             event["resident_mb"] = resident_mb()
             if c.keep_memories:
-                with self.folder.writing(f"make room, then continue with `profcil resume {self.folder.path}`"):
+                with self.folder.explain_write_errors(
+                    f"free some space, then continue with `profcil resume {self.folder.path}`"
+                ):
                     save_memory(self.folder.path, self.world, self.state.server, when.position)
         self.folder.append(line := json.dumps(event) + "\n")
         self.hold(self.state, self.whole[1] + line)

@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # text and JSON are written without torch
+    from torch import Tensor
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -47,6 +47,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as they are now, on the host. From a GPU they come together, and are waited for once."""
+    import torch
+
     fetched = {k: v.detach().to("cpu", copy=True, non_blocking=True) for k, v in tensors.items()}
     for device in {v.device for v in tensors.values() if v.is_cuda}:
         torch.cuda.synchronize(device)
@@ -75,6 +77,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 
 def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    import torch
+
     total = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):
         t = tensors[name]

@@ -1,5 +1,8 @@
-"""A table as Markdown, LaTeX with booktabs, or CSV: mean ± standard deviation over seeds, the paper's figure in
-brackets, the best of each column in bold, and under it the paired tests."""
+"""A table as Markdown, LaTeX with booktabs, or CSV.
+
+Entries are mean ± standard deviation over seeds, with the paper's value in brackets and the best of each column in
+bold. The paired tests follow below the table.
+"""
 
 from __future__ import annotations
 
@@ -8,67 +11,78 @@ import io
 from collections.abc import Callable
 
 from profcil.reporting.grid import METRICS, Column, Entry, Row, Table
-from profcil.reporting.significance import verdicts, winners
+from profcil.reporting.significance import best_entries, describe_tests
 
-LEGEND = "Mean ± standard deviation over seeds; in brackets the paper's figure; the best of each column in bold."
+LEGEND = "Mean ± standard deviation over seeds; in brackets the paper's value; the best of each column in bold."
 TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "±": r"$\pm$", "→": r"$\to$", "²": "$^2$", "`": "", "#": r"\#"}
+Style = Callable[[str], str]
 
 
-def seeds_of(row: Row) -> str:
-    """How many finished seeds stand behind a row, and how many were planned."""
-    counts = {len(e.ran) for e in row.entries.values() if e.applicable}
-    planned = max((len(e.planned) for e in row.entries.values()), default=0)
+def count_seeds(row: Row) -> str:
+    """The number of finished seeds of a row, and the number planned if that differs."""
+    counts = {len(entry.ran) for entry in row.entries.values() if entry.applicable}
+    planned = max((len(entry.planned) for entry in row.entries.values()), default=0)
     if not counts:
         return "0"
     span = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     return span if counts == {planned} else f"{span} of {planned}"
 
 
-def texts(table: Table, bold: Callable[[str], str], spread: Callable[[str], str]) -> list[list[str]]:
-    """The body: names, seeds and entries of every row."""
-    won = winners(table)
+def format_rows(table: Table, bold: Style, spread: Style) -> list[list[str]]:
+    """The body of the table: names, number of seeds and entries of every row."""
+    best = best_entries(table)
+    lines = []
+    for row in table.rows:
+        line = [*row.names, count_seeds(row)]
+        for column in table.columns:
+            entry = row.entries.get(column, Entry())
+            emphasis = bold if (row.names, column) in best else str
+            line.append(format_entry(entry, METRICS[column.metric].digits, emphasis, spread))
+        lines.append(line)
+    return lines
 
-    def show(row: Row, c: Column) -> str:
-        strong = bold if (row.names, c) in won else str
-        return entry_text(row.entries.get(c, Entry()), METRICS[c.metric][1], strong, spread)
 
-    return [[*row.names, seeds_of(row), *(show(row, c) for c in table.columns)] for row in table.rows]
-
-
-def entry_text(entry: Entry, digits: int, bold: Callable[[str], str], spread: Callable[[str], str]) -> str:
-    """An entry; the paper's figure stands in brackets, whether or not there is one of ours."""
-    beside = f" [{entry.paper[0]:.{digits}f}]" if entry.paper else ""
+def format_entry(entry: Entry, digits: int, emphasis: Style, spread: Style) -> str:
+    """An entry, followed by the paper's value in brackets if there is one."""
+    paper = f" [{entry.paper[0]:.{digits}f}]" if entry.paper else ""
     if entry.mean is None:
-        return entry.state + beside
-    around = spread(f"{entry.spread:.{digits}f}") if entry.spread is not None else ""
-    fewer = f" (n = {len(entry.seeds)})" if len(entry.seeds) < len(entry.ran) else ""
-    return bold(f"{entry.mean:.{digits}f}") + around + fewer + beside
+        return entry.state + paper
+    deviation = spread(f"{entry.spread:.{digits}f}") if entry.spread is not None else ""
+    fewer_seeds = f" (n = {len(entry.seeds)})" if len(entry.seeds) < len(entry.ran) else ""
+    return emphasis(f"{entry.mean:.{digits}f}") + deviation + fewer_seeds + paper
 
 
 def notes(table: Table) -> list[str]:
-    return [f"{LEGEND} {table.note}".strip(), *(verdicts(table) if table.tested else [])]
+    """The legend, then the results of the tests."""
+    legend = f"{LEGEND} {table.note}".strip()
+    return [legend, *(describe_tests(table) if table.tested else [])]
 
 
 def markdown(table: Table) -> str:
-    titles = [f"{c.group}: {c.title}" if c.group else c.title for c in table.columns]
+    titles = [f"{column.group}: {column.title}" if column.group else column.title for column in table.columns]
     head = [*table.heads, "seeds", *titles]
-    lines = [head, ["---"] * len(head), *texts(table, lambda t: f"**{t}**", lambda t: f" ± {t}")]
-    rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    legend, *compared = notes(table)
-    under = ["\n".join(f"- {line}" for line in compared)] if compared else []
-    return "\n\n".join([f"**{table.title}**", rows, legend, *under])
+    body = format_rows(table, lambda text: f"**{text}**", lambda text: f" ± {text}")
+    rows = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
+    legend, *tests = notes(table)
+    parts = [f"**{table.title}**", rows, legend]
+    if tests:
+        parts.append("\n".join(f"- {line}" for line in tests))
+    return "\n\n".join(parts)
 
 
 def latex(table: Table) -> str:
-    """A booktabs table, set as the paper sets its own."""
+    """A booktabs table in the style of the paper."""
     lead = len(table.heads) + 1
-    body = texts(table, lambda t: rf"\textbf{{{t}}}", lambda t: rf" {{\scriptsize$\pm$ {t}}}")
-    heads = [*map(escape, table.heads), "seeds", *(escape(c.title) + arrow(c) for c in table.columns)]
-    lines = [*group_line(table, lead), " & ".join(heads) + r" \\"]
-    for i, (row, line) in enumerate(zip(table.rows, body, strict=True)):
-        new = not i or row.names[:-1] != table.rows[i - 1].names[:-1]
-        lines += ([r"\midrule"] if new else []) + [" & ".join([*map(escape, line[:lead]), *line[lead:]]) + r" \\"]
-    caption = escape(" ".join([f"{table.title}.", *(f"{n.rstrip('.')}." for n in notes(table))]))
+    body = format_rows(table, lambda text: rf"\textbf{{{text}}}", lambda text: rf" {{\scriptsize$\pm$ {text}}}")
+    titles = [escape(column.title) + direction_arrow(column) for column in table.columns]
+    lines = [*group_line(table, lead), " & ".join([*map(escape, table.heads), "seeds", *titles]) + r" \\"]
+    block = None
+    for row, texts in zip(table.rows, body, strict=True):
+        if row.names[:-1] != block:
+            lines.append(r"\midrule")
+        block = row.names[:-1]
+        lines.append(" & ".join([*map(escape, texts[:lead]), *texts[lead:]]) + r" \\")
+    caption = escape(" ".join([f"{table.title}.", *(f"{note.rstrip('.')}." for note in notes(table))]))
     return "\n".join([
         r"\begin{table*}[t]", r"\centering", rf"\caption{{{caption}}}", r"\resizebox{\textwidth}{!}{%",
         r"\begin{tabular}{" + "l" * lead + "c" * len(table.columns) + "}", r"\toprule", *lines,
@@ -77,16 +91,17 @@ def latex(table: Table) -> str:
 
 
 def group_line(table: Table, lead: int) -> list[str]:
-    """Headings over groups of columns, where there are any."""
-    groups = [c.group for c in table.columns]
+    """The line of headings above groups of columns; empty if there are none."""
+    groups = [column.group for column in table.columns]
     if not any(groups):
         return []
-    cells = [rf"\multicolumn{{{groups.count(g)}}}{{c}}{{{escape(g)}}}" for g in dict.fromkeys(groups)]
+    cells = [rf"\multicolumn{{{groups.count(group)}}}{{c}}{{{escape(group)}}}" for group in dict.fromkeys(groups)]
     return [" & ".join([*[""] * lead, *cells]) + r" \\"]
 
 
-def arrow(column: Column) -> str:
-    return {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}[METRICS[column.metric][2]]
+def direction_arrow(column: Column) -> str:
+    """An arrow that shows whether higher or lower values are better."""
+    return {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}[METRICS[column.metric].better]
 
 
 def escape(text: str) -> str:
@@ -94,15 +109,16 @@ def escape(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """One line per entry, nothing rounded."""
+    """One line per entry, unrounded."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*table.heads, "group", "metric", "mean", "std", "seeds", "planned", "state", "paper", "paper_std"])
     for row in table.rows:
-        for c in table.columns:
-            e = row.entries.get(c, Entry())
-            figures = [e.mean, e.spread, len(e.seeds), len(e.planned), e.state, *(e.paper or (None, None))]
-            writer.writerow([*row.names, c.group, c.metric, *figures])
+        for column in table.columns:
+            entry = row.entries.get(column, Entry())
+            paper = entry.paper or (None, None)
+            values = [entry.mean, entry.spread, len(entry.seeds), len(entry.planned), entry.state, *paper]
+            writer.writerow([*row.names, column.group, column.metric, *values])
     return out.getvalue()
 
 

@@ -1,7 +1,6 @@
-"""A table as data: rows of entries, each with a value per seed and the paper's figure beside it.
+"""A table as data: rows of entries, each with a value per seed and the paper's value.
 
-Nothing is filled in: an entry without a finished run stays without a value, and says whether a run is missing or the
-method has no meaning there.
+An entry without a finished run has no value. Its state says whether the run is missing or the method not applicable.
 """
 
 from __future__ import annotations
@@ -10,49 +9,54 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from profcil.errors import RunFolderError
-from profcil.reporting import paper
-from profcil.reporting.paper import Figure
-from profcil.reporting.tables import FREE, compare
-from profcil.runs.reader import Run, at_the_end
-from profcil.runs.settings_check import flat
+from profcil.reporting.paper import PaperValue, method_rank, paper_values
+from profcil.reporting.tables import compare
+from profcil.runs.reader import Run, read_final_alignment
+from profcil.runs.settings_check import SEED_AND_MACHINE, flatten_settings
 
-# metric → heading, digits, and whether more (1) or less (-1) is better; 0 where neither is
-METRICS: dict[str, tuple[str, int, int]] = {
-    "comm": ("NormComm", 3, -1),
-    "faa": ("FAA", 2, 1),
-    "cta": ("CTA", 2, 1),
-    "af": ("AF", 2, -1),
-    "weak_accuracy": ("A post", 2, 1),
-    "mmd2": ("MMD²", 3, -1),
-    "w1": ("W1", 3, -1),
-    "cosine": ("cos. dist.", 3, -1),
-    "drop": ("drop", 2, -1),
-    "align": ("Align u", 3, 1),
-    "align_z": ("Align z", 3, 1),
-    "centred": ("centred u", 3, 1),
-    "mb_down": ("S→C MB", 2, -1),
-    "mb_up": ("C→S MB", 2, -1),
-    "seconds": ("stream s", 1, -1),
-    "warmup_seconds": ("warm-up s", 1, 0),
-    "total_seconds": ("total s", 1, -1),
-    "peak_memory_mb": ("peak MB", 0, -1),
-    "server_mb": ("server MB", 3, -1),
-    "client_mb": ("client MB", 3, -1),
+
+class Metric(NamedTuple):
+    title: str
+    digits: int
+    better: int  # 1: higher is better, -1: lower is better, 0: neither
+
+
+METRICS = {
+    "comm": Metric("NormComm", 3, -1),
+    "faa": Metric("FAA", 2, 1),
+    "cta": Metric("CTA", 2, 1),
+    "af": Metric("AF", 2, -1),
+    "weak_accuracy": Metric("A post", 2, 1),
+    "mmd2": Metric("MMD²", 3, -1),
+    "w1": Metric("W1", 3, -1),
+    "cosine": Metric("cos. dist.", 3, -1),
+    "drop": Metric("drop", 2, -1),
+    "align": Metric("Align u", 3, 1),
+    "align_z": Metric("Align z", 3, 1),
+    "centred": Metric("centred u", 3, 1),
+    "mb_down": Metric("S→C MB", 2, -1),
+    "mb_up": Metric("C→S MB", 2, -1),
+    "seconds": Metric("stream s", 1, -1),
+    "warmup_seconds": Metric("warm-up s", 1, 0),
+    "total_seconds": Metric("total s", 1, -1),
+    "peak_memory_mb": Metric("peak MB", 0, -1),
+    "server_mb": Metric("server MB", 3, -1),
+    "client_mb": Metric("client MB", 3, -1),
 }
 TESTED = ("faa", "cta", "af")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A planned run: what it is, and what came of it."""
+    """A planned run and its results."""
 
     config: Mapping[str, Any]  # nested plain settings
     variant: str = ""
     applicable: bool = True
-    values: Mapping[str, float | None] | None = None  # None: there is no finished run
+    values: Mapping[str, float | None] | None = None  # None: the run is not finished
 
     @property
     def method(self) -> str:
@@ -61,30 +65,29 @@ class Item:
 
 @dataclass(frozen=True)
 class Column:
-    group: str  # a heading over several columns, or nothing
+    group: str  # a heading above several columns, or empty
     metric: str
 
     @property
     def title(self) -> str:
-        return METRICS[self.metric][0]
+        return METRICS[self.metric].title
 
 
 @dataclass
 class Entry:
-    """One place of a table."""
+    """One entry of a table."""
 
-    seeds: dict[int, float] = field(default_factory=dict)  # what was measured
-    ran: set[int] = field(default_factory=set)  # seeds whose run is finished; it may have nothing to measure here
+    seeds: dict[int, float] = field(default_factory=dict)  # measured values
+    ran: set[int] = field(default_factory=set)  # seeds with a finished run, also if it has no value here
     planned: set[int] = field(default_factory=set)
     applicable: bool = True
-    paper: Figure | None = None
-    twice: int = 0  # values of a seed that had one already
-    first: Item | None = None  # the first of them
+    paper: PaperValue | None = None
+    repeated: int = 0  # number of values that were dropped because their seed already had one
+    first: Item | None = None  # the first item of the entry
 
     @property
     def state(self) -> str:
-        """`measured`, or why there is no value; an entry that nothing was planned for is a dash like one that a
-        finished run has no value for."""
+        """`measured`, or why there is no value. A dash: a finished run has no such value, or no run was planned."""
         if self.seeds:
             return "measured"
         if not self.applicable:
@@ -97,7 +100,7 @@ class Entry:
 
     @property
     def spread(self) -> float | None:
-        """The sample standard deviation; of one seed there is none."""
+        """The sample standard deviation; None for fewer than two seeds."""
         return stdev(self.seeds.values()) if len(self.seeds) > 1 else None
 
 
@@ -110,17 +113,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """How planned runs become a table of the paper."""
+    """How planned runs are arranged in a table of the paper."""
 
     title: str
     studies: tuple[str, ...]
-    heads: tuple[str, ...]  # of the leading columns
-    names: Callable[[Item], tuple[str, ...]]  # their texts; the last one names the row, the others its block
+    heads: tuple[str, ...]  # headings of the leading columns
+    names: Callable[[Item], tuple[str, ...]]  # texts of the leading columns; all but the last identify the block
     metrics: tuple[str, ...]
-    group: Callable[[Item, str], str | None]  # over which heading a value goes; None leaves it out
-    paper: Callable[[Item, str], Figure | None]
+    group: Callable[[Item, str], str | None]  # the heading above a value's column; None leaves the value out
+    paper: Callable[[Item, str], PaperValue | None]
     keep: Callable[[Item], bool] = lambda item: True
-    by_method: bool = True  # rows are methods and stand in the paper's order
+    by_method: bool = True  # rows are methods, in the order of the paper
     tested: bool = True
     note: str = ""
 
@@ -135,99 +138,130 @@ class Table:
     note: str = ""
 
     def blocks(self) -> list[list[Row]]:
-        """Rows that are compared with each other: those that differ in the last name only."""
+        """Rows that are compared with each other: their names differ only in the last part."""
         found: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             found.setdefault(row.names[:-1], []).append(row)
         return list(found.values())
 
 
-def build(layout: Layout, items: Iterable[Item]) -> Table:
-    """The table, methods in the paper's order, everything else in the order of the study."""
+def build_table(layout: Layout, items: Iterable[Item]) -> Table:
+    """The table: methods in the order of the paper, everything else in the order of the study."""
     rows: dict[tuple[str, ...], Row] = {}
-    columns: dict[tuple[str, str], Column] = {}
+    columns: dict[Column, None] = {}  # an ordered set
     for item in filter(layout.keep, items):
-        row = rows.setdefault(layout.names(item), Row(layout.names(item), item.method, {}))
+        names = layout.names(item)
+        row = rows.setdefault(names, Row(names, item.method, {}))
         for metric in layout.metrics:
             group = layout.group(item, metric)
             if group is not None:
-                column = columns.setdefault((group, metric), Column(group, metric))
-                enter(row.entries.setdefault(column, Entry(paper=layout.paper(item, metric))), item, metric)
+                column = Column(group, metric)
+                columns[column] = None
+                entry = row.entries.setdefault(column, Entry(paper=layout.paper(item, metric)))
+                add_item(entry, item, metric)
     if layout.tested:
-        check_streams(rows.values())
-    ordered = sorted(columns.values(), key=lambda c: list(dict.fromkeys(g for g, _ in columns)).index(c.group))
-    blocks = list(dict.fromkeys(names[:-1] for names in rows))
-    rank = paper.rank if layout.by_method else lambda method: (0, "")
-    placed = sorted(rows.values(), key=lambda r: (blocks.index(r.names[:-1]), rank(r.method)))
-    twice = sum(e.twice for row in placed for e in row.entries.values())
-    note = f"{twice} values came from a second run of the same seed and are left out: the first is shown."
-    return Table(
-        layout.title, layout.heads, ordered, placed, layout.tested, f"{layout.note} {note if twice else ''}".strip()
-    )
+        check_same_stream(rows.values())
+    ordered_rows = order_rows(list(rows.values()), layout.by_method)
+    note = f"{layout.note} {describe_repeated(ordered_rows)}".strip()
+    return Table(layout.title, layout.heads, order_columns(list(columns)), ordered_rows, layout.tested, note)
 
 
-def enter(entry: Entry, item: Item, metric: str) -> None:
+def order_columns(columns: Sequence[Column]) -> list[Column]:
+    """Columns of one group side by side, groups in the order of their first columns."""
+    groups = list(dict.fromkeys(column.group for column in columns))
+    return sorted(columns, key=lambda column: groups.index(column.group))
+
+
+def order_rows(rows: Sequence[Row], by_method: bool) -> list[Row]:
+    """Rows of one block below each other; within a block in the order of the paper, or as given."""
+    blocks = list(dict.fromkeys(row.names[:-1] for row in rows))
+
+    def sort_key(row: Row) -> tuple[int, tuple[int, str]]:
+        return blocks.index(row.names[:-1]), method_rank(row.method) if by_method else (0, "")
+
+    return sorted(rows, key=sort_key)
+
+
+def describe_repeated(rows: Sequence[Row]) -> str:
+    """A sentence about values that were dropped because their seed already had one; empty if there are none."""
+    repeated = sum(entry.repeated for row in rows for entry in row.entries.values())
+    if not repeated:
+        return ""
+    return f"{repeated} values came from a second run of the same seed and are left out: the first is shown."
+
+
+def add_item(entry: Entry, item: Item, metric: str) -> None:
+    """Adds a planned run and its value to an entry. All runs of an entry must differ only in the seed."""
     entry.first = entry.first or item
-    if apart := differing(entry.first.config, item.config):
+    differing = differing_settings(entry.first.config, item.config)
+    if differing:
         raise RunFolderError(
-            f"runs of {item.method} on {item.config['dataset']} that would be seeds of one entry differ in "
-            f"{', '.join(apart)}; give runs that differ in nothing but the seed, or look at them with `profcil compare`"
+            f"runs of {item.method} on {item.config['dataset']} that belong to one entry differ in "
+            f"{', '.join(differing)}; give runs that differ only in the seed, or use `profcil compare`"
         )
-    entry.planned.add(item.config["seed"])
+    seed = item.config["seed"]
+    entry.planned.add(seed)
     entry.applicable = item.applicable
     if item.values is not None:
-        entry.ran.add(item.config["seed"])
+        entry.ran.add(seed)
     value = (item.values or {}).get(metric)
     if value is not None:
-        entry.twice += item.config["seed"] in entry.seeds
-        entry.seeds.setdefault(item.config["seed"], value)
+        entry.repeated += seed in entry.seeds
+        entry.seeds.setdefault(seed, value)
 
 
-def check_streams(rows: Iterable[Row]) -> None:
-    """Methods that are compared, seed by seed, must have seen the same."""
-    seen: dict[tuple, Item] = {}
+def check_same_stream(rows: Iterable[Row]) -> None:
+    """Refuses to compare methods, seed by seed, that ran on different streams."""
+    firsts: dict[tuple, Item] = {}
     for row in rows:
         for column, entry in row.entries.items():
             assert entry.first is not None
-            other = seen.setdefault((row.names[:-1], column), entry.first)
-            apart = differing(other.config, entry.first.config)
-            if stream := [k for k in apart if k.startswith("stream.") or k in ("evaluate", "setting")]:
+            other = firsts.setdefault((row.names[:-1], column), entry.first)
+            differing = differing_settings(other.config, entry.first.config)
+            of_stream = [key for key in differing if key.startswith("stream.") or key in ("evaluate", "setting")]
+            if of_stream:
                 raise RunFolderError(
                     f"runs of {other.method} and {row.method} on {other.config['dataset']} are not of one stream, they "
-                    f"differ in {', '.join(stream)}; give runs of one, or look at them with `profcil compare`"
+                    f"differ in {', '.join(of_stream)}; give runs of one stream, or use `profcil compare`"
                 )
 
 
-def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Which settings of two runs differ, beyond the seed and what no result depends on."""
-    a, b = flat(dict(one)), flat(dict(other))
-    return sorted(k for k in a.keys() | b.keys() if k not in (*FREE, "regime") and a.get(k) != b.get(k))
+def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The settings in which two runs differ, except the seed and settings without effect on results."""
+    a = flatten_settings(one)
+    b = flatten_settings(other)
+    ignored = (*SEED_AND_MACHINE, "regime")
+    return sorted(key for key in a.keys() | b.keys() if key not in ignored and a.get(key) != b.get(key))
 
 
-def measured(runs: Sequence[Run]) -> list[dict[str, float | None]]:
-    """What finished runs came to, under the names of METRICS; NormComm among runs of one accounting."""
+def measure_runs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
+    """The results of finished runs by the names in METRICS. NormComm compares runs with the same `transfer`."""
     rows: dict[Path, dict[str, Any]] = {}
     for transfer in dict.fromkeys(run.config["transfer"] for run in runs):
         same = [run for run in runs if run.config["transfer"] == transfer]
-        rows |= {run.path: r for run, r in zip(same, compare(same, paper.figures()["reference"]), strict=True)}
-    return [values(run, rows[run.path]) for run in runs]
+        compared = compare(same, paper_values()["reference"])
+        rows |= {run.path: row for run, row in zip(same, compared, strict=True)}
+    return [metric_values(run, rows[run.path]) for run in runs]
 
 
-def values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
-    def mega(key: str) -> float | None:
+def metric_values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The results of one run by the names in METRICS; `row` is its row of `compare`."""
+
+    def in_megabytes(key: str) -> float | None:
         return row[key] / 1e6 if row[key] is not None else None
 
-    final = at_the_end(run.path)
-    stream, warm = row["seconds"], row["warmup_seconds"]
+    alignment = read_final_alignment(run.path)
+    stream = row["seconds"]
+    warmup = row["warmup_seconds"]
     return {
         **{key: row[key] for key in ("faa", "cta", "af", "seconds", "warmup_seconds", "peak_memory_mb")},
-        "total_seconds": stream + warm if stream is not None and warm is not None else None,
+        "total_seconds": stream + warmup if stream is not None and warmup is not None else None,
         "comm": row["norm_comm"],
-        "mb_down": mega("bytes_down"),
-        "mb_up": mega("bytes_up"),
-        "server_mb": mega("server_memory_bytes"),
-        "client_mb": mega("client_extra_bytes"),
-        "align": final.get("memory", {}).get("align"),
-        "centred": final.get("memory", {}).get("centred"),
-        "align_z": final.get("adapted", {}).get("align"),
+        "mb_down": in_megabytes("bytes_down"),
+        "mb_up": in_megabytes("bytes_up"),
+        "server_mb": in_megabytes("server_memory_bytes"),
+        "client_mb": in_megabytes("client_extra_bytes"),
+        "align": alignment.get("memory", {}).get("align"),
+        "centred": alignment.get("memory", {}).get("centred"),
+        "align_z": alignment.get("adapted", {}).get("align"),
     }

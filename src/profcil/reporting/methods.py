@@ -1,9 +1,9 @@
-"""The page of methods, written from the methods themselves: classes, docstrings, and the tests that bear their names.
+"""Generates docs/methods.md from the methods: their classes, docstrings and tests.
 
-A method's docstring begins with one line, "NAME (paper): what it is", and has paragraphs that begin with a word of
-`MARKS` and a colon. "Stored: on the server ...; on a client ..." says what is kept between rounds beyond the model.
-Paragraphs without a mark belong to what stands before. What was measured stands in a part of the page between two
-marks of its own; that part is written by people and left alone here.
+A method's docstring begins with one line, "NAME (paper): what it is". Its paragraphs begin with a word of `MARKS` and
+a colon. "Stored: on the server ...; on a client ..." says what is stored between rounds in addition to the model. A
+paragraph without such a word continues the previous one. The section between the two experiment markers is written by
+hand and is kept.
 """
 
 from __future__ import annotations
@@ -20,102 +20,114 @@ from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 
 MARKS = ("Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
-BEGIN, END = "<!-- experiments: written by hand -->", "<!-- end of experiments -->"
+BEGIN = "<!-- experiments: written by hand -->"
+END = "<!-- end of experiments -->"
 HEAD = """# Methods
 
 Written by `profcil list methods --page docs/methods.md` from the methods' own classes, docstrings and tests; the part
-on experiments is kept as it is. All methods run under one protocol: the same stream, shared warm-up, participation,
-optimiser and seeds, one global head, labels as sets of class ids. What a method sends is metered at the door, by the
-kinds in the table. A budget is per old class, client and local epoch; `regime = "expanded"` sets the second value.
-Every method passes `tests/contracts/test_methods.py`: resumed to the same bits, independent of the order of
-execution and of global randomness, every byte in the ledger, idle clients, clients with one example, classes that
-return, a single client.
+on experiments is written by hand. All methods run under one protocol: the same stream, shared warm-up, participation,
+optimiser and seeds, one global head, labels as sets of class ids. The channel counts what a method sends, by the kinds
+in the table. A budget is per old class, client and local epoch; `regime = "expanded"` sets the second value. Every
+method passes `tests/contracts/test_methods.py`: resuming gives the same bits, results do not depend on the order of
+execution or on global randomness, every byte is in the ledger, and idle clients, clients with one example, returning
+classes and a single client work.
 """
 COLUMNS = ("method", "data", "stored on the server", "stored on a client", "sent", "server gradients", "budget")
 
 
-def page(tests: Path, experiments: str) -> str:
-    """The whole page; `tests` is the folder with a test file for each method."""
-    found = registry.usable("methods")
-    table = [COLUMNS, ["---"] * len(COLUMNS), *(row(name, module) for name, module in found.items())]
-    lines = "\n".join("| " + " | ".join(cells) + " |" for cells in table)
-    parts = [section(name, module, tests) for name, module in found.items()]
-    kept = f"{BEGIN}\n\n{experiments.strip()}\n\n{END}"
-    return "\n\n".join([HEAD.rstrip(), "## At a glance", lines, kept, *parts]) + "\n"
+def render_page(tests: Path, experiments: str) -> str:
+    """The whole page; `tests` is the folder with the test files of the methods."""
+    methods = registry.usable("methods")
+    rows = [table_row(name, module) for name, module in methods.items()]
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in [COLUMNS, ["---"] * len(COLUMNS), *rows])
+    sections = [method_section(name, module, tests) for name, module in methods.items()]
+    by_hand = f"{BEGIN}\n\n{experiments.strip()}\n\n{END}"
+    return "\n\n".join([HEAD.rstrip(), "## At a glance", table, by_hand, *sections]) + "\n"
 
 
 def update(path: Path) -> None:
-    """Writes the page anew; its experiments stay. The tests are looked for beside the page's folder."""
-    write_text(path, page(tests_beside(path), experiments_of(path)))
+    """Rewrites the page and keeps its experiments. The tests are expected in tests/methods beside the page's folder."""
+    tests = path.resolve().parent.parent / "tests" / "methods"
+    write_text(path, render_page(tests, read_experiments(path)))
 
 
-def tests_beside(path: Path) -> Path:
-    return path.resolve().parent.parent / "tests" / "methods"
-
-
-def experiments_of(path: Path) -> str:
-    """What stands between the marks of an existing page."""
+def read_experiments(path: Path) -> str:
+    """The text between the experiment markers of an existing page; empty if there is no page."""
     if not path.exists():
         return ""
     text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        raise DataError(f"{path} has no part between '{BEGIN}' and '{END}'; give another file, or put the marks in")
+        raise DataError(f"{path} has no part between '{BEGIN}' and '{END}'; give another file, or add the markers")
     return text.partition(BEGIN)[2].partition(END)[0].strip()
 
 
-def row(name: str, module: Any) -> list[str]:
-    """A method's line of the table."""
-    method, (server, client) = module.METHOD, stored(module.__doc__ or "")
-    data, sent = (", ".join(sorted(words)) for words in (method.modalities, method.kinds))
+def table_row(name: str, module: Any) -> list[str]:
+    """The row of a method in the table."""
+    method = module.METHOD
+    server, client = stored(module.__doc__ or "")
+    modalities = ", ".join(sorted(method.modalities))
+    kinds = ", ".join(sorted(method.kinds))
     gradients = "yes" if method.server_gradients else "no"
-    return [f"[{name}](#{name})", data, server, client, sent, gradients, budget(method)]
+    return [f"[{name}](#{name})", modalities, server, client, kinds, gradients, budget(method)]
 
 
-def section(name: str, module: Any, tests: Path) -> str:
-    """Everything that a method says of itself, and which tests stand behind it."""
-    title, parts = sections(module.__doc__ or "")
-    texts = [f"**{mark}:** {text}" if mark else text for mark, text in parts]
-    return "\n\n".join([f"## {name}", title, *texts, verified(name, tests)])
+def method_section(name: str, module: Any, tests: Path) -> str:
+    """The section of a method: its docstring and its tests."""
+    title, paragraphs = split_docstring(module.__doc__ or "")
+    texts = [f"**{mark}:** {text}" if mark else text for mark, text in paragraphs]
+    return "\n\n".join([f"## {name}", title, *texts, describe_tests(name, tests)])
 
 
-def sections(doc: str) -> tuple[str, list[tuple[str, str]]]:
-    """A docstring's first line, and its paragraphs with the mark each begins with; empty where it has none."""
+def split_docstring(doc: str) -> tuple[str, list[tuple[str, str]]]:
+    """The first line of a docstring, and its paragraphs with the mark that each begins with (or empty)."""
     title, _, rest = doc.strip().partition("\n")
-    mark, parts = re.compile(rf"({'|'.join(MARKS)})( [^:.]+)?: ?"), []
-    for text in re.split(rf"\n\n|\n(?=(?:{'|'.join(MARKS)})\b[^:.\n]*:)", rest.strip()):
-        text = " ".join(text.split())
-        found = mark.match(text)
-        parts.append((found[0].rstrip(": "), text[found.end() :]) if found else ("", text))
-    return title, [part for part in parts if part[1]]
+    marks = "|".join(MARKS)
+    paragraphs = []
+    for raw in re.split(rf"\n\n|\n(?=(?:{marks})\b[^:.\n]*:)", rest.strip()):
+        text = " ".join(raw.split())
+        found = re.match(rf"({marks})( [^:.]+)?: ?", text)
+        if found:
+            paragraphs.append((found[0].rstrip(": "), text[found.end() :]))
+        else:
+            paragraphs.append(("", text))
+    return title, [(mark, text) for mark, text in paragraphs if text]
 
 
 def stored(doc: str) -> tuple[str, str]:
-    """What the docstring says is kept on the server and on a client beyond the model."""
-    said = dict(sections(doc)[1]).get("Stored", "")
-    found = re.fullmatch(r"on the server (.+?); on a client (.+?)\.", said)
+    """What the docstring says is stored on the server and on a client in addition to the model."""
+    paragraph = dict(split_docstring(doc)[1]).get("Stored", "")
+    found = re.fullmatch(r"on the server (.+?); on a client (.+?)\.", paragraph)
     return (found[1], found[2]) if found else ("?", "?")
 
 
 def budget(method: Any) -> str:
     """The settings that a regime changes: matched → expanded."""
-    defaults = {f.name: f.default for f in dataclasses.fields(method.Params)}
+    defaults = {field.name: field.default for field in dataclasses.fields(method.Params)}
     expanded: Mapping[str, Any] = method.regimes.get("expanded", {})
     return ", ".join(f"`{key}` {defaults[key]} → {value}" for key, value in expanded.items()) or "-"
 
 
-def verified(name: str, tests: Path) -> str:
-    """The tests of a method: those in the file of its name; else, in files that are no other's, those that name it."""
-    own, taken = tests / f"test_{name}.py", {f"test_{other}.py" for other in registry.names("methods")}
-    files = [own] if own.exists() else sorted(f for f in tests.glob("test_*.py") if f.name not in taken)
-    named = {f.name: [t for t in tests_in(f) if f == own or name in t.split("_")] for f in files}
-    lines = [f"**Verified by** `tests/methods/{file}`: {spoken(found)}." for file, found in named.items() if found]
+def describe_tests(name: str, tests: Path) -> str:
+    """The tests of a method: all tests in the file of its name, or tests with its name in files of no method."""
+    own_file = tests / f"test_{name}.py"
+    if own_file.exists():
+        found = {own_file.name: list_tests(own_file)}
+    else:
+        method_files = {f"test_{other}.py" for other in registry.names("methods")}
+        shared = sorted(file for file in tests.glob("test_*.py") if file.name not in method_files)
+        found = {file.name: [test for test in list_tests(file) if name in test.split("_")] for file in shared}
+    lines = [
+        f"**Verified by** `tests/methods/{file}`: {'; '.join(map(readable_name, names))}."
+        for file, names in found.items()
+        if names
+    ]
     return "\n\n".join(lines) or "**Verified by** the contract tests only."
 
 
-def spoken(names: list[str]) -> str:
-    return "; ".join(name.removeprefix("test_").replace("_", " ") for name in names)
+def readable_name(test: str) -> str:
+    return test.removeprefix("test_").replace("_", " ")
 
 
-def tests_in(file: Path) -> list[str]:
+def list_tests(file: Path) -> list[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]

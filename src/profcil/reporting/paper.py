@@ -1,4 +1,4 @@
-"""The paper's own figures, and how it names and orders the methods."""
+"""The values that the paper reports, and how it names and orders the methods."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 PAPER = Path(__file__).parent / "paper.toml"
-Figure = tuple[float, float | None]  # a value, and its standard deviation where the paper gives one
+PaperValue = tuple[float, float | None]  # a value, and its standard deviation if the paper reports one
 
 
 @cache
-def figures() -> dict[str, Any]:
+def paper_values() -> dict[str, Any]:
     return tomllib.loads(PAPER.read_text(encoding="utf-8"))
 
 
-def figure(*path: str) -> Figure | None:
-    """One figure by its place, e.g. ("results", "cora", "severe", "pro", "faa"); None where the paper has none."""
-    found: Any = figures()
+def paper_value(*path: str) -> PaperValue | None:
+    """One value by its keys, e.g. ("results", "cora", "severe", "pro", "faa"); None if the paper does not report it."""
+    found: Any = paper_values()
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
     if found is None or isinstance(found, dict):
@@ -26,16 +26,16 @@ def figure(*path: str) -> Figure | None:
     return (found[0], found[1]) if isinstance(found, list) else (found, None)
 
 
-def title(method: str) -> str:
-    """A method as the paper writes it."""
-    return figures()["titles"].get(method, method)
+def method_title(method: str) -> str:
+    """The name of a method as the paper writes it."""
+    return paper_values()["titles"].get(method, method)
 
 
-def rank(method: str) -> tuple[int, str]:
-    """Where a method stands in the paper's tables."""
-    order = list(figures()["titles"])
+def method_rank(method: str) -> tuple[int, str]:
+    """A sort key: the order of the paper's tables, then other methods by name."""
+    order = list(paper_values()["titles"])
     return (order.index(method) if method in order else len(order), method)
 
 
 def is_baseline(method: str) -> bool:
-    return method not in figures()["ours"]
+    return method not in paper_values()["ours"]

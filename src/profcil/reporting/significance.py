@@ -1,64 +1,72 @@
-"""Who is best, and whether the champion's lead over the best baseline is more than the luck of the seeds."""
+"""The best value of each column, and paired tests of the proposed method against the best baseline."""
 
 from __future__ import annotations
 
 from profcil.reporting.grid import METRICS, TESTED, Column, Entry, Row, Table
-from profcil.reporting.paper import figures, is_baseline, title
+from profcil.reporting.paper import is_baseline, method_title, paper_values
 
 
-def best(rows: list[Row], column: Column) -> float | None:
-    """The best mean of a column within a block, where there is something to choose from."""
-    sign = METRICS[column.metric][2]
-    means = [m for r in rows if column in r.entries and (m := r.entries[column].mean) is not None]
-    return max(means, key=lambda m: sign * m) if sign and len(set(means)) > 1 else None
+def best_mean(rows: list[Row], column: Column) -> float | None:
+    """The best mean of a column within a block; None if there is nothing to compare."""
+    sign = METRICS[column.metric].better
+    entries = [row.entries[column] for row in rows if column in row.entries]
+    means = [entry.mean for entry in entries if entry.mean is not None]
+    if not sign or len(set(means)) < 2:
+        return None
+    return max(means, key=lambda mean: sign * mean)
 
 
-def winners(table: Table) -> set[tuple[tuple[str, ...], Column]]:
-    """The rows and columns whose entry is the best of its block."""
-    return {
-        (row.names, c)
-        for block in table.blocks()
-        for c in table.columns
-        for row in block
-        if c in row.entries and row.entries[c].mean is not None and row.entries[c].mean == best(block, c)
-    }
-
-
-def verdicts(table: Table) -> list[str]:
-    """A sentence per block and tested column: the champion against the best baseline, paired over common seeds."""
-    out = []
+def best_entries(table: Table) -> set[tuple[tuple[str, ...], Column]]:
+    """The row names and columns of the entries that are the best of their block."""
+    found = set()
     for block in table.blocks():
-        for c in (c for c in table.columns if c.metric in TESTED):
-            pair = rivals(block, c)
+        for column in table.columns:
+            best = best_mean(block, column)
+            for row in block:
+                entry = row.entries.get(column)
+                if best is not None and entry is not None and entry.mean == best:
+                    found.add((row.names, column))
+    return found
+
+
+def describe_tests(table: Table) -> list[str]:
+    """A sentence per block and tested column: the proposed method against the best baseline, over common seeds."""
+    sentences = []
+    for block in table.blocks():
+        for column in table.columns:
+            pair = tested_pair(block, column) if column.metric in TESTED else None
             if pair is not None:
-                place = " ".join(filter(None, [*block[0].names[:-1], c.group, c.title]))
-                ours, other = pair
-                names = f"{title(ours.method)} against {title(other.method)}"
-                out.append(f"{place}: {names}, {paired(ours.entries[c], other.entries[c])}")
-    return out
+                ours, baseline = pair
+                place = " ".join(filter(None, [*block[0].names[:-1], column.group, column.title]))
+                names = f"{method_title(ours.method)} against {method_title(baseline.method)}"
+                result = paired_test(ours.entries[column], baseline.entries[column])
+                sentences.append(f"{place}: {names}, {result}")
+    return sentences
 
 
-def rivals(block: list[Row], column: Column) -> tuple[Row, Row] | None:
-    """The champion's row and the best baseline's, where both were measured."""
-    there = [r for r in block if column in r.entries and r.entries[column].seeds]
-    ours = next((r for r in there if r.method == figures()["champion"]), None)
-    others = [r for r in there if is_baseline(r.method)]
-    sign = METRICS[column.metric][2]
-    return (ours, max(others, key=lambda r: sign * (r.entries[column].mean or 0.0))) if ours and others else None
+def tested_pair(block: list[Row], column: Column) -> tuple[Row, Row] | None:
+    """The rows of the proposed method and of the best baseline; None if one of them was not measured."""
+    measured = [row for row in block if column in row.entries and row.entries[column].seeds]
+    ours = next((row for row in measured if row.method == paper_values()["champion"]), None)
+    baselines = [row for row in measured if is_baseline(row.method)]
+    if ours is None or not baselines:
+        return None
+    sign = METRICS[column.metric].better
+    return ours, max(baselines, key=lambda row: sign * (row.entries[column].mean or 0.0))
 
 
-def paired(ours: Entry, other: Entry) -> str:
-    """The mean difference and the p value of a two-sided paired t-test over common seeds, and how many they are."""
-    common = sorted(ours.seeds.keys() & other.seeds.keys())
-    apart = [ours.seeds[s] - other.seeds[s] for s in common]
+def paired_test(ours: Entry, baseline: Entry) -> str:
+    """The mean difference, the number of common seeds and the p value of a two-sided paired t-test over them."""
+    common = sorted(ours.seeds.keys() & baseline.seeds.keys())
     if not common:
         return "no common seed, so no test"
-    head = f"difference {sum(apart) / len(apart):+.2f}, n = {len(common)}"
+    differences = [ours.seeds[seed] - baseline.seeds[seed] for seed in common]
+    head = f"difference {sum(differences) / len(differences):+.2f}, n = {len(common)}"
     if len(common) < 2:
-        return f"{head}, one seed is no test"
-    if max(apart) - min(apart) < 1e-9:
+        return f"{head}, no test with one seed"
+    if max(differences) - min(differences) < 1e-9:
         return f"{head}, the same difference in every seed, so no test"
     from scipy.stats import ttest_rel
 
-    p = ttest_rel([ours.seeds[s] for s in common], [other.seeds[s] for s in common]).pvalue
+    p = ttest_rel([ours.seeds[seed] for seed in common], [baseline.seeds[seed] for seed in common]).pvalue
     return f"{head}, paired t-test p = {p:.3g}"

@@ -1,4 +1,4 @@
-"""A study as one table: mean ± standard deviation over seeds, the paper's figure beside ours."""
+"""A study as one table: mean ± standard deviation over seeds, with the paper's values."""
 
 from __future__ import annotations
 
@@ -7,76 +7,88 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.reporting.paper import figure
+from profcil.reporting.paper import paper_value
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
-from profcil.runs.reader import Run, at_the_end, load_run
-from profcil.studies.definition import Cell, read_json
-from profcil.studies.scheduler import NOT_APPLICABLE, misfit
+from profcil.runs.reader import Run, load_run, read_final_alignment
+from profcil.studies.definition import Cell, is_finished, read_json
+from profcil.studies.scheduler import NOT_APPLICABLE, is_not_applicable
 
 METRICS = ("faa", "cta", "af")
-Spread = tuple[float, float | None, int]
+Key = tuple[str, str, str]  # dataset, setting and labelled method: one row of the table
+Spread = tuple[float, float | None, int]  # mean, standard deviation, number of values
 
 
 def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
-    """A row per dataset, setting and labelled method; what is missing is counted, never filled in."""
-    loaded = [
-        (cell, load_run(out / cell.name)) for cell in cells if read_json(out / cell.name / "run.json").get("done")
-    ]
-    rows = compare([run for _, run in loaded])
-    groups: dict[tuple, list[tuple[Run, dict]]] = {}
-    more: dict[tuple, dict[str, Any]] = {}
-    for cell in cells:
-        key = (cell.config.dataset, cell.config.setting, cell.label)
-        groups.setdefault(key, [])
-        more[key] = {"paper": paper(cell), "applicable": not misfit(out, cell)}
-    for (cell, run), row in zip(loaded, rows, strict=True):
-        groups[(cell.config.dataset, cell.config.setting, cell.label)].append((run, row))
-    return [line(key, group) | more[key] for key, group in groups.items()]
+    """A row per dataset, setting and labelled method, from the finished runs."""
+    finished = [cell for cell in cells if is_finished(out, cell)]
+    runs = [load_run(out / cell.name) for cell in finished]
+    results: dict[Key, list[tuple[Run, dict]]] = {row_key(cell): [] for cell in cells}
+    for cell, run, row in zip(finished, runs, compare(runs), strict=True):
+        results[row_key(cell)].append((run, row))
+    last_cells = {row_key(cell): cell for cell in cells}
+    rows = []
+    for key, group in results.items():
+        cell = last_cells[key]
+        more = {"paper": paper_metrics(cell), "applicable": not is_not_applicable(out, cell)}
+        rows.append(summarise_group(key, group) | more)
+    return rows
 
 
-def line(key: tuple[str, str, str], group: Sequence[tuple[Run, dict]]) -> dict[str, Any]:
+def row_key(cell: Cell) -> Key:
+    return cell.config.dataset, cell.config.setting, cell.label
+
+
+def summarise_group(key: Key, group: Sequence[tuple[Run, dict]]) -> dict[str, Any]:
+    """Mean and standard deviation of every value over the runs of one row."""
     dataset, setting, label = key
     out: dict[str, Any] = {"dataset": dataset, "setting": setting, "method": label, "seeds": len(group)}
     for name in (*METRICS, "norm_comm", "seconds", "warmup_seconds", "peak_memory_mb"):
-        out[name] = spread([row[name] for _, row in group])
-    out["sent_mb"] = spread([(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group])
-    out["warm_mb"] = spread([run.ledger.total(stage="warmup") / 1e6 for run, _ in group])
-    probes = [read_json(run.path / "diagnostics.json") for run, _ in group]
+        out[name] = mean_and_deviation([row[name] for _, row in group])
+    out["sent_mb"] = mean_and_deviation([(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group])
+    out["warm_mb"] = mean_and_deviation([run.ledger.total(stage="warmup") / 1e6 for run, _ in group])
+    diagnostics = [read_json(run.path / "diagnostics.json") for run, _ in group]
     for name in ("probe_warm", "probe_final"):
-        out[name] = spread([d.get(name, {}).get("ridge") for d in probes])
-    final = [at_the_end(run.path).get("memory", {}) for run, _ in group]
-    out["align"] = spread([a.get("align") for a in final])
-    out["centred"] = spread([a.get("centred") for a in final])
+        out[name] = mean_and_deviation([found.get(name, {}).get("ridge") for found in diagnostics])
+    alignments = [read_final_alignment(run.path).get("memory", {}) for run, _ in group]
+    for name in ("align", "centred"):
+        out[name] = mean_and_deviation([found.get(name) for found in alignments])
     return out
 
 
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Mean and sample standard deviation of what was measured, and on how many seeds that was; of one there is no
-    deviation."""
-    known = [v for v in values if v is not None]
-    return (fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
+def mean_and_deviation(values: Sequence[float | None]) -> Spread | None:
+    """Mean, sample standard deviation and number of the known values; a single value has no deviation."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return fmean(known), stdev(known) if len(known) > 1 else None, len(known)
 
 
-def paper(cell: Cell) -> dict[str, float] | None:
-    """The paper's main figures for a cell of its own stream, where it has some. A method as it was chosen is still that
-    method; a variant with a name is something else."""
+def paper_metrics(cell: Cell) -> dict[str, float] | None:
+    """The paper's main results for a cell; None for named variants and for streams that are not the paper's."""
     c = cell.config
     if cell.variant or c.stream != resolve(None, {"dataset": c.dataset, "setting": c.setting}).stream:
         return None
-    found = {name: figure("results", c.dataset, c.setting, c.method, name) for name in METRICS}
-    return {name: f[0] for name, f in found.items() if f} or None
+    found = {name: paper_value("results", c.dataset, c.setting, c.method, name) for name in METRICS}
+    return {name: value[0] for name, value in found.items() if value} or None
 
 
-def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each method's variants the one with the highest mean FAA, by dataset and setting, and how many were tried.
-    A cell that lacks seeds is no candidate as long as another has more."""
-    tried: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The variant of each method with the highest mean FAA, by dataset and setting, and the number of variants tried.
+
+    Only variants with the most seeds are candidates.
+    """
+    tried: dict[Key, list[dict[str, Any]]] = {}
     for row in rows:
         if row["faa"] is not None:
-            tried.setdefault((row["dataset"], row["setting"], row["method"].split(" (")[0]), []).append(row)
-    whole = {key: [r for r in group if r["seeds"] == max(g["seeds"] for g in group)] for key, group in tried.items()}
-    return [{**max(group, key=lambda r: r["faa"][0]), "tried": len(tried[key])} for key, group in whole.items()]
+            method = row["method"].split(" (")[0]
+            tried.setdefault((row["dataset"], row["setting"], method), []).append(row)
+    best = []
+    for group in tried.values():
+        most_seeds = max(row["seeds"] for row in group)
+        candidates = [row for row in group if row["seeds"] == most_seeds]
+        best.append({**max(candidates, key=lambda row: row["faa"][0]), "tried": len(group)})
+    return best
 
 
 COLUMNS = {
@@ -95,33 +107,36 @@ COLUMNS = {
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for the docs. A column that nobody has a value for is left out, and so is the warm-up's traffic where
-    all have the same."""
-    rows = rows if warm_ups_differ(rows) else [{**row, "warm_mb": None} for row in rows]
+    """The table as Markdown. Columns without values are omitted, and so is warm-up traffic if it is all the same."""
+    if not warmups_differ(rows):
+        rows = [{**row, "warm_mb": None} for row in rows]
     heads = [key for key in ("dataset", "setting", "method", "tried", "seeds") if not rows or key in rows[0]]
     table: dict[str, list[str]] = {key: [str(row[key]) for row in rows] for key in heads}
     for key, (title, digits) in COLUMNS.items():
-        table[title] = [_pair(row[key], digits, row["seeds"]) for row in rows]
-    table["paper: FAA / CTA / AF"] = [_slashes(row["paper"]) for row in rows]
+        table[title] = [format_spread(row[key], digits, row["seeds"]) for row in rows]
+    table["paper: FAA / CTA / AF"] = [join_metrics(row["paper"]) for row in rows]
     table["FAA"] = [text if row["applicable"] else NOT_APPLICABLE for row, text in zip(rows, table["FAA"], strict=True)]
     columns = {title: cells for title, cells in table.items() if any(cells)}
     lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def warm_ups_differ(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether runs of one dataset and setting began in different ways."""
+def warmups_differ(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether runs of one dataset and setting have different warm-up traffic."""
     found = {(row["dataset"], row["setting"], row["warm_mb"][0]) for row in rows if row["warm_mb"]}
-    return len(found) > len({(dataset, setting) for dataset, setting, _ in found})
+    streams = {(dataset, setting) for dataset, setting, _ in found}
+    return len(found) > len(streams)
 
 
-def _pair(value: Spread | None, digits: int, seeds: int) -> str:
+def format_spread(value: Spread | None, digits: int, seeds: int) -> str:
     if value is None:
         return ""
-    mean, deviation, known = value
-    spread = f" ± {deviation:.{digits}f}" if deviation is not None else ""
-    return f"{mean:.{digits}f}{spread}" + (f" (n = {known})" if known < seeds else "")
+    mean, deviation, count = value
+    text = f"{mean:.{digits}f}"
+    if deviation is not None:
+        text += f" ± {deviation:.{digits}f}"
+    return text + (f" (n = {count})" if count < seeds else "")
 
 
-def _slashes(paper: dict[str, float] | None) -> str:
-    return " / ".join(f"{v:.1f}" for v in paper.values()) if paper else ""
+def join_metrics(paper: dict[str, float] | None) -> str:
+    return " / ".join(f"{value:.1f}" for value in paper.values()) if paper else ""

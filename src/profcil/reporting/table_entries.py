@@ -1,80 +1,91 @@
-"""Planned and given runs as the items of a table."""
+"""The items of a table: planned runs of studies, or given run folders."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.grid import Item, Layout, Table, measured
+from profcil.reporting.grid import Item, Layout, Table, measure_runs
+from profcil.resolve import RunConfig, resolve
 from profcil.runs.reader import Run, load_run
-from profcil.studies.definition import FREE, SCALES, Cell, cells, finished, key_of, load_study, narrowed
+from profcil.studies.definition import (
+    SCALES,
+    WITHOUT_EFFECT,
+    Cell,
+    Study,
+    hash_settings,
+    is_finished,
+    list_cells,
+    load_study,
+)
+from profcil.studies.scheduler import is_not_applicable
+from profcil.studies.selection import narrow_study
 
 
-def of_study(layout: Layout, args: argparse.Namespace) -> list[Item]:
-    """Every cell of the table's studies, with what its run under `args.out` came to."""
-    from profcil.cli.study import chosen
-
-    todo: dict[tuple[str, str], Cell] = {}
-    for name in layout.studies:
-        asked = argparse.Namespace(**{**vars(args), "study": name})
-        todo |= {(c.name, c.variant): c for c in cells(chosen(asked))}
-    return of_cells(list(todo.values()), Path(args.out))
-
-
-def of_cells(todo: Sequence[Cell], out: Path) -> list[Item]:
-    from profcil.studies.scheduler import misfit
-
-    there = {c.name: load_run(out / c.name) for c in todo if finished(out, c)}
-    found = with_mismatch(list(there.values()))
-    by_name = dict(zip(there, found, strict=True))
-    return [Item(plain(c.config), c.variant, not misfit(out, c), by_name.get(c.name)) for c in todo]
+def items_of_studies(studies: Sequence[Study], out: Path) -> list[Item]:
+    """Every cell of some studies, with the results of its run under `out`."""
+    cells: dict[tuple[str, str], Cell] = {}
+    for study in studies:
+        cells |= {(cell.name, cell.variant): cell for cell in list_cells(study)}
+    runs = {cell.name: load_run(out / cell.name) for cell in cells.values() if is_finished(out, cell)}
+    values = dict(zip(runs, measure_with_mismatch(list(runs.values())), strict=True))
+    return [
+        Item(plain(cell.config), cell.variant, not is_not_applicable(out, cell), values.get(cell.name))
+        for cell in cells.values()
+    ]
 
 
-def of_runs(layout: Layout, paths: Sequence[Path]) -> list[Item]:
-    """Given folders; a variant of the table's studies is recognised by its settings."""
-    from profcil.resolve import resolve
-
+def items_of_runs(layout: Layout, paths: Sequence[Path]) -> list[Item]:
+    """The given runs. Their settings tell which variant of the table's studies they are."""
     runs = [load_run(path) for path in paths]
-    unfinished = [str(run.path) for run in runs if not run.done]
-    if unfinished:
-        raise RunFolderError(f"{unfinished[0]} is not finished; go on with `profcil resume`, or leave it out")
-    known = variants(layout, {run.config["dataset"] for run in runs})
-    configs = [resolve(str(run.path / "config.toml")) for run in runs]
-    names = [known.get(key_of(c, (*FREE, "seed", "device")), "") for c in configs]
-    return [Item(plain(c), n, True, v) for c, n, v in zip(configs, names, with_mismatch(runs), strict=True)]
+    for run in runs:
+        if not run.done:
+            raise RunFolderError(f"{run.path} is not finished; continue it with `profcil resume`, or leave it out")
+    variants = variant_names(layout, {run.config["dataset"] for run in runs})
+    items = []
+    for run, values in zip(runs, measure_with_mismatch(runs), strict=True):
+        config = resolve(str(run.path / "config.toml"))
+        items.append(Item(plain(config), variants.get(hash_without_seed(config), ""), True, values))
+    return items
 
 
-def variants(layout: Layout, datasets: set[str]) -> dict[str, str]:
-    """Variant names by everything but the seed, at every scale and on these datasets."""
+def variant_names(layout: Layout, datasets: set[str]) -> dict[str, str]:
+    """Variant names of the table's studies by a hash of their settings, at every scale and on these datasets."""
     found: dict[str, str] = {}
     for name in layout.studies:
         for scale in SCALES:
-            study = narrowed(load_study(name, scale), seeds=[0], datasets=sorted(datasets))
-            found |= {key_of(c.config, (*FREE, "seed", "device")): c.variant for c in cells(study)}
+            study = narrow_study(load_study(name, scale), seeds=[0], datasets=sorted(datasets))
+            found |= {hash_without_seed(cell.config): cell.variant for cell in list_cells(study)}
     return found
 
 
-def with_mismatch(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """What was measured, and for runs with a weak task what the diagnostics found beside their clean run."""
+def hash_without_seed(config: RunConfig) -> str:
+    """A hash of the settings that is the same for all seeds and devices."""
+    return hash_settings(config, (*WITHOUT_EFFECT, "seed", "device"))
+
+
+def measure_with_mismatch(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The results of runs. Runs with a weak task also have the comparison with their clean run."""
+    return [{**values, **mismatch_values(run, runs)} for run, values in zip(runs, measure_runs(runs), strict=True)]
+
+
+def mismatch_values(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
+    """The comparison of a weak run with its clean run; empty if there is no weak task or no clean run."""
     from profcil.diagnostics.mismatch import mismatch_point
 
-    def found(run: Run) -> dict[str, Any]:
-        if run.config["stream"].get("weak_task", -1) < 0:
-            return {}
-        try:
-            return mismatch_point(run, runs) or {}
-        except ConfigError:
-            return {}
-
-    return [{**values, **found(run)} for run, values in zip(runs, measured(runs), strict=True)]
+    if run.config["stream"].get("weak_task", -1) < 0:
+        return {}
+    try:
+        return mismatch_point(run, runs) or {}
+    except ConfigError:
+        return {}
 
 
 def plain_rows(table: Table) -> list[dict[str, Any]]:
-    """The table for programs: a row per entry."""
+    """The table as plain values for JSON: one row per entry."""
     return [
         {
             **dict(zip(table.heads, row.names, strict=True)),

@@ -1,17 +1,17 @@
-"""Tables over runs, as plain rows and as text."""
+"""Tables of runs, as plain rows and as text."""
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.runs.reader import Run, row
+from profcil.runs.gather import settings_without_seed
+from profcil.runs.reader import Run, summarise_run
 
-RESULT = {
+RESULT_COLUMNS = {
     "faa": "FAA",
     "cta": "CTA",
     "af": "AF",
@@ -19,7 +19,7 @@ RESULT = {
     "bytes_up": "MB up",
     "seconds": "seconds",
 }
-MEASURED = {
+MEASURED_COLUMNS = {
     "faa": "FAA",
     "cta": "CTA",
     "af": "AF",
@@ -30,96 +30,107 @@ MEASURED = {
     "warmup_seconds": "warm-up s",
     "peak_memory_mb": "peak MB",
 }
-NAMES = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
-# What may differ between two runs whose numbers are averaged: the seed, and what no number depends on.
-FREE = ("seed", "device", "threads", "workers", "accelerate")
-FOLD = 24  # columns up to this many characters are never folded
+NAME_COLUMNS = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
+MIN_FOLD_WIDTH = 24  # text in columns up to this many characters is never folded
 
 
 def compare(runs: Sequence[Run], reference: str = "fedavg") -> list[dict[str, Any]]:
-    """A row per run, in the order given, with NormComm against the reference method among them."""
-    rows = [row(run) for run in runs]
-    peers = [(run, r) for run, r in zip(runs, rows, strict=True) if r["done"] and r["method"] == reference]
-    return [{**r, "norm_comm": relative(run, r, peers)} for run, r in zip(runs, rows, strict=True)]
+    """A row per run, in the order given, with NormComm relative to the runs of the reference method among them."""
+    pairs = [(run, summarise_run(run)) for run in runs]
+    references = [(run, row) for run, row in pairs if row["done"] and row["method"] == reference]
+    return [{**row, "norm_comm": relative_traffic(run, row, references)} for run, row in pairs]
 
 
-def relative(run: Run, one: Mapping[str, Any], peers: Sequence[tuple[Run, dict[str, Any]]]) -> float | None:
-    """NormComm: against the reference's run of the same stream and seed, else its mean over seeds, else unknown."""
-    same = [r for other, r in peers if protocol(other) == protocol(run)]
-    same = [r for r in same if r["seed"] == one["seed"]] or same
-    mean = fmean(map(traffic, same)) if same else 0
-    return traffic(one) / mean if one["done"] and mean else None
+def relative_traffic(
+    run: Run, row: Mapping[str, Any], references: Sequence[tuple[Run, dict[str, Any]]]
+) -> float | None:
+    """NormComm: traffic relative to the reference's run with the same protocol and seed, else to its mean over seeds.
+
+    None if there is no such run.
+    """
+    same_protocol = [other for reference, other in references if protocol(reference) == protocol(run)]
+    same_seed = [other for other in same_protocol if other["seed"] == row["seed"]]
+    chosen = same_seed or same_protocol
+    mean = fmean(map(traffic, chosen)) if chosen else 0
+    return traffic(row) / mean if row["done"] and mean else None
 
 
 def protocol(run: Run) -> tuple[Any, ...]:
-    """What two runs must share for their traffic to be comparable; the accounting of `transfer` need not be."""
+    """What two runs must share for their traffic to be comparable. The setting `transfer` may differ."""
     c = run.config
-    sizes = {k: v for k, v in c["model"].items() if k not in ("head", "precision")}
+    sizes = {key: value for key, value in c["model"].items() if key not in ("head", "precision")}
     return (c["dataset"], c["setting"], c["stream"], c["train"]["rounds"], sizes)
 
 
-def traffic(r: Mapping[str, Any]) -> int:
-    return r["bytes_down"] + r["bytes_up"]
+def traffic(row: Mapping[str, Any]) -> int:
+    return row["bytes_down"] + row["bytes_up"]
 
 
 def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
-    """The comparison as text: every run, then mean ± sample standard deviation where there are several seeds."""
+    """The comparison as text: all runs, then mean ± sample standard deviation of runs that differ only in the seed."""
     rows = compare(runs, reference)
-    columns = NAMES | MEASURED
-    lines = [cells(r, columns) for r in rows]
-    return text_table(list(columns.values()), [*lines, *(spread(group) for group in seed_groups(runs, rows))])
+    columns = NAME_COLUMNS | MEASURED_COLUMNS
+    lines = [format_row(row, columns) for row in rows]
+    means = [format_mean(group) for group in seed_groups(runs, rows)]
+    return text_table(list(columns.values()), [*lines, *means])
 
 
 def seed_groups(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Finished runs that differ in nothing but the seed, where there are at least two seeds."""
+    """The rows of finished runs that differ only in the seed, if there are at least two seeds."""
     groups: dict[str, dict[int, dict[str, Any]]] = {}
-    for run, r in zip(runs, rows, strict=True):
-        if r["done"]:
-            same = {k: v for k, v in run.config.items() if k not in FREE}
-            groups.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(r["seed"], r)
-    return [list(group.values()) for group in groups.values() if len(group) > 1]
+    for run, row in zip(runs, rows, strict=True):
+        if row["done"]:
+            by_seed = groups.setdefault(settings_without_seed(run), {})
+            by_seed.setdefault(row["seed"], row)
+    return [list(by_seed.values()) for by_seed in groups.values() if len(by_seed) > 1]
 
 
-def spread(group: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The row under several seeds of one method; a number that one of them lacks is not averaged over the rest."""
-    first, out = group[0], []
-    for key in MEASURED:
-        values = [r[key] for r in group]
-        known = all(v is not None for v in values)
-        out.append(f"{figure(key, fmean(values))} ± {figure(key, stdev(values))}" if known else "-")
-    return [first["method"], first["dataset"], first["setting"], f"mean of {len(group)}", *out]
+def format_mean(group: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts of a row of means over seeds. A value that one of the seeds lacks is not averaged."""
+    texts = []
+    for key in MEASURED_COLUMNS:
+        values = [row[key] for row in group]
+        if any(value is None for value in values):
+            texts.append("-")
+        else:
+            texts.append(f"{format_value(key, fmean(values))} ± {format_value(key, stdev(values))}")
+    first = group[0]
+    return [first["method"], first["dataset"], first["setting"], f"mean of {len(group)}", *texts]
 
 
-def cells(r: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
-    """A row's texts; an unfinished run says so where its first number would be."""
-    texts = [figure(key, r[key]) for key in columns]
-    if not r["done"]:
+def format_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
+    """The texts of a row. An unfinished run has `unfinished` in place of its FAA."""
+    texts = [format_value(key, row[key]) for key in columns]
+    if not row["done"]:
         texts[list(columns).index("faa")] = "unfinished"
     return texts
 
 
-def figure(key: str, value: Any) -> str:
+def format_value(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if key.startswith("bytes"):
         return f"{value / 1e6:.2f}"
-    return f"{value:.3f}" if key == "norm_comm" else f"{value:.2f}" if isinstance(value, float) else str(value)
+    if key == "norm_comm":
+        return f"{value:.3f}"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side: long texts fold to a terminal's width, nothing is cut, a pipe gets whole lines."""
+    """Aligned columns. On a terminal long texts are folded to its width; in a pipe they are not. Nothing is cut off."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    wide = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    least = [min(width, FOLD) for width in wide]
+    full_widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    min_widths = [min(width, MIN_FOLD_WIDTH) for width in full_widths]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, width in zip(header, least, strict=True):
+    for name, width in zip(header, min_widths, strict=True):
         table.add_column(Text(name), overflow="fold", min_width=width)
     for texts in rows:
         table.add_row(*map(Text, texts))
-    room = Console().width if sys.stdout.isatty() else sum(wide) + 2 * len(wide)
-    console = Console(file=io.StringIO(), color_system=None, width=max(room, sum(least) + 2 * len(least)))
+    padding = 2 * len(header)
+    available = Console().width if sys.stdout.isatty() else sum(full_widths) + padding
+    console = Console(file=io.StringIO(), color_system=None, width=max(available, sum(min_widths) + padding))
     console.print(table)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""From paths to runs, and from runs to groups that share everything but the seed."""
+"""Finds run folders, loads their runs, and groups runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -9,104 +9,150 @@ from pathlib import Path
 from typing import Any
 
 from profcil.errors import RunFolderError
-from profcil.reporting.tables import FREE
-from profcil.runs.reader import Run, load_run, readable
-from profcil.runs.settings_check import flat
+from profcil.runs.reader import Run, explain_read_errors, load_run
+from profcil.runs.settings_check import SEED_AND_MACHINE, flatten_settings
 
 
 @dataclass(frozen=True)
 class Group:
-    """Finished runs of one method that differ in nothing but the seed."""
+    """Finished runs of one method that differ only in the seed."""
 
-    stream: str  # dataset and setting: what a panel shows
-    label: str  # method, and what sets it apart from other runs of the method in the same panel
+    stream: str  # dataset and setting: what one panel of a figure shows
+    label: str  # the method, and the settings that distinguish it from other runs of the method in the same panel
     runs: tuple[Run, ...]
 
 
-def folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Every run folder meant: one itself, or those that lie directly in a folder that is none, such as a study's. Files
-    that a pattern has given along with folders are passed over."""
-    found: list[Path] = []
+def find_run_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """The run folders among `paths`, and those directly inside a path that is not one itself (a study's folder).
+
+    Files are skipped if folders were given too: a shell pattern often matches both.
+    """
     given = [Path(path) for path in paths]
-    for path in [path for path in given if not path.is_file()] or given:
-        with readable(path):
-            own = not path.is_dir() or is_run(path)
-            inside = [] if own else sorted(p for p in path.iterdir() if p.is_dir() and is_run(p))
-        found += inside or [path]
+    not_files = [path for path in given if not path.is_file()]
+    found: list[Path] = []
+    for path in not_files or given:
+        found += run_folders_inside(path) or [path]
     return list(dict.fromkeys(found))
 
 
-def is_run(path: Path) -> bool:
-    """Whether it is a run folder; one that may not be looked into counts, so that whoever reads it says so."""
+def run_folders_inside(path: Path) -> list[Path]:
+    """The run folders directly inside a folder; empty if the path is a run folder itself, or no folder."""
+    with explain_read_errors(path):
+        if not path.is_dir() or is_run_folder(path):
+            return []
+        return sorted(inner for inner in path.iterdir() if inner.is_dir() and is_run_folder(inner))
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder holds a run. True without permission to look: reading it will then report the problem."""
     try:
         return (path / "config.toml").is_file()
     except PermissionError:
         return True
 
 
-def load_all(paths: Iterable[str | Path], tell: Callable[[str], None]) -> list[Run]:
-    """The readable runs; each of the others is a sentence to the reader. None at all is an error."""
-    given, runs = folders(paths), []
-    for path in given:
+def load_runs(paths: Iterable[str | Path], warn: Callable[[str], None]) -> list[Run]:
+    """The readable runs; `warn` gets a sentence about each other one. No readable run at all is an error."""
+    folders = find_run_folders(paths)
+    runs = []
+    for path in folders:
         try:
             runs.append(load_run(path))
         except RunFolderError as error:
-            if len(given) == 1:
+            if len(folders) == 1:
                 raise
-            tell(f"left out: {error}")
+            warn(f"left out: {error}")
     if not runs:
-        raise RunFolderError(f"none of the {len(given)} folders given is a readable run; give folders of `profcil run`")
+        raise RunFolderError(
+            f"none of the {len(folders)} folders given is a readable run; give folders that `profcil run` wrote"
+        )
     return runs
 
 
-def finished(runs: Sequence[Run], tell: Callable[[str], None]) -> list[Run]:
-    """The runs that have ended; each of the others is a sentence to the reader."""
+def finished_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Run]:
+    """The finished runs; `warn` gets a sentence about each other one. No finished run at all is an error."""
     for run in runs:
         if not run.done:
-            tell(f"left out: {run.path} is not finished; go on with `profcil resume {run.path}`")
+            warn(f"left out: {run.path} is not finished; continue it with `profcil resume {run.path}`")
     done = [run for run in runs if run.done]
     if not done:
-        raise RunFolderError("none of the runs given is finished; go on with them by `profcil resume RUN`")
+        raise RunFolderError("none of the runs given is finished; continue them with `profcil resume RUN`")
     return done
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The groups, in the order in which their first runs were given; one seed counts once."""
-    groups: dict[str, dict[int, Run]] = {}
+def load_groups(paths: Sequence[str | Path], warn: Callable[[str], None]) -> list[Group]:
+    """The groups of the finished runs among `paths`."""
+    return group_runs(finished_runs(load_runs(paths, warn), warn))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Groups of runs that differ only in seed and machine, in the order of their first runs.
+
+    If a seed occurs twice in a group, the first run counts.
+    """
+    by_settings: dict[str, dict[int, Run]] = {}
     for run in runs:
-        same = {k: v for k, v in run.config.items() if k not in FREE}
-        groups.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(run.config["seed"], run)
-    members = [tuple(group[seed] for seed in sorted(group)) for group in groups.values()]
-    return [Group(stream_of(m[0]), label_of(m[0], [o[0] for o in members]), m) for m in members]
+        by_seed = by_settings.setdefault(settings_without_seed(run), {})
+        by_seed.setdefault(run.config["seed"], run)
+    members = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in by_settings.values()]
+    firsts = [runs_of_group[0] for runs_of_group in members]
+    return [Group(stream_name(own[0]), group_label(own[0], firsts), own) for own in members]
 
 
-def stream_of(run: Run) -> str:
+def settings_without_seed(run: Run) -> str:
+    """The settings that runs must share to be averaged, as a text to compare by."""
+    shared = {key: value for key, value in run.config.items() if key not in SEED_AND_MACHINE}
+    return json.dumps(shared, sort_keys=True)
+
+
+def stream_name(run: Run) -> str:
     return f"{run.config['dataset']}, {run.config['setting']}"
 
 
-def told(config: dict[str, Any], numbered: bool) -> dict[str, Any]:
-    """Every setting as a label would name it; a weak task is its strength, and its number where these differ."""
-    out = flat(config)
-    task, strength = (out.pop(f"stream.{key}", None) for key in ("weak_task", "weak_strength"))
-    if task is None:
-        return out
-    return out | {"weak": "none" if task < 0 else f"{strength}, task {task}" if numbered else strength}
+def group_label(run: Run, firsts: Sequence[Run]) -> str:
+    """A short label for the group of `run`; `firsts` has one run of every group.
 
-
-def label_of(run: Run, others: Sequence[Run]) -> str:
-    """The method; where it has namesakes in the same stream also the settings that tell it from each of them, and
-    how many more settings differ: `promax (noise=0.1, +2)`."""
+    It is the method. If other groups have the same method and stream, it also has the settings that distinguish this
+    group from each of them, and the number of further settings that differ: `promax (noise=0.1, +2)`.
+    """
     method = run.config["method"]
-    near = [o.config for o in others if o.config["method"] == method and stream_of(o) == stream_of(run)]
-    numbered = len({c["stream"].get("weak_task", -1) for c in near} - {-1}) > 1
-    own, peers = told(run.config, numbered), [told(c, numbered) for c in near]
-    apart = [k for k, v in own.items() if k not in FREE and any(p.get(k) != v for p in peers)]
-    named: list[str] = []
-    left = peers
-    for key in apart:
-        rest = [p for p in left if p.get(key) == own[key]]
-        if len(rest) < len(left):
-            named, left = [*named, key], rest
-    more = [f"+{len(apart) - len(named)}"] * (len(apart) > len(named))
-    texts = [f"{key.split('.')[-1]}={own[key]}" for key in named] + more
+    peers = [other for other in firsts if other.config["method"] == method and stream_name(other) == stream_name(run)]
+    weak_tasks = {peer.config["stream"].get("weak_task", -1) for peer in peers} - {-1}
+    own = label_settings(run.config, len(weak_tasks) > 1)
+    others = [label_settings(peer.config, len(weak_tasks) > 1) for peer in peers]
+    differing = [
+        key
+        for key, value in own.items()
+        if key not in SEED_AND_MACHINE and any(other.get(key) != value for other in others)
+    ]
+    named = distinguishing(own, others, differing)
+    texts = [f"{key.split('.')[-1]}={own[key]}" for key in named]
+    if len(differing) > len(named):
+        texts.append(f"+{len(differing) - len(named)}")
     return f"{method} ({', '.join(texts)})" if texts else method
+
+
+def label_settings(config: dict[str, Any], with_task: bool) -> dict[str, Any]:
+    """The settings as a label shows them. A weak task is one entry: its strength and, if asked for, its number."""
+    settings = flatten_settings(config)
+    task = settings.pop("stream.weak_task", None)
+    strength = settings.pop("stream.weak_strength", None)
+    if task is None:
+        return settings
+    if task < 0:
+        settings["weak"] = "none"
+    else:
+        settings["weak"] = f"{strength}, task {task + 1}" if with_task else strength
+    return settings
+
+
+def distinguishing(own: dict[str, Any], others: Sequence[dict[str, Any]], differing: Sequence[str]) -> list[str]:
+    """The keys, in order, each of which rules out further ones of the other groups."""
+    named: list[str] = []
+    equal_so_far = list(others)
+    for key in differing:
+        still_equal = [other for other in equal_so_far if other.get(key) == own[key]]
+        if len(still_equal) < len(equal_so_far):
+            named.append(key)
+            equal_so_far = still_equal
+    return named

@@ -1,4 +1,4 @@
-"""A run folder as it can be read by anyone: plain files, no torch, nothing trusted that the files do not say."""
+"""Reads a run folder: plain files, without torch, and every file is checked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from profcil.metrics.client_first import summary
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
-from profcil.runs.settings_check import check_settings, flat
+from profcil.runs.settings_check import MACHINE, check_settings, flatten_settings
 
-Made = TypeVar("Made")
+Parsed = TypeVar("Parsed")
 NAMES = ("dataset", "method", "setting", "seed")
-ELSEWHERE = ("device", "threads", "workers", "accelerate")  # settings of where a run is computed; these may change
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)  # TOML, JSON, UTF-8: ValueErrors
+# Keys of the recorded settings that need not agree with config.toml. `deployed` only prevents `profcil resume`.
+NOT_IN_CONFIG = (*MACHINE, "deployed")
+# What reading a missing or damaged file raises. Errors of TOML, JSON and UTF-8 are ValueErrors.
+READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Run:
 
     path: Path
     config: dict[str, Any]
-    facts: dict[str, Any]  # run.json: times, memory, environment, whether it is done
+    facts: dict[str, Any]  # run.json: times, memory, environment, whether the run is done
     scores: Scores
     ledger: Ledger
     plan: Plan
@@ -42,32 +44,32 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float] | None:
-        """FAA, CTA and AF in percent, worked out anew from scores and plan; None before the end."""
+        """FAA, CTA and AF in percent, computed from scores and plan; None for an unfinished run."""
         return summary(self.scores.correct, self.scores.total, self.plan.orders) if self.done else None
 
     def bytes(self, direction: str) -> int:
-        """What the incremental stream sent one way; the warm-up is common to all methods and left out."""
+        """Bytes that the incremental stream sent in one direction; the warm-up, the same for all, is excluded."""
         return self.ledger.total(direction=direction) - self.ledger.total(direction=direction, stage="warmup")
 
 
 def load_run(path: str | Path) -> Run:
-    """Reads a run folder; whatever is missing or broken in it is one sentence."""
+    """Reads and checks a run folder. A missing or damaged file is a RunFolderError."""
     path = Path(path)
     check_folder(path)
     run = Run(
         path,
-        config=read(path / "config.toml", tomllib.loads),
-        facts=read(path / "run.json", table),
-        scores=read(path / "scores.json", lambda text: Scores.from_json(json.loads(text))),
-        ledger=read(path / "ledger.csv", Ledger.from_csv),
+        config=parse_file(path / "config.toml", tomllib.loads),
+        facts=parse_file(path / "run.json", parse_json_table),
+        scores=parse_file(path / "scores.json", lambda text: Scores.from_json(json.loads(text))),
+        ledger=parse_file(path / "ledger.csv", Ledger.from_csv),
         plan=Plan.load(path / "plan.npz"),
     )
-    check(run)
+    check_consistency(run)
     return run
 
 
-def held(lock: Path) -> bool:
-    """Whether a process holds the folder now."""
+def is_locked(lock: Path) -> bool:
+    """Whether a process holds the lock of a run folder."""
     try:
         with open(lock) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,72 +81,83 @@ def held(lock: Path) -> bool:
 
 
 def check_folder(path: Path) -> None:
-    """A run folder has a config.toml, and may be looked into."""
-    with readable(path):
-        if not (path / "config.toml").is_file():
-            what = "is a file, not a run folder" if path.is_file() else "does not exist"
-            what = "is not a run folder (it has no config.toml)" if path.is_dir() else what
-            raise RunFolderError(f"{path} {what}; give a folder that `profcil run` named")
+    """Refuses a path that is not a run folder, which has a config.toml."""
+    with explain_read_errors(path):
+        if (path / "config.toml").is_file():
+            return
+        if path.is_dir():
+            problem = "is not a run folder (it has no config.toml)"
+        elif path.is_file():
+            problem = "is a file, not a run folder"
+        else:
+            problem = "does not exist"
+        raise RunFolderError(f"{path} {problem}; give a folder that `profcil run` wrote")
 
 
-def read(path: Path, make: Callable[[str], Made]) -> Made:
-    """What `make` makes of a file's text."""
-    with readable(path):
+def parse_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
+    """Reads a text file and parses it; any failure is a RunFolderError that names the file."""
+    with explain_read_errors(path):
         try:
-            return make(path.read_text(encoding="utf-8"))
-        except RunFolderError as error:  # of what is in the file
+            return parse(path.read_text(encoding="utf-8"))
+        except RunFolderError as error:  # about the content; the file name is added outside
             raise ValueError(str(error)) from None
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file, or a folder, is one sentence that says what to do."""
+def explain_read_errors(path: Path) -> Iterator[None]:
+    """Turns an error of reading a file or folder into one sentence that says what to do."""
     try:
         yield
-    except DAMAGE as error:
-        reason = getattr(error, "strerror", None) or (f"no {error}" if isinstance(error, KeyError) else error)
-        raise RunFolderError(f"{path} cannot be read ({reason}); {remedy(path, error)}") from None
+    except READ_ERRORS as error:
+        if isinstance(error, KeyError):
+            reason: Any = f"no {error}"
+        else:
+            reason = getattr(error, "strerror", None) or error
+        raise RunFolderError(f"{path} cannot be read ({reason}); {advise(path, error)}") from None
 
 
-def remedy(path: Path, error: BaseException) -> str:
+def advise(path: Path, error: BaseException) -> str:
+    """What to do about a file that cannot be read."""
     if isinstance(error, PermissionError):
-        return "let yourself read it, or leave this run out"
+        return "check its permissions, or leave this run out"
     if path.name == "config.toml":
-        return "put back what it was, or leave this run out"
-    return advice(path.parent)
+        return "restore the file, or leave this run out"
+    return advise_resume(path.parent)
 
 
-def table(text: str) -> dict[str, Any]:
-    """A JSON file that is a table of names and values."""
-    if not isinstance(values := json.loads(text), dict):
+def advise_resume(path: Path) -> str:
+    return (
+        f"`profcil resume {path}` rewrites the readable files if the saved state is complete, else leave this run out"
+    )
+
+
+def parse_json_table(text: str) -> dict[str, Any]:
+    """Parses a JSON object."""
+    values = json.loads(text)
+    if not isinstance(values, dict):
         raise ValueError("it is not a table of names and values")
     return values
 
 
-def check(run: Run) -> None:
-    """The files name the run, agree on what it is, and a run that says it is done has all its scores."""
+def check_consistency(run: Run) -> None:
+    """Refuses files that contradict each other, and a finished run without its scores."""
     tasks = run.plan.positions
-    named = all(name in run.config for name in NAMES) and "done" in run.facts
-    same_plan = run.facts.get("plan", run.plan.digest) == run.plan.digest
+    is_named = all(name in run.config for name in NAMES) and "done" in run.facts
+    is_same_plan = run.facts.get("plan", run.plan.digest) == run.plan.digest
     shapes = run.scores.correct.shape, run.scores.total.shape
-    if not named or not same_plan or shapes != ((tasks, tasks), (tasks,)):
-        raise RunFolderError(f"the files in {run.path} do not belong together; {advice(run.path)}")
-    with readable(run.path / "run.json"):
-        began = {k: v for k, v in run.facts.get("config", {}).items() if k not in ELSEWHERE}
-    check_settings(run.path, began, flat(run.config))
+    if not is_named or not is_same_plan or shapes != ((tasks, tasks), (tasks,)):
+        raise RunFolderError(f"the files in {run.path} do not belong together; {advise_resume(run.path)}")
+    with explain_read_errors(run.path / "run.json"):
+        recorded = run.facts.get("config", {}).items()
+        original = {key: value for key, value in recorded if key not in NOT_IN_CONFIG}
+    check_settings(run.path, original, flatten_settings(run.config))
     if run.done and (run.scores.correct[-1] < 0).any():
-        raise RunFolderError(f"{run.path} says it is done but lacks scores; {advice(run.path)}")
+        raise RunFolderError(f"{run.path} is marked as done but lacks scores; {advise_resume(run.path)}")
 
 
-def advice(path: Path) -> str:
-    return (
-        f"`profcil resume {path}` writes the readable files anew if the saved state is whole, else leave this run out"
-    )
-
-
-def row(run: Run) -> dict[str, Any]:
-    """One run as plain values; None is what is unknown, and everything measured is unknown before the end."""
-    values = {name: run.config[name] for name in ("method", "dataset", "setting", "seed")}
+def summarise_run(run: Run) -> dict[str, Any]:
+    """One run as plain values. What is unknown is None; an unfinished run has no measured values."""
+    names = {name: run.config[name] for name in ("method", "dataset", "setting", "seed")}
     metrics = run.metrics or {}
     measured = {
         "faa": metrics.get("faa"),
@@ -152,35 +165,38 @@ def row(run: Run) -> dict[str, Any]:
         "af": metrics.get("af"),
         "bytes_down": run.bytes("down"),
         "bytes_up": run.bytes("up"),
-        "norm_comm": None,  # a relation between runs; `tables.compare` knows it
-        **{name: run.facts.get(name) for name in ("seconds", "warmup_seconds", "peak_memory_mb")},
-        **{name: run.facts.get(name) for name in ("server_memory_bytes", "client_extra_bytes")},
+        "norm_comm": None,  # relative to another run; `reporting.tables.compare` fills it in
     }
-    known = {key: known_number(value) if run.done else None for key, value in measured.items()}
-    return {**values, **known, "done": run.done, "path": str(run.path)}
+    for name in ("seconds", "warmup_seconds", "peak_memory_mb", "server_memory_bytes", "client_extra_bytes"):
+        measured[name] = run.facts.get(name)
+    known = {key: finite_or_none(value) if run.done else None for key, value in measured.items()}
+    return {**names, **known, "done": run.done, "path": str(run.path)}
 
 
-def known_number(value: Any) -> Any:
-    """NaN is no value, and no JSON either."""
+def finite_or_none(value: Any) -> Any:
+    """The value, or None for NaN and infinity, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def alignments(path: Path) -> list[dict[str, Any]]:
-    """What the run itself noted after every position."""
-    return read(path / "events.jsonl", lambda text: [dict(e.get("alignment", {})) for e in positions(text)])
+def read_alignments(path: Path) -> list[dict[str, Any]]:
+    """The alignment values that the run logged after every position."""
+    return parse_file(path / "events.jsonl", parse_alignments)
 
 
-def positions(text: str) -> list[dict[str, Any]]:
-    return [e for e in map(event, text.splitlines()) if e["event"] == "position"]
+def parse_alignments(text: str) -> list[dict[str, Any]]:
+    events = [parse_event(line) for line in text.splitlines()]
+    return [dict(event.get("alignment", {})) for event in events if event["event"] == "position"]
 
 
-def event(line: str) -> dict[str, Any]:
-    """One line of events.jsonl."""
-    if "event" not in (noted := table(line)):
+def parse_event(line: str) -> dict[str, Any]:
+    """Parses one line of events.jsonl."""
+    event = parse_json_table(line)
+    if "event" not in event:
         raise ValueError("a line of it names no event")
-    return noted
+    return event
 
 
-def at_the_end(path: Path) -> dict[str, Any]:
-    """What it noted after the last position; nothing where no class was old by then."""
-    return next(reversed(alignments(path)), {})
+def read_final_alignment(path: Path) -> dict[str, Any]:
+    """The alignment after the last position; empty if there were no old classes to compare."""
+    alignments = read_alignments(path)
+    return alignments[-1] if alignments else {}

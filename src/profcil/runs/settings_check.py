@@ -1,4 +1,4 @@
-"""What a run began with, beside what its config.toml says now."""
+"""Compares the settings a run started with and the settings in its config.toml."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from typing import Any
 
 from profcil.errors import RunFolderError
 
+MACHINE = ("device", "threads", "workers", "accelerate")  # where a run is computed; may change when it is resumed
+SEED_AND_MACHINE = ("seed", *MACHINE)  # may differ between two runs whose numbers are averaged
 
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting by its dotted path."""
-    out: dict[str, Any] = {}
+
+def flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting by its dotted name."""
+    flat: dict[str, Any] = {}
     for key, value in config.items():
-        out |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-    return out
+        if isinstance(value, dict):
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[key] = value
+    return flat
 
 
-def check_settings(path: Path, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A config.toml that was edited is not that of the run beside it."""
-    for key, value in began.items():
-        if now.get(key) != value:
+def check_settings(path: Path, original: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuses a config.toml that was edited after the run started."""
+    for key, value in original.items():
+        if current.get(key) != value:
             raise RunFolderError(
-                f"{path}/config.toml has {key} = {now.get(key)!r}, but the run began with {value!r}; "
-                f"put it back, or start a new run with another --out"
+                f"{path}/config.toml has {key} = {current.get(key)!r}, but the run started with {value!r}; "
+                f"restore that value, or start a new run with another --out"
             )

@@ -1,96 +1,129 @@
-"""The global model of a finished run, deciding as its method does."""
+"""The global model of a finished run. It predicts the way the run's method does."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from profcil import registry
-from profcil.data.bundle import Examples, Inputs, Nodes, Rows
-from profcil.engine.client import embed
-from profcil.engine.payload import ServerState
-from profcil.engine.world import make_world
 from profcil.errors import DataError, RunFolderError
 from profcil.io.atomic_files import read_tensors
-from profcil.methods.base import Method
-from profcil.model.net import Net
 from profcil.resolve import resolve
-from profcil.runs.folder import unpack
 from profcil.runs.reader import load_run
+from profcil.runs.state import unpack
+
+if TYPE_CHECKING:  # the functions import torch when they are called
+    from torch import Tensor
+
+    from profcil.data.bundle import Bundle, Examples, Inputs
+    from profcil.engine.payload import ServerState
+    from profcil.methods.base import Method
+    from profcil.model.net import Net
 
 
 class Model:
-    """What a run has learned. Called with inputs it gives class ids.
+    """A trained model. Calling it with inputs returns class ids.
 
-    Images are uint8 [n, channels, height, width], texts are token ids [n, length], a graph is its node features and
-    edges [2, edges], and the nodes asked about where these are not all. Arrays do as well as tensors.
+    Images are uint8 [n, channels, height, width]. Texts are token ids [n, length]. A graph is its node features, its
+    edges [2, edges] and, optionally, the nodes to classify (all nodes by default). Inputs may be arrays or tensors.
     """
 
     def __init__(
         self, net: Net, method: Method, state: ServerState, seen: tuple[int, ...], names: tuple[str, ...], like: Inputs
     ) -> None:
-        self.net, self.method, self.state = net, method, state
-        self.seen = seen  # class ids that the stream has introduced: nothing else is predicted
-        self.names = names  # of all classes, by class id
-        self.like = like  # inputs of no example: shapes and types
+        self.net = net
+        self.method = method
+        self.state = state
+        self.seen = seen  # class ids that the stream has introduced; no other class is predicted
+        self.names = names  # names of all classes, by class id
+        self.like = like  # empty inputs with the expected shapes and types
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Class ids, one for each example."""
         return self.scores(*inputs).argmax(1)
 
-    @torch.no_grad()
     def scores(self, *inputs: Any) -> Tensor:
-        """The method's own scores, one row for each example and one column for each class; a class that the stream
-        has not introduced has -inf."""
+        """The scores of the method, [examples, classes]; -inf for classes that the stream has not introduced."""
+        import torch
+
+        from profcil.engine.client import embed
+
         examples = self.examples(*inputs)
         index = torch.arange(len(examples), device=examples.y.device)
-        features = self.method.views(self.state, lambda lens: embed(self.net, lens, examples, index))
-        self.net.load(self.state.weights())
-        self.net.eval()
-        scores = self.method.scores(self.net, self.state, features)
-        unseen = torch.ones(self.net.classes, dtype=torch.bool, device=scores.device)
-        unseen[list(self.seen)] = False
-        return scores.masked_fill(unseen, -torch.inf)
+        with torch.no_grad():
+            features = self.method.views(self.state, lambda lens: embed(self.net, lens, examples, index))
+            self.net.load(self.state.weights())
+            self.net.eval()
+            scores = self.method.scores(self.net, self.state, features)
+            unseen = torch.ones(self.net.classes, dtype=torch.bool, device=scores.device)
+            unseen[list(self.seen)] = False
+            return scores.masked_fill(unseen, -torch.inf)
 
     def examples(self, *inputs: Any) -> Examples:
-        """The inputs as the data room has them; labels are of no use here."""
+        """The inputs in the form that encoders take. Labels are zeros; prediction does not use them."""
+        import torch
+
+        from profcil.data.bundle import Nodes, Rows
+
         device = next(self.net.parameters()).device
         given = [torch.as_tensor(x).to(device) for x in inputs]
-        if len(self.like) == 3 and len(given) == 2:
+        is_graph = len(self.like) == 3
+        if is_graph and len(given) == 2:
             given.append(torch.arange(len(given[0]), device=device))
-        for i, like in enumerate(self.like):
-            x = given[i] if i < len(given) else None
-            graph = i == 1 and len(self.like) == 3  # edges: two rows, and any number of columns
-            fits = x is not None and x.dtype == like.dtype and x.dim() == like.dim()
-            if x is None or not fits or (x.shape[:1] != like.shape[:1] if graph else x.shape[1:] != like.shape[1:]):
-                shape = [2, "n"] if graph else ["n", *like.shape[1:]]
-                told = f"{tuple(x.shape)} of {x.dtype}" if x is not None else "nothing"
-                raise DataError(f"input {i + 1} is {told}; this model takes {shape} of {like.dtype}".replace("'", ""))
+        self.check_inputs(given, is_graph)
         y = torch.zeros(len(given[-1]), dtype=torch.long, device=device)
-        return Nodes(given[0], given[1], y, given[2]) if len(self.like) == 3 else Rows(given[0], y)
+        return Nodes(given[0], given[1], y, given[2]) if is_graph else Rows(given[0], y)
+
+    def check_inputs(self, given: list[Tensor], is_graph: bool) -> None:
+        """Refuses inputs whose type or shape differs from those of the training data."""
+        for i, like in enumerate(self.like):
+            is_edges = is_graph and i == 1  # two rows and any number of columns
+            x = given[i] if i < len(given) else None
+            if x is None or not fits(x, like, is_edges):
+                shape = [2, "n"] if is_edges else ["n", *like.shape[1:]]
+                found = "missing" if x is None else f"{tuple(x.shape)} of {x.dtype}"
+                raise DataError(f"input {i + 1} is {found}; this model takes {shape} of {like.dtype}".replace("'", ""))
+
+
+def fits(x: Tensor, like: Tensor, is_edges: bool) -> bool:
+    """Whether an input has the type of `like`, and its shape except for the number of examples or edges."""
+    if x.dtype != like.dtype or x.dim() != like.dim():
+        return False
+    return x.shape[:1] == like.shape[:1] if is_edges else x.shape[1:] == like.shape[1:]
 
 
 def load_model(path: str | Path, *, data: str | Path | None = None, device: str = "cpu") -> Model:
-    """The model that a finished run ended with. The run's data must be there: the encoder's shape and the scale of its
-    inputs come from it. It is looked for where the run found it, unless `data` says otherwise."""
+    """The model that a finished run ended with.
+
+    The run's dataset is needed: it gives the shape of the encoder and the scale of the inputs. `data` is the folder
+    to load it from; by default that is the folder the run used.
+    """
+    from profcil.engine.world import make_world
+
     run = load_run(path)
     if not run.done:
-        raise RunFolderError(f"{path} is not finished; go on with `profcil resume {path}`")
+        raise RunFolderError(f"{path} is not finished; continue it with `profcil resume {path}`")
     config = replace(resolve(str(run.path / "config.toml")), device=device)
-    where = Path(data or run.facts["data_dir"])
-    world = make_world(config, where)
+    data_dir = Path(data or run.facts["data_dir"])
+    world = make_world(config, data_dir)
     if world.bundle.fingerprint != run.facts["data"]:
-        raise RunFolderError(f"the data under {where} is not what {path} was made from; give the folder it lies in")
-    found = read_tensors(run.path / "state.safetensors")
-    if found is None:
+        raise RunFolderError(
+            f"the data under {data_dir} is not the data that {path} was trained on; give the folder of that data"
+        )
+    stored = read_tensors(run.path / "state.safetensors")
+    if stored is None:
         raise RunFolderError(f"run folder {path} has no readable state; run it again")
-    state = unpack(*found, world.device, run.path / "clients").server
+    state = unpack(*stored, world.device, run.path / "clients").server
     method = registry.find("methods", config.method).METHOD(config.params)
     seen = tuple(sorted(world.plan.seen(world.plan.positions - 1)))
-    x, *graph = world.bundle.train.inputs(world.bundle.train.y[:0])
-    like = (x[:0].clone(), graph[0][:, :0].clone(), graph[1]) if graph else (x,)
-    return Model(world.net, method, state, seen, world.bundle.names, like)
+    return Model(world.net, method, state, seen, world.bundle.names, empty_inputs(world.bundle))
+
+
+def empty_inputs(bundle: Bundle) -> Inputs:
+    """Inputs without examples, in the shapes and types of a dataset."""
+    x, *graph = bundle.train.inputs(bundle.train.y[:0])
+    if not graph:
+        return (x,)
+    edges, nodes = graph
+    return x[:0].clone(), edges[:, :0].clone(), nodes

@@ -1,15 +1,15 @@
-"""A study: one TOML of datasets, settings, methods, seeds and variants; every cell one run, kept and reused.
+"""A study: a TOML file with datasets, settings, methods, seeds and variants. Every combination, a cell, is one run.
 
-A run's folder is named by a hash of all settings that determine its result, so a study continues where it was, two
-studies share runs, and a changed setting is a new run; finished runs of other data are refused. A `[smoke]` table
-makes a study small: its keys replace the study's, except that its `set` is added.
+The name of a run folder contains a hash of all settings that determine its result. So a study can be continued, two
+studies share equal runs, and a changed setting is a new run. Finished runs on other data are refused. A `[smoke]`
+table describes a small version of the study: its keys replace the study's keys, but its `set` is appended.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -21,8 +21,8 @@ from profcil.errors import ConfigError, DataError, unknown
 from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve
 
 STUDIES = Path(__file__).parent.parent / "recipes" / "studies"
-# What no result depends on, beyond rounding; what a regime changes is in the method's own settings.
-FREE = ("threads", "workers", "accelerate", "regime")
+# Settings without effect on a result, beyond rounding. `regime` only changes settings of the method, which count.
+WITHOUT_EFFECT = ("threads", "workers", "accelerate", "regime")
 SCALES = ("paper", "smoke")
 GROUPS = ("all", "replay")
 Names = tuple[str, ...] | str  # method names, or one of GROUPS
@@ -30,18 +30,18 @@ Names = tuple[str, ...] | str  # method names, or one of GROUPS
 
 @dataclass(frozen=True)
 class Variant(Checked):
-    """A named way to set some methods up."""
+    """A named combination of settings for some methods."""
 
     name: str = ""
-    methods: tuple[str, ...] | str = ()  # empty: all of the study's
-    datasets: tuple[str, ...] = ()  # empty: all of the study's
-    settings: tuple[str, ...] = ()  # empty: all of the study's
+    methods: tuple[str, ...] | str = ()  # empty: all of the study
+    datasets: tuple[str, ...] = ()  # empty: all of the study
+    settings: tuple[str, ...] = ()  # empty: all of the study
     set: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Study(Checked):
-    """The cells of a study."""
+    """The content of a study's TOML file."""
 
     title: str = ""
     datasets: tuple[str, ...] = ("digits",)
@@ -60,11 +60,11 @@ class Cell:
 
     config: RunConfig
     variant: str
-    applicable: bool = True  # whether the method is made for the dataset's modality
+    applicable: bool = True  # whether the method supports the modality of the dataset
 
     @property
     def key(self) -> str:
-        return key_of(self.config)
+        return hash_settings(self.config)
 
     @property
     def label(self) -> str:
@@ -76,19 +76,31 @@ class Cell:
         return f"{c.dataset}-{c.setting}-{c.method}-seed{c.seed}-{self.key}"
 
 
-def key_of(config: RunConfig, but: Sequence[str] = FREE) -> str:
-    """A hash of everything that determines a result but the data. Which GPU computes it does not matter; that it is one
-    does, because it draws other numbers. Of what other packages bring, version and source count."""
-    facts = {k: v for k, v in plain(config).items() if k not in (*but, "device")} | {"version": __version__}
-    if "device" not in but and (kind := config.device.partition(":")[0]) != "cpu":
-        facts["device"] = kind
-    if brought := {room: origin for room, name in parts_of(config).items() if (origin := registry.origin(room, name))}:
-        facts["brought"] = brought
+def hash_settings(config: RunConfig, exclude: Sequence[str] = WITHOUT_EFFECT) -> str:
+    """A hash of everything except the data that determines a result.
+
+    The kind of device counts, because a GPU draws other random numbers than a CPU; the index of the GPU does not. For
+    plug-ins, version and source count too.
+    """
+    facts = {key: value for key, value in plain(config).items() if key not in (*exclude, "device")}
+    facts["version"] = __version__
+    device_kind = config.device.partition(":")[0]
+    if "device" not in exclude and device_kind != "cpu":
+        facts["device"] = device_kind
+    origins = plugin_origins(config)
+    if origins:
+        facts["brought"] = origins
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def parts_of(config: RunConfig) -> dict[str, str]:
-    """The names of a run's method, dataset and encoder; empty where the encoder is one of profcil's own anyway."""
+def plugin_origins(config: RunConfig) -> dict[str, Any]:
+    """Where the method, dataset and encoder of a run come from, for those that are plug-ins."""
+    origins = {kind: registry.origin(kind, name) for kind, name in part_names(config).items()}
+    return {kind: origin for kind, origin in origins.items() if origin}
+
+
+def part_names(config: RunConfig) -> dict[str, str]:
+    """The names of a run's method, dataset and encoder; the encoder is empty if it is a built-in default."""
     encoder = config.model.encoder
     if not encoder and config.dataset in registry.guests("data"):
         encoder = registry.find("data", config.dataset).FACTS.encoder
@@ -96,118 +108,99 @@ def parts_of(config: RunConfig) -> dict[str, str]:
 
 
 def study_names() -> list[str]:
-    return sorted(p.stem for p in STUDIES.glob("*.toml"))
+    return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
 def load_study(name: str, scale: str = "paper") -> Study:
     """A study by built-in name or by path, at one of its scales."""
-    path = Path(name)
-    if path.suffix != ".toml":
-        if name not in study_names():
-            raise unknown("study", name, study_names())
-        path = STUDIES / f"{name}.toml"
-    values = load_toml(path)
-    small = values.pop("smoke", None)
-    if not isinstance(small, dict | None):
-        raise ConfigError(f"study {name} has smoke = {small!r}, which is not a table; write its settings below [smoke]")
+    values = load_toml(find_study(name))
+    smoke = values.pop("smoke", None)
+    if not isinstance(smoke, dict | None):
+        raise ConfigError(f"study {name} has smoke = {smoke!r}, which is not a table; write its settings below [smoke]")
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     if scale == "smoke":
-        if small is None:
-            raise ConfigError(f"study {name} has no [smoke] table; leave --scale out, or write one into its TOML")
-        values |= small | {"set": [*values.get("set", []), *small.get("set", [])]}
+        if smoke is None:
+            raise ConfigError(f"study {name} has no [smoke] table; leave --scale out, or add one to its TOML file")
+        values |= smoke | {"set": [*values.get("set", []), *smoke.get("set", [])]}
     study = build(Study, values | {"scale": scale}, "the study")
     for key in ("datasets", "settings", "methods", "seeds", "variants"):
         if not getattr(study, key):
-            raise ConfigError(f"study {name} has no {key}; give it at least one, or leave the key out")
+            raise ConfigError(f"study {name} has no {key}; give at least one, or leave the key out")
     return study
 
 
-def narrowed(
-    study: Study,
-    seeds: Iterable[int] | None = None,
-    methods: Iterable[str] | None = None,
-    datasets: Iterable[str] | None = None,
-    sets: Iterable[str] = (),
-) -> Study:
-    """The study on other seeds or datasets, with some methods only, with settings on top."""
-    methods = None if methods is None else tuple(methods)
-    if methods:
-        check_methods(study, methods)
-    study = replace(study, seeds=tuple(seeds or study.seeds), datasets=tuple(datasets or study.datasets))
-    raw = [dict(v) for v in study.variants]
-    for variant in raw:
-        variant["set"] = [*variant.get("set", ()), *sets]
-        if methods is not None:
-            offered = expand(variant.get("methods") or study.methods)
-            variant["methods"] = [m for m in offered if m in methods]
-    return replace(study, variants=tuple(v for v in raw if methods is None or v["methods"]))
+def find_study(name: str) -> Path:
+    """The TOML file of a study, by built-in name or by path."""
+    path = Path(name)
+    if path.suffix == ".toml":
+        return path
+    if name not in study_names():
+        raise unknown("study", name, study_names())
+    return STUDIES / f"{name}.toml"
 
 
-def check_methods(study: Study, methods: Sequence[str]) -> None:
-    """Every method asked for is one that there is, and one of the study's."""
-    own = sorted({m for v in study.variants for m in expand(v.get("methods") or study.methods)})
-    for name in methods:
-        if name not in registry.names("methods"):
-            raise unknown("method", name, registry.names("methods"))
-        if name not in own:
-            raise ConfigError(f"method '{name}' is not in the study; choose among its own: {', '.join(own)}")
-
-
-def expand(names: Names) -> tuple[str, ...]:
-    """Method names; `all` is every method that can be used, `replay` those that can show what they replay."""
+def expand_methods(names: Names) -> tuple[str, ...]:
+    """Method names. `all` stands for every usable method, `replay` for those that can show their replay samples."""
     if not isinstance(names, str):
         return names
     if names not in GROUPS:
         raise unknown("group of methods", names, GROUPS)
     for name in sorted(registry.own("methods") & registry.guests("methods").keys()):
-        registry.find("methods", name)  # refused: the group would lack one of profcil's own
-    found = registry.usable("methods").items()
-    return tuple(name for name, module in found if names == "all" or replays(module.METHOD))
+        registry.find("methods", name)  # raises: a plug-in hides a built-in method, so the group would be incomplete
+    usable = registry.usable("methods").items()
+    return tuple(name for name, module in usable if names == "all" or has_replay(module.METHOD))
 
 
-def replays(method: type) -> bool:
+def has_replay(method: type) -> bool:
     from profcil.methods.base import Method
 
     return method.replay is not Method.replay  # type: ignore[attr-defined]
 
 
-def cells(study: Study) -> list[Cell]:
-    """Every run of a study, in the order of its axes; the same run under two names is one cell."""
-    out: dict[str, Cell] = {}
-    for raw, dataset, het in product(study.variants, study.datasets, study.settings):
+def list_cells(study: Study) -> list[Cell]:
+    """Every run of a study, in the order of its keys; equal runs of one variant name are listed once."""
+    cells: dict[str, Cell] = {}
+    for raw, dataset, heterogeneity in product(study.variants, study.datasets, study.settings):
         variant = build(Variant, raw, "a variant")
         check_names(variant)
-        if dataset not in (variant.datasets or study.datasets) or het not in (variant.settings or study.settings):
-            continue
-        for method in expand(variant.methods or study.methods):
-            flags = {"dataset": dataset, "setting": het, "method": method}
-            config, fit = resolve(None, flags, [*study.set, *variant.set]), fits(method, dataset)
-            for seed in study.seeds:
-                cell = Cell(replace(config, seed=seed), variant.name, fit)
-                out.setdefault(f"{cell.name} {cell.variant}", cell)
-    return list(out.values())
+        in_datasets = dataset in (variant.datasets or study.datasets)
+        in_settings = heterogeneity in (variant.settings or study.settings)
+        if in_datasets and in_settings:
+            for cell in variant_cells(study, variant, dataset, heterogeneity):
+                cells.setdefault(f"{cell.name} {cell.variant}", cell)
+    return list(cells.values())
+
+
+def variant_cells(study: Study, variant: Variant, dataset: str, heterogeneity: str) -> Iterator[Cell]:
+    """The runs of one variant on one dataset: every method with every seed."""
+    for method in expand_methods(variant.methods or study.methods):
+        flags = {"dataset": dataset, "setting": heterogeneity, "method": method}
+        config = resolve(None, flags, [*study.set, *variant.set])
+        applicable = supports_modality(method, dataset)
+        for seed in study.seeds:
+            yield Cell(replace(config, seed=seed), variant.name, applicable)
 
 
 def check_names(variant: Variant) -> None:
-    """What a variant is for is something that there is."""
-    for what, given, known in (
+    """Refuses unknown datasets, settings and methods in a variant."""
+    for kind, given, known in (
         ("dataset", variant.datasets, registry.names("data")),
         ("setting", variant.settings, SETTINGS),
-        ("method", expand(variant.methods), registry.names("methods")),
+        ("method", expand_methods(variant.methods), registry.names("methods")),
     ):
         for name in given:
             if name not in known:
-                raise unknown(what, name, known)
+                raise unknown(kind, name, known)
 
 
-def fits(method: str, dataset: str) -> bool:
-    """Whether a method is made for a dataset's modality; whatever else may not fit shows when it is run."""
+def supports_modality(method: str, dataset: str) -> bool:
+    """Whether a method supports the modality of a dataset. Other conflicts show when the cell is run."""
     return registry.find("data", dataset).FACTS.modality in registry.find("methods", method).METHOD.modalities
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; nothing where it is not there or not a table."""
+    """The object in a JSON file; empty if the file is missing, damaged or holds something else."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -215,27 +208,37 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def check_data(todo: Iterable[Cell], out: Path, data_dir: Path) -> None:
-    """Finished runs can be reused only with the data they were made from. Of each dataset one seed is loaded for that;
-    where the data is not there any more, nobody can tell."""
-    from profcil.data.loading import load_bundle
+def is_finished(out: Path, cell: Cell) -> bool:
+    return bool(read_json(out / cell.name / "run.json").get("done"))
 
-    known: dict[tuple[str, int], set[str]] = {}
-    for cell in todo:
-        if (facts := read_json(out / cell.name / "run.json")).get("done"):
-            known.setdefault((cell.config.dataset, cell.config.seed), set()).add(facts["data"])
-    for dataset, seed in {dataset: seed for dataset, seed in reversed(known)}.items():
-        made = {s: prints for (name, s), prints in known.items() if name == dataset}
-        try:
-            here = {load_bundle(dataset, data_dir, seed).fingerprint}
-        except DataError:
-            here = made[seed]
-        if made[seed] != here or any(len(prints) > 1 for prints in made.values()):
+
+def check_data(cells: Iterable[Cell], out: Path, data_dir: Path) -> None:
+    """Refuses to reuse finished runs if the data is not the data they were trained on.
+
+    One seed of each dataset is loaded for the comparison. Missing data cannot be compared and is accepted.
+    """
+    recorded: dict[str, dict[int, set[str]]] = {}
+    for cell in cells:
+        facts = read_json(out / cell.name / "run.json")
+        if facts.get("done"):
+            by_seed = recorded.setdefault(cell.config.dataset, {})
+            by_seed.setdefault(cell.config.seed, set()).add(facts["data"])
+    for dataset, by_seed in recorded.items():
+        seed = next(iter(by_seed))
+        current = current_fingerprint(dataset, data_dir, seed)
+        changed = current is not None and by_seed[seed] != {current}
+        if changed or any(len(fingerprints) > 1 for fingerprints in by_seed.values()):
             raise ConfigError(
-                f"finished runs on {dataset} in {out} were made from other data than lies under {data_dir} now; "
+                f"finished runs on {dataset} in {out} were made from other data than is under {data_dir} now; "
                 f"give the data they were made from, or another --out"
             )
 
 
-def finished(out: Path, cell: Cell) -> bool:
-    return bool(read_json(out / cell.name / "run.json").get("done"))
+def current_fingerprint(dataset: str, data_dir: Path, seed: int) -> str | None:
+    """The fingerprint of a dataset as it is now; None if it cannot be loaded."""
+    from profcil.data.loading import load_bundle
+
+    try:
+        return load_bundle(dataset, data_dir, seed).fingerprint
+    except DataError:
+        return None

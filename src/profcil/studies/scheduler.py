@@ -1,9 +1,8 @@
-"""The runs of a study, several processes at a time.
+"""Runs the cells of a study, several processes at a time.
 
-Every run is a process of its own, so that a crash, a peak of memory or an interrupt is that run's alone. Processes are
-forked from a server that has imported torch and never used it: they start at once. Their peak memory is their own, all
-measured in the same way; pages of libraries that only the import touched are not in it, so `profcil run` alone shows
-some 50 MB more.
+Every run has its own process, so a crash, a memory peak or an interrupt affects that run only. Processes are forked
+from a server that has imported torch but not used it, so they start quickly. The measured peak memory of a run does
+not include library pages that only the import touched: `profcil run` reports about 50 MB more.
 """
 
 from __future__ import annotations
@@ -25,178 +24,204 @@ from threading import Event, Thread
 from profcil.io.atomic_files import write_text
 from profcil.io.interrupts import ended_by_a_scheduler
 from profcil.resolve import to_toml
-from profcil.runs.reader import held
-from profcil.studies.definition import Cell, finished, read_json
+from profcil.runs.reader import is_locked
+from profcil.studies.definition import Cell, is_finished, read_json
 
-Tell = Callable[[Cell, str], None]
+Report = Callable[[Cell, str], None]  # gets a cell and "started", "done" or an error message
+Command = Callable[[list[str]], int]  # runs a command line and returns its exit status
 NOT_APPLICABLE = "not applicable"
 INTERRUPTED = 130
-SAVING = 60.0  # seconds that an interrupted run may need to save
+SAVE_SECONDS = 60.0  # the longest time that an interrupted run may need to save
 
 
-def play(todo: Sequence[Cell], out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> int:
-    """Runs what is not there yet, `jobs` at a time, and diagnoses where asked; the number of failures."""
-    crew = Crew(out, data, jobs, diagnose, tell)
-    each = {cell.name: cell for cell in todo if cell.applicable}  # two variants may share a run
+def run_cells(
+    cells: Sequence[Cell], out: Path, data_dir: Path, jobs: int, diagnose: bool, report: Report, command: Command
+) -> int:
+    """Runs the cells that are not finished, `jobs` at a time, and diagnoses them if asked; the number of failures.
+
+    `command` runs a command line of profcil. It must be importable by name, because other processes call it.
+    """
+    scheduler = Scheduler(out, data_dir, jobs, diagnose, report, command)
+    by_name = {cell.name: cell for cell in cells if cell.applicable}  # two variants may share a run
     with ended_by_a_scheduler(), ThreadPoolExecutor(jobs) as pool:
-        work = [pool.submit(crew.one, cell) for cell in each.values()]
+        futures = [pool.submit(scheduler.run_cell, cell) for cell in by_name.values()]
         try:
-            return sum(not future.result() for future in work)
+            return sum(not future.result() for future in futures)
         except KeyboardInterrupt:
-            crew.stop()
+            scheduler.stop()
             pool.shutdown(wait=True, cancel_futures=True)
-            there = sum(finished(out, cell) for cell in each.values())
+            done = sum(is_finished(out, cell) for cell in by_name.values())
             raise KeyboardInterrupt(
-                f"interrupted; {there} of {len(each)} runs are done and the others keep what they have, "
-                "go on with the same command"
+                f"interrupted; {done} of {len(by_name)} runs are done and the others were saved, "
+                "continue with the same command"
             ) from None
 
 
-class Crew:
-    """Whoever is at work, and how to stop them."""
+class Scheduler:
+    """Starts the processes of a study and can stop them."""
 
-    def __init__(self, out: Path, data: Path, jobs: int, diagnose: bool, tell: Tell) -> None:
-        self.out, self.data, self.jobs, self.diagnose, self.tell = out, data, jobs, diagnose, tell
-        self.alive: set[BaseProcess] = set()
+    def __init__(self, out: Path, data_dir: Path, jobs: int, diagnose: bool, report: Report, command: Command) -> None:
+        self.out = out
+        self.data_dir = data_dir
+        self.jobs = jobs
+        self.diagnose = diagnose
+        self.report = report
+        self.command = command
+        self.processes: set[BaseProcess] = set()
         self.stopped = Event()
-        self.start = multiprocessing.get_context("forkserver")
-        self.start.set_forkserver_preload(["profcil.engine.run"])
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["profcil.engine.run"])
 
-    def one(self, cell: Cell) -> bool:
-        """One run, and a look at it; False where it failed."""
+    def run_cell(self, cell: Cell) -> bool:
+        """Runs one cell and diagnoses it; False if either failed."""
         folder = self.out / cell.name
-        if not finished(self.out, cell):
-            self.tell(cell, "started")
-            self.await_release(folder / "lock")
-            if (ended := self.call(cell, self.command(cell, folder))) != 0:
-                return ended is None
-        elsewhere = ["diagnose", str(folder), "--data-dir", str(self.data), "--json"]
-        looked = not self.diagnose or (folder / "diagnostics.json").exists() or self.call(cell, elsewhere) == 0
-        if looked:
-            self.tell(cell, "done")
-        return looked
+        if not is_finished(self.out, cell):
+            self.report(cell, "started")
+            self.wait_for_lock(folder / "lock")
+            status = self.call(cell, self.run_arguments(cell, folder))
+            if status != 0:
+                return status is None
+        if self.diagnose and not (folder / "diagnostics.json").exists():
+            arguments = ["diagnose", str(folder), "--data-dir", str(self.data_dir), "--json"]
+            if self.call(cell, arguments) != 0:
+                return False
+        self.report(cell, "done")
+        return True
 
-    def await_release(self, lock: Path) -> None:
-        """A run of a study that was killed a moment ago may still be saving."""
-        until = time.monotonic() + SAVING
-        while held(lock) and time.monotonic() < until and not self.stopped.is_set():
+    def wait_for_lock(self, lock: Path) -> None:
+        """Waits until a run of a killed study has saved and released its folder."""
+        deadline = time.monotonic() + SAVE_SECONDS
+        while is_locked(lock) and time.monotonic() < deadline and not self.stopped.is_set():
             time.sleep(0.2)
 
-    def command(self, cell: Cell, folder: Path) -> list[str]:
-        """Resume what was begun; start what was not."""
-        more = ["--data-dir", str(self.data), "--quiet", "--json"]
-        if (folder / "state.safetensors").exists():  # the one file that a run is picked up from
-            return ["resume", str(folder), *more]
+    def run_arguments(self, cell: Cell, folder: Path) -> list[str]:
+        """The command line that resumes a run with a saved state, or starts a new one."""
+        common = ["--data-dir", str(self.data_dir), "--quiet", "--json"]
+        if (folder / "state.safetensors").exists():
+            return ["resume", str(folder), *common]
         recipe = self.out / f"{cell.name}.toml"
         write_text(recipe, to_toml(cell.config))
-        alone = ["--set", "workers=1"] if self.jobs > 1 else []
-        return ["run", str(recipe), "--out", str(folder), *more, *alone]
+        one_worker = ["--set", "workers=1"] if self.jobs > 1 else []
+        return ["run", str(recipe), "--out", str(folder), *common, *one_worker]
 
-    def call(self, cell: Cell, line: list[str]) -> int | None:
-        """A command line in a process of its own: its exit status, or None where the method does not fit or the
-        study was stopped. What it said is kept beside the run until it goes well."""
+    def call(self, cell: Cell, arguments: list[str]) -> int | None:
+        """Runs a command line in its own process; the exit status.
+
+        None if the method is not applicable or the study was stopped. The output is in a log file beside the run
+        folder; the file is deleted on success.
+        """
         if self.stopped.is_set():
             return None
-        said = self.out / f"{cell.name}.log"
-        said.write_text("")  # where that is not possible the study ends with a sentence
-        ended = self.wait(line, said)
-        if ended == 0:
-            said.unlink(missing_ok=True)
+        log = self.out / f"{cell.name}.log"
+        log.write_text("")  # ends the study with an error if the folder cannot be written
+        status = self.run_process(arguments, log)
+        if status == 0:
+            log.unlink(missing_ok=True)
             return 0
-        if self.stopped.is_set() and ended in (INTERRUPTED, -signal.SIGINT):
+        if self.stopped.is_set() and status in (INTERRUPTED, -signal.SIGINT):
             return None
-        words = last_words(said) or f"ended with status {ended}"
-        self.tell(cell, words)
-        return None if words.startswith(NOT_APPLICABLE) else ended
+        message = read_last_line(log) or f"ended with status {status}"
+        self.report(cell, message)
+        return None if message.startswith(NOT_APPLICABLE) else status
 
-    def wait(self, line: list[str], said: Path) -> int:
-        """Starts a process and waits for it. It tells its exit status itself: where several threads look after
-        processes, multiprocessing may lose one."""
-        here, there = self.start.Pipe(duplex=False)
-        process = self.start.Process(target=work, args=(line, str(said), dict(os.environ), there))
+    def run_process(self, arguments: list[str], log: Path) -> int:
+        """Starts a process and waits for it; the exit status.
+
+        The process sends its exit status through a pipe: multiprocessing may lose it when several threads wait.
+        """
+        receiver, sender = self.context.Pipe(duplex=False)
+        inputs = (self.command, arguments, str(log), dict(os.environ), sender)
+        process = self.context.Process(target=run_in_child, args=inputs)
         process.start()
-        there.close()
-        self.alive.add(process)
+        sender.close()
+        self.processes.add(process)
         process.join()
-        self.alive.discard(process)
-        with here:
+        self.processes.discard(process)
+        with receiver:
             try:
-                return here.recv()
-            except EOFError:  # it was killed
+                return receiver.recv()
+            except EOFError:  # the process was killed
                 return process.exitcode or -signal.SIGKILL
 
     def stop(self) -> None:
-        """Lets every process save and end; nothing new is begun."""
+        """Starts no further process, and interrupts the running ones so that they save and end."""
         self.stopped.set()
-        for process in list(self.alive):
+        for process in list(self.processes):
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGINT)
 
 
-def work(line: list[str], said: str, surroundings: dict[str, str], tell: Connection) -> None:
-    """In a child: a command line whose words go to a file. The terminal's Ctrl-C is for the study, which hands it on
-    once; a second one could hit a run while it saves."""
+def run_in_child(
+    command: Command, arguments: list[str], log: str, environment: dict[str, str], sender: Connection
+) -> None:
+    """In a child process: runs a command line with its output in a log file.
+
+    The child has its own process group, so Ctrl-C in the terminal reaches the study only. The study forwards it once;
+    a second signal could interrupt the child while it saves.
+    """
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    Thread(target=end_with_the_study, daemon=True).start()
-    os.environ.update(surroundings)  # the server that forked us may be older than they are
-    with open(said, "w") as file:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
+    Thread(target=interrupt_when_parent_ends, daemon=True).start()
+    os.environ.update(environment)  # the fork server may have been started with another environment
+    with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    from profcil.cli.main import main
-
-    status = main(line)
-    with suppress(OSError):  # nobody may be left to hear it
-        tell.send(status)
+    status = command(arguments)
+    with suppress(OSError):  # the study may have been killed
+        sender.send(status)
     sys.exit(status)
 
 
-def end_with_the_study() -> None:
-    """Beside a run: where the study is killed and cannot hand anything on, the run saves and ends as on Ctrl-C."""
-    if (study := multiprocessing.parent_process()) is not None:
-        study.join()
+def interrupt_when_parent_ends() -> None:
+    """Interrupts this process when the study is killed, so that the run saves and ends as on Ctrl-C."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def last_words(said: Path) -> str:
-    """The sentence a command ended with."""
+def read_last_line(log: Path) -> str:
+    """The last line of a log: the message that a command ended with."""
     try:
-        lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
     return lines[-1].removeprefix("profcil: ") if lines else ""
 
 
-def misfit(out: Path, cell: Cell) -> bool:
-    """Whether the run said that its method does not fit."""
-    return not cell.applicable or last_words(out / f"{cell.name}.log").startswith(NOT_APPLICABLE)
+def is_not_applicable(out: Path, cell: Cell) -> bool:
+    """Whether the method does not support the cell: known beforehand, or from the log of the run."""
+    return not cell.applicable or read_last_line(out / f"{cell.name}.log").startswith(NOT_APPLICABLE)
 
 
-def expected(missing: Iterable[Cell], out: Path, jobs: int = 1) -> tuple[float, int]:
-    """Seconds that the missing runs would take, and how many of them nothing is known about.
+def estimate_seconds(cells: Iterable[Cell], out: Path, jobs: int = 1) -> tuple[float, int]:
+    """The seconds that some runs will take, and the number of runs without an estimate.
 
-    Speed is measured: seconds per round and local epoch of finished runs in this folder, of the same dataset and method
-    or else of the same dataset. Warm-ups, which runs share, are not in it.
+    The estimate comes from finished runs in this folder: seconds per round and local epoch, of the same dataset and
+    method or else of the same dataset. Warm-ups are not included, because runs share them.
     """
-    speeds = measured(out)
-    found = [speeds.get((c.config.dataset, c.config.method), speeds.get((c.config.dataset, ""))) for c in missing]
-    times = [
-        speed * cell.config.train.rounds * cell.config.train.epochs
-        for cell, speed in zip(missing, found, strict=True)
-        if speed is not None
-    ]
-    return sum(times) / jobs, found.count(None)
+    speeds = measure_speeds(out)
+    total = 0.0
+    unknown = 0
+    for cell in cells:
+        c = cell.config
+        speed = speeds.get((c.dataset, c.method), speeds.get((c.dataset, "")))
+        if speed is None:
+            unknown += 1
+        else:
+            total += speed * c.train.rounds * c.train.epochs
+    return total / jobs, unknown
 
 
-def measured(out: Path) -> dict[tuple[str, str], float]:
-    """Mean seconds per round and epoch by dataset and method, and by dataset alone under an empty method."""
-    seen: dict[tuple[str, str], list[float]] = {}
+def measure_speeds(out: Path) -> dict[tuple[str, str], float]:
+    """Mean seconds per round and epoch by (dataset, method), and by (dataset, "") over all methods."""
+    measured: dict[tuple[str, str], list[float]] = {}
     for path in sorted(out.glob("*/run.json")):
         facts = read_json(path)
-        with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # a damaged one tells nothing
+        with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # damaged files are skipped
             if facts.get("done"):
                 c = facts["config"]
                 speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
                 for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
-                    seen.setdefault(key, []).append(speed)
-    return {key: fmean(values) for key, values in seen.items()}
+                    measured.setdefault(key, []).append(speed)
+    return {key: fmean(speeds) for key, speeds in measured.items()}

@@ -1,4 +1,4 @@
-"""The paper's figures from run folders: one function each, the numbers behind a picture beside it as JSON."""
+"""Draws the figures of the paper from run folders, and writes the numbers behind each as JSON."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from pathlib import Path
 
 from profcil.errors import ConfigError, unknown
 
-# name: where it is drawn, and what it shows
+# name: the function that draws it, and a description
 FIGURES = {
-    "heatmap": ("heatmap:by_position", "accuracy of every task after every position"),
-    "final": ("heatmap:final", "final accuracy of every task, a row per method"),
-    "accuracy": ("curves:accuracy", "accuracy on the tasks met so far, over positions"),
-    "cta": ("curves:cta", "accuracy on the current task, over positions"),
-    "explain": ("curves:explain", "accuracy, and whether the memory still points at the truth, over positions"),
-    "communication": ("communication:communication", "bytes by kind and direction"),
-    "snapshots": ("snapshots:snapshots", "remembered class means in one shared PCA"),
-    "embedding": ("embedding:embedding", "real against replayed features, t-SNE and UMAP"),
-    "mismatch": ("mismatch:mismatch", "replay gap against downstream drop, a panel per method"),
+    "heatmap": ("heatmap:draw_by_position", "accuracy of every task after every position"),
+    "final": ("heatmap:draw_final", "final accuracy of every task, a row per method"),
+    "accuracy": ("curves:draw_accuracy", "accuracy on the tasks met so far, over positions"),
+    "cta": ("curves:draw_cta", "accuracy on the current task, over positions"),
+    "explain": (
+        "curves:draw_explanation",
+        "accuracy, and alignment of the memory with true class means",
+    ),
+    "communication": ("communication:draw", "bytes by kind and direction"),
+    "snapshots": ("snapshots:draw", "stored class means in one shared PCA"),
+    "embedding": ("embedding:draw", "real and replayed features, t-SNE and UMAP"),
+    "mismatch": ("mismatch:draw", "replay gap and downstream drop, a panel per method"),
 }
 
 
-def make(name: str, paths: Sequence[str], out: Path, formats: Sequence[str], tell: Callable[[str], None]) -> list[Path]:
-    """Draws a figure and writes it in every format, with its numbers and settings in NAME.json."""
+def make_figure(
+    name: str, paths: Sequence[str], out: Path, formats: Sequence[str], warn: Callable[[str], None]
+) -> list[Path]:
+    """Draws a figure and writes it in every format, with its numbers and settings in NAME.json; the files written."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     if find_spec("matplotlib") is None:
-        raise ConfigError("figures need matplotlib, which is not installed; `pip install 'profcil[report]'` brings it")
+        raise ConfigError(
+            "figures need matplotlib, which is not installed; install it with `pip install 'profcil[report]'`"
+        )
     from matplotlib import rc_context
 
     from profcil.reporting.figures.style import STYLE, save
@@ -37,8 +44,8 @@ def make(name: str, paths: Sequence[str], out: Path, formats: Sequence[str], tel
     module, function = FIGURES[name][0].split(":")
     with rc_context(STYLE):
         draw = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-        figure, numbers = draw(paths, tell)
-        made = save(figure, out, name, formats)
-    beside = out / f"{name}.json"
-    beside.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return [*made, beside]
+        figure, numbers = draw(paths, warn)
+        written = save(figure, out, name, formats)
+    numbers_file = out / f"{name}.json"
+    numbers_file.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return [*written, numbers_file]

@@ -9,87 +9,102 @@ import numpy as np
 
 from profcil.reporting import series
 from profcil.reporting.figures import style
-from profcil.runs.gather import Group, finished, grouped, load_all
+from profcil.runs.gather import Group, load_groups
 from profcil.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DODGE = 0.05  # positions between two lines: equal ones would hide each other
+OFFSET = 0.05  # horizontal distance between lines, in positions: equal lines would cover each other
+Values = Callable[[Run], np.ndarray]  # one value for each position
 
 
-def accuracy(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
-    """The clients' mean accuracy on the tasks they have met; the last point is FAA."""
-    return curves(grouped(finished(load_all(paths, tell), tell)), series.seen_accuracy, "accuracy on met tasks (%)")
+def draw_accuracy(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """The mean accuracy of the clients on the tasks they have met; the last point is FAA."""
+    return draw_curves(load_groups(paths, warn), series.seen_accuracy, "accuracy on met tasks (%)")
 
 
-def cta(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
-    """The clients' mean accuracy on the task they meet; the mean of the points is CTA."""
-    return curves(grouped(finished(load_all(paths, tell), tell)), series.current_accuracy, "current-task accuracy (%)")
+def draw_cta(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """The mean accuracy of the clients on their current task; the mean of the points is CTA."""
+    return draw_curves(load_groups(paths, warn), series.current_accuracy, "current-task accuracy (%)")
 
 
-def curves(
-    groups: Sequence[Group], value: Callable[[Run], np.ndarray], title: str
-) -> tuple[Figure, dict[str, dict[str, Any]]]:
-    streams = list(dict.fromkeys(g.stream for g in groups))
-    looks = {label: style.look(i) for i, label in enumerate(dict.fromkeys(g.label for g in groups))}
+def draw_curves(groups: Sequence[Group], values: Values, title: str) -> tuple[Figure, dict[str, dict[str, Any]]]:
+    """A panel per stream with a line for each group."""
+    streams = list(dict.fromkeys(group.stream for group in groups))
+    looks = looks_by_label(groups)
     width = style.COLUMN if len(streams) == 1 else style.PAGE
     figure, axes = style.panels(len(streams), 3, width, 2.1, sharey=True)
     numbers: dict[str, dict[str, Any]] = {}
     for stream, ax in zip(streams, axes, strict=True):
-        own = [g for g in groups if g.stream == stream]
-        beside = min(DODGE, 0.3 / len(own)) * (np.arange(len(own)) - (len(own) - 1) / 2)
-        numbers[stream] = {g.label: line(ax, g, value, looks[g.label], x) for g, x in zip(own, beside, strict=True)}
+        own = [group for group in groups if group.stream == stream]
+        offsets = min(OFFSET, 0.3 / len(own)) * (np.arange(len(own)) - (len(own) - 1) / 2)
+        numbers[stream] = {}
+        for group, offset in zip(own, offsets, strict=True):
+            numbers[stream][group.label] = draw_line(ax, group, values, looks[group.label], offset)
         ax.set_title(stream)
         ax.set_xlabel("position")
         style.positions_axis(ax, own[0].runs[0].plan.positions)
         ax.set_ylim(0, 100)
     axes[0].set_ylabel(title)
-    several = any(len(g.runs) > 1 for g in groups)
-    style.legend_below(figure, axes, "band: ± one standard deviation over seeds" if several else None)
+    style.legend_below(figure, axes, legend_title(groups))
     return figure, numbers
 
 
-def explain(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
-    """Why accuracy is kept or lost: above it, over positions; below, whether the memory still points at the truth."""
+def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """Accuracy over positions above, and below it the alignment of the memory with the true class means."""
     from matplotlib.figure import Figure
 
-    groups = grouped(finished(load_all(paths, tell), tell))
-    streams = list(dict.fromkeys(g.stream for g in groups))
-    looks = {label: style.look(i) for i, label in enumerate(dict.fromkeys(g.label for g in groups))}
+    groups = load_groups(paths, warn)
+    streams = list(dict.fromkeys(group.stream for group in groups))
+    looks = looks_by_label(groups)
     figure = Figure(figsize=(style.COLUMN if len(streams) == 1 else style.PAGE, 3.6), layout="constrained")
     axes = figure.subplots(2, len(streams), squeeze=False, sharex="col", sharey="row")
     numbers: dict[str, dict[str, Any]] = {stream: {} for stream in streams}
-    for row, (name, value) in enumerate({"accuracy": series.seen_accuracy, "centred": series.alignment}.items()):
+    quantities = {"accuracy": series.seen_accuracy, "centred": series.alignment}
+    for row, (name, values) in enumerate(quantities.items()):
         for stream, ax in zip(streams, axes[row], strict=True):
-            own = [g for g in groups if g.stream == stream]
-            kept = [g for g in own if not all(np.isnan(value(run)).all() for run in g.runs)]
-            numbers[stream][name] = {g.label: line(ax, g, value, looks[g.label], 0.0) for g in kept}
+            own = [group for group in groups if group.stream == stream]
+            with_values = [group for group in own if has_values(group, values)]
+            lines = {group.label: draw_line(ax, group, values, looks[group.label], 0.0) for group in with_values}
+            numbers[stream][name] = lines
             style.positions_axis(ax, own[0].runs[0].plan.positions)
     for stream, above, below in zip(streams, *axes, strict=True):
         above.set_title(stream)
         below.set_xlabel("position")
     axes[0, 0].set(ylabel="accuracy on met tasks (%)", ylim=(0, 100))
     axes[1, 0].set(ylabel="centred alignment", ylim=(None, 1.02))
-    several = any(len(g.runs) > 1 for g in groups)
-    style.legend_below(figure, axes.ravel().tolist(), "band: ± one standard deviation over seeds" if several else None)
+    style.legend_below(figure, axes.ravel().tolist(), legend_title(groups))
     return figure, numbers
 
 
-def line(
-    ax: Axes, group: Group, value: Callable[[Run], np.ndarray], look: dict[str, Any], beside: float
-) -> dict[str, Any]:
-    """Draws one group, a little beside the others; the numbers drawn."""
-    mean, spread = series.mean_and_spread([value(run) for run in group.runs])
-    x = np.arange(1, len(mean) + 1) + beside
+def looks_by_label(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line style of each label; the same in all panels."""
+    labels = dict.fromkeys(group.label for group in groups)
+    return {label: style.look(i) for i, label in enumerate(labels)}
+
+
+def legend_title(groups: Sequence[Group]) -> str | None:
+    has_bands = any(len(group.runs) > 1 for group in groups)
+    return "band: ± one standard deviation over seeds" if has_bands else None
+
+
+def has_values(group: Group, values: Values) -> bool:
+    return any(not np.isnan(values(run)).all() for run in group.runs)
+
+
+def draw_line(ax: Axes, group: Group, values: Values, look: dict[str, Any], offset: float) -> dict[str, Any]:
+    """Draws the line and band of one group, shifted to the right by `offset`; the numbers drawn."""
+    mean, spread = series.mean_and_spread([values(run) for run in group.runs])
+    x = np.arange(1, len(mean) + 1) + offset
     ax.plot(x, mean, label=group.label, **look)
     if len(group.runs) > 1:
         ax.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
     seeds = [run.config["seed"] for run in group.runs]
-    return {"mean": listed(mean), "sd": listed(spread), "seeds": seeds}
+    return {"mean": to_list(mean), "sd": to_list(spread), "seeds": seeds}
 
 
-def listed(values: np.ndarray) -> list[float | None]:
-    """For JSON, which knows no NaN."""
-    return [round(float(v), 4) if np.isfinite(v) else None for v in values]
+def to_list(values: np.ndarray) -> list[float | None]:
+    """The values for JSON, with None in place of NaN."""
+    return [round(float(value), 4) if np.isfinite(value) else None for value in values]

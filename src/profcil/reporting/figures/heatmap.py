@@ -1,4 +1,4 @@
-"""Accuracy task by task: after every position in a panel per method, or at the end in a row per method."""
+"""Accuracy of every task: after every position in a panel per method, or at the end in a row per method."""
 
 from __future__ import annotations
 
@@ -9,87 +9,103 @@ import numpy as np
 
 from profcil.reporting.figures import style
 from profcil.reporting.series import mean_and_spread, task_accuracy
-from profcil.runs.gather import Group, finished, grouped, load_all
+from profcil.runs.gather import Group, load_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-WRITTEN = 10  # tasks up to which a panel over half a page has room for its numbers
+MAX_WRITTEN = 10  # with more tasks than this the cells are too small for numbers
 
 
-def by_position(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
-    """A panel per method: task by position, the mean over seeds; grey where a task was not introduced yet."""
-    groups = grouped(finished(load_all(paths, tell), tell))
-    tasks = max(g.runs[0].plan.positions for g in groups)
-    across = min(len(groups), 4 if tasks <= 5 else 2 if tasks <= WRITTEN else 3)
+def draw_by_position(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """A panel per method: task by position, mean over seeds. Tasks that are not introduced yet are grey."""
+    groups = load_groups(paths, warn)
+    tasks = max(group.runs[0].plan.positions for group in groups)
+    across = min(len(groups), panels_across(tasks))
     width = style.COLUMN if len(groups) == 1 else style.PAGE
     figure, axes = style.panels(len(groups), across, width, 0.85 * width / across + 0.3)
     for group, ax in zip(groups, axes, strict=True):
-        image = cells(ax, mean_tasks(group).T)
-        ax.set_title(style.folded(name_of(group, groups), int(12.5 * width / across)))
+        image = draw_cells(ax, mean_tasks(group).T)
+        ax.set_title(style.folded(group_name(group, groups), int(12.5 * width / across)))
         ax.set_xlabel("position")
         if style.leftmost(ax):
             ax.set_ylabel("task")
-    scale(figure, image, axes, "accuracy (%)")
-    return figure, {name_of(g, groups): listed(mean_tasks(g)) for g in groups}
+    draw_scale(figure, image, axes, "accuracy (%)")
+    return figure, {group_name(group, groups): to_lists(mean_tasks(group)) for group in groups}
 
 
-def final(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
-    """The paper's heatmap: what is left of every task at the end, a row per method and a panel per stream."""
-    groups = grouped(finished(load_all(paths, tell), tell))
-    streams = list(dict.fromkeys(g.stream for g in groups))
-    most = max(sum(g.stream == s for g in groups) for s in streams)
-    figure, axes = style.panels(len(streams), 1, style.COLUMN if most < 2 else style.PAGE * 0.7, 0.8 + 0.2 * most)
-    for stream, ax in zip(streams, axes, strict=True):
-        own = [g for g in groups if g.stream == stream]
-        image = cells(ax, np.stack([mean_tasks(g)[-1] for g in own]))
-        ax.set_yticks(range(len(own)), [style.folded(g.label, 28) for g in own])
+def panels_across(tasks: int) -> int:
+    """The number of panels side by side."""
+    if tasks <= 5:
+        return 4
+    return 2 if tasks <= MAX_WRITTEN else 3
+
+
+def draw_final(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """The heatmap of the paper: final accuracy of every task, a row per method and a panel per stream."""
+    groups = load_groups(paths, warn)
+    by_stream: dict[str, list[Group]] = {}
+    for group in groups:
+        by_stream.setdefault(group.stream, []).append(group)
+    most = max(len(own) for own in by_stream.values())
+    width = style.COLUMN if most < 2 else style.PAGE * 0.7
+    figure, axes = style.panels(len(by_stream), 1, width, 0.8 + 0.2 * most)
+    for (stream, own), ax in zip(by_stream.items(), axes, strict=True):
+        image = draw_cells(ax, np.stack([mean_tasks(group)[-1] for group in own]))
+        ax.set_yticks(range(len(own)), [style.folded(group.label, 28) for group in own])
         ax.set_title(stream)
         ax.set_xlabel("task")
-    scale(figure, image, axes, "final accuracy (%)")
-    return figure, {name_of(g, groups): listed(mean_tasks(g)[-1:])[0] for g in groups}
+    draw_scale(figure, image, axes, "final accuracy (%)")
+    return figure, {group_name(group, groups): to_lists(mean_tasks(group)[-1:])[0] for group in groups}
 
 
 def mean_tasks(group: Group) -> np.ndarray:
-    """[positions, tasks], the mean over seeds; unknown where one of them has no value."""
+    """[positions, tasks], the mean over seeds; NaN if one of the seeds has no value."""
     return mean_and_spread([task_accuracy(run) for run in group.runs])[0]
 
 
-def cells(ax: Axes, values: np.ndarray) -> AxesImage:
-    """A grid of percentages, each written in its cell where there is room; rows and columns count from 1."""
+def draw_cells(ax: Axes, values: np.ndarray) -> AxesImage:
+    """A grid of percentages, written into the cells if they are large enough. Rows and columns count from 1."""
     image = ax.imshow(np.ma.masked_invalid(values), cmap="cividis", vmin=0, vmax=100, aspect="auto")
+    rows, columns = values.shape
     ax.set_facecolor("#EEEEEE")
     ax.grid(False)
-    ax.set_xticks(np.arange(values.shape[1] + 1) - 0.5, minor=True)
-    ax.set_yticks(np.arange(values.shape[0] + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=0.8 if values.shape[1] <= WRITTEN else 0.3)
+    ax.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=0.8 if columns <= MAX_WRITTEN else 0.3)
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
-    for axis, count in ((ax.xaxis, values.shape[1]), (ax.yaxis, values.shape[0])):
+    for axis, count in ((ax.xaxis, columns), (ax.yaxis, rows)):
         shown = np.arange(0, count, -(-count // 10))
         axis.set_ticks(shown, labels=[str(i + 1) for i in shown])
-    if values.shape[1] <= WRITTEN:
-        for row, column in np.argwhere(np.isfinite(values)):
-            value = values[row, column]
-            colour = "black" if value > 45 else "white"
-            ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
+    if columns <= MAX_WRITTEN:
+        write_values(ax, values)
     return image
 
 
-def scale(figure: Figure, image: AxesImage, axes: Sequence[Axes], title: str) -> None:
-    bar = figure.colorbar(
-        image, ax=axes, label=title, pad=0.02, fraction=0.05, aspect=25, shrink=min(1.0, 4 / figure.get_figheight())
-    )
+def write_values(ax: Axes, values: np.ndarray) -> None:
+    """Writes every known value into its cell, in black or white by its background."""
+    for row, column in np.argwhere(np.isfinite(values)):
+        value = values[row, column]
+        colour = "black" if value > 45 else "white"
+        ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
+
+
+def draw_scale(figure: Figure, image: AxesImage, axes: Sequence[Axes], title: str) -> None:
+    """The colour scale beside the panels."""
+    shrink = min(1.0, 4 / figure.get_figheight())
+    bar = figure.colorbar(image, ax=axes, label=title, pad=0.02, fraction=0.05, aspect=25, shrink=shrink)
     bar.outline.set_visible(False)
 
 
-def name_of(group: Group, groups: Sequence[Group]) -> str:
-    """The label, and the stream where there are several."""
-    alone = len({g.stream for g in groups}) == 1
-    return group.label if alone else f"{group.label}: {group.stream}"
+def group_name(group: Group, groups: Sequence[Group]) -> str:
+    """The label, and the stream if there are several streams."""
+    streams = {other.stream for other in groups}
+    return group.label if len(streams) == 1 else f"{group.label}: {group.stream}"
 
 
-def listed(values: np.ndarray) -> list[list[float | None]]:
-    return [[round(float(v), 4) if np.isfinite(v) else None for v in row] for row in values]
+def to_lists(values: np.ndarray) -> list[list[float | None]]:
+    """The values for JSON, with None in place of NaN."""
+    return [[round(float(value), 4) if np.isfinite(value) else None for value in row] for row in values]

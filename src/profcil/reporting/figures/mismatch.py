@@ -1,4 +1,4 @@
-"""Does a larger replay gap go with a larger downstream drop? Within each method, over seeds and strengths."""
+"""Replay gap and downstream drop: whether they correlate within each method, over seeds and strengths."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ if TYPE_CHECKING:
 MARKERS = {"mild": "o", "medium": "s", "severe": "^"}  # as in the paper
 
 
-def mismatch(paths: Sequence[str], tell: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
-    """All runs of the studies given."""
-    return drawn([row for path in paths for row in inputs.mismatch(Path(path))])
+def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """The figure of all runs of the given studies."""
+    return draw_rows([row for path in paths for row in inputs.read_mismatch(Path(path))])
 
 
-def drawn(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
-    """A panel per method (and dataset, of several) with its least-squares trend and Spearman's rho. Drops share an
-    axis; gaps do not: methods differ by far more in them than a method's runs do."""
-    several = len({row.get("dataset") for row in rows}) > 1
-    rows = [row | {"method": f"{row['method']}, {row['dataset']}"} for row in rows] if several else rows
+def draw_rows(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
+    """A panel per method, or per method and dataset, with a least-squares line and Spearman's rho.
+
+    Panels share the axis of drops. They do not share the axis of gaps: those differ far more between methods than
+    between the runs of a method.
+    """
+    if len({row.get("dataset") for row in rows}) > 1:
+        rows = [row | {"method": f"{row['method']}, {row['dataset']}"} for row in rows]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     width = style.COLUMN if len(methods) == 1 else style.PAGE
     figure, axes = style.panels(len(methods), 3, width, 2.3, sharey=True)
     facts = {}
     for i, (method, ax) in enumerate(zip(methods, axes, strict=True)):
         own = [row for row in rows if row["method"] == method]
-        facts[method] = panel(ax, own, style.COLOURS[i % len(style.COLOURS)])
+        facts[method] = draw_panel(ax, own, style.COLOURS[i % len(style.COLOURS)])
         ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel("replay gap, MMD²")
         if style.leftmost(ax):
@@ -43,23 +46,25 @@ def drawn(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
     return figure, facts
 
 
-def panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[str, Any]:
-    """One method's runs; what was fitted to them, None where there are too few or they do not vary."""
-    x, y = (np.array([float(row[key]) for row in rows]) for key in ("mmd2", "drop"))
+def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[str, Any]:
+    """The runs of one method. Returns the fitted values; None if there are too few runs or they do not vary."""
+    x = np.array([float(row["mmd2"]) for row in rows])
+    y = np.array([float(row["drop"]) for row in rows])
     for strength, marker in MARKERS.items():
-        here = np.array([row["strength"] == strength for row in rows])
-        if here.any():
-            ax.scatter(x[here], y[here], s=18, marker=marker, color=colour, alpha=0.8, linewidths=0)
+        chosen = np.array([row["strength"] == strength for row in rows])
+        if chosen.any():
+            ax.scatter(x[chosen], y[chosen], s=18, marker=marker, color=colour, alpha=0.8, linewidths=0)
             ax.scatter([], [], s=18, marker=marker, color="#444444", label=strength)
     ax.axhline(0, color="#888888", linewidth=0.6)
     rank = correlation(x, y)
-    slope = trend(ax, x, y) if rank else None
-    told = f"ρ = {rank[0]:.2f} [{rank[1]:.2f}, {rank[2]:.2f}]" if rank else "no trend to tell"
-    ax.set_title(f"{rows[0]['method']}, {len(x)} runs\n{told}")
+    slope = draw_trend(ax, x, y) if rank else None
+    text = f"ρ = {rank[0]:.2f} [{rank[1]:.2f}, {rank[2]:.2f}]" if rank else "no correlation computed"
+    ax.set_title(f"{rows[0]['method']}, {len(x)} runs\n{text}")
     return {"runs": len(x), "rho": rank and rank[0], "interval": rank and rank[1:], "slope": slope}
 
 
-def trend(ax: Axes, x: np.ndarray, y: np.ndarray) -> float:
+def draw_trend(ax: Axes, x: np.ndarray, y: np.ndarray) -> float:
+    """Draws the least-squares line; its slope."""
     slope, offset = np.polyfit(x, y, 1)
     ends = np.array([x.min(), x.max()])
     ax.plot(ends, slope * ends + offset, color="#222222", linewidth=1.0)
@@ -67,10 +72,10 @@ def trend(ax: Axes, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> list[float] | None:
-    """Spearman's rho and its bootstrap interval, where it can be had."""
+    """Spearman's rho and its bootstrap interval; None if it cannot be computed."""
     from profcil.diagnostics.replay_gap import rank_correlation
 
     try:
-        return [round(float(v), 6) for v in rank_correlation(x.tolist(), y.tolist(), seed=0)]
+        return [round(float(value), 6) for value in rank_correlation(x.tolist(), y.tolist(), seed=0)]
     except DataError:
         return None

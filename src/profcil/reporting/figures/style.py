@@ -1,4 +1,4 @@
-"""How every figure looks: column width, legible in print, safe for the colour-blind, the same bytes every time."""
+"""The style of all figures: width of a column, legible in print, safe for the colour-blind, reproducible files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMN, PAGE = 3.4, 7.0  # inches: one column, and the width of a page of two
-# Okabe and Ito's palette; its yellow is left out, which vanishes on white paper.
+COLUMN = 3.4  # inches
+PAGE = 7.0  # inches: two columns
+# The palette of Okabe and Ito without yellow, which is hard to see on white paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*X"
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)))
 FORMATS = ("svg", "pdf", "png")
-SMALL, NORMAL = 7, 8  # points
+SMALL = 7  # points
+NORMAL = 8
 STYLE: dict[Any, Any] = {
     "font.size": NORMAL,
     "axes.titlesize": NORMAL,
@@ -45,14 +47,14 @@ STYLE: dict[Any, Any] = {
     "legend.columnspacing": 1.4,
     "legend.handletextpad": 0.5,
     "figure.dpi": 150,
-    "svg.hashsalt": "profcil",  # element ids, otherwise drawn at random
-    "svg.fonttype": "path",  # looks the same wherever it is opened
+    "svg.hashsalt": "profcil",  # makes element ids reproducible; they are random otherwise
+    "svg.fonttype": "path",  # independent of the fonts installed
     "pdf.fonttype": 42,
 }
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, marker and line of the n-th series: told apart without colour too."""
+    """Colour, marker and line style of a series; series differ without colour too."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -61,11 +63,11 @@ def look(number: int) -> dict[str, Any]:
 
 
 def panels(count: int, across: int, width: float, height: float, **more: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels in full rows, at most `across` side by side; `height` is one panel's."""
+    """A figure of `count` panels in full rows, at most `across` side by side, each `height` inches high."""
     from matplotlib.figure import Figure
 
     rows = -(-count // across)
-    columns = -(-count // rows)  # four panels are two by two, not three and one
+    columns = -(-count // rows)  # evenly filled: four panels are two by two, not three and one
     figure = Figure(figsize=(width, rows * height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **more).ravel().tolist()
     for unused in axes[count:]:
@@ -74,13 +76,13 @@ def panels(count: int, across: int, width: float, height: float, **more: Any) ->
 
 
 def leftmost(axes: Axes) -> bool:
-    """Whether a panel is the first of its row, and so carries the axis title."""
-    place = axes.get_subplotspec()
-    return place is not None and place.is_first_col()
+    """Whether a panel is the first of its row, which has the axis title."""
+    spec = axes.get_subplotspec()
+    return spec is not None and spec.is_first_col()
 
 
 def dots(axes: Axes, points: np.ndarray, **look: Any) -> None:
-    """Points in the plane, [n, 2]; none leave no trace, in the legend neither."""
+    """Draws points [n, 2]. Without points nothing is drawn, and the legend gets no entry."""
     if len(points):
         axes.scatter(points[:, 0], points[:, 1], **look)
 
@@ -91,44 +93,45 @@ def folded(label: str, width: int) -> str:
 
 
 def positions_axis(axes: Axes, count: int) -> None:
-    """Whole positions from 1, thinned where they would touch."""
+    """Ticks at whole positions from 1; with many positions at some of them only."""
     step = -(-count // 10)
     axes.set_xticks(np.arange(1, count + 1, step))
     axes.set_xlim(0.8, count + 0.2)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 4) -> None:
-    """One legend for all panels, every label once, under them; the figure grows by its height."""
+    """One legend for all panels below them, with every label once. The figure grows by the height of the legend."""
     found: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()
         found |= {text: handle for text, handle in zip(labels, handles, strict=True) if text not in found}
     longest = max(map(len, found), default=1)
-    fitting = max(1, int(figure.get_figwidth() / (0.36 + 0.055 * longest)))
-    columns = max(1, min(columns, fitting, len(found)))
+    fit = max(1, int(figure.get_figwidth() / (0.36 + 0.055 * longest)))
+    columns = max(1, min(columns, fit, len(found)))
     lines = -(-len(found) // columns) + (title is not None)
     figure.set_figheight(figure.get_figheight() + 0.15 * lines + 0.1)
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, title=title)
 
 
-def formats_of(text: str) -> list[str]:
-    """The formats asked for, e.g. `svg,pdf`."""
-    wanted = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for one in wanted:
-        if one not in FORMATS:
-            raise ConfigError(f"format '{one}' is not possible; choose from {', '.join(FORMATS)}, e.g. svg,pdf")
-    return wanted
+def parse_formats(text: str) -> list[str]:
+    """The formats in a comma-separated text, e.g. `svg,pdf`."""
+    formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"format '{name}' is not supported; choose from {', '.join(FORMATS)}, e.g. svg,pdf")
+    return formats
 
 
 def save(figure: Figure, out: Path, name: str, formats: Sequence[str]) -> list[Path]:
-    """Writes the figure once per format; no dates, so the same runs give the same files."""
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    made = []
+    """Writes the figure in each format, without dates: the same runs give the same files. Returns the paths."""
+    without_date: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+    written: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
         for kind in formats:
-            made.append(out / f"{name}.{kind}")
-            figure.savefig(made[-1], format=kind, metadata=undated[kind], dpi=200)
+            path = out / f"{name}.{kind}"
+            figure.savefig(path, format=kind, metadata=without_date[kind], dpi=200)
+            written.append(path)
     except OSError as error:
         raise RunFolderError(f"{out} cannot be written ({error.strerror}); choose another folder with --out") from None
-    return made
+    return written

@@ -1,4 +1,4 @@
-"""What the page shows of each run, as plain values that JSON can hold: what is unknown is null, never NaN."""
+"""The data of the HTML page as plain values for JSON; unknown values are null, never NaN."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy as np
 from profcil.protocol.plan import Plan
 from profcil.reporting import series
 from profcil.reporting.tables import compare
-from profcil.runs.gather import flat, grouped, stream_of
-from profcil.runs.reader import Run
+from profcil.runs.gather import group_runs, stream_name
+from profcil.runs.reader import Run, finite_or_none
+from profcil.runs.settings_check import flatten_settings
 
-SINGLE = 200  # clients up to which each has its own row in the picture of the stream
-ROW = (
+MAX_CLIENT_ROWS = 200  # with more clients than this the picture of the stream shows counts
+MEASURED = (
     "faa",
     "cta",
     "af",
@@ -30,89 +31,105 @@ ROW = (
     "server_memory_bytes",
     "client_extra_bytes",
 )
-HASH = re.compile(r"-[0-9a-f]{16}$")  # what a study appends to a folder's name
+HASH = re.compile(r"-[0-9a-f]{16}$")  # the hash that a study appends to the name of a run folder
 FACTS = ("version", "plan", "data", "warmup_cached")
 
 
-def page_data(runs: Sequence[Run], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything in the page; plans are kept once, however many runs share them."""
-    rows, names = compare(runs), names_of(runs)
+def page_data(runs: Sequence[Run], warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """All data of the page. A plan that several runs share is included once."""
     plans = {run.plan.digest: run.plan for run in runs}
+    rows = zip(runs, compare(runs), short_names(runs), strict=True)
     return {
-        "runs": [one(run, row, name) for run, row, name in zip(runs, rows, names, strict=True)],
-        "groups": groups(runs),
-        "plans": {digest: picture(plan) for digest, plan in plans.items()},
-        "notes": list(notes),
+        "runs": [describe_run(run, row, name) for run, row, name in rows],
+        "groups": describe_groups(runs),
+        "plans": {digest: describe_plan(plan) for digest, plan in plans.items()},
+        "notes": list(warnings),
     }
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """The shortest name that is a run's own: its folder without a study's hash, its folder, or its path as given."""
-    ways = [[HASH.sub("", r.path.name) for r in runs], [r.path.name for r in runs], [str(r.path) for r in runs]]
-    return [next((w[i] for w in ways if w.count(w[i]) == 1), ways[-1][i]) for i in range(len(runs))]
+def short_names(runs: Sequence[Run]) -> list[str]:
+    """The shortest unique name of each run: the folder without a study's hash, the folder, or the path as given."""
+    without_hash = [HASH.sub("", run.path.name) for run in runs]
+    folders = [run.path.name for run in runs]
+    paths = [str(run.path) for run in runs]
+    names = []
+    for i in range(len(runs)):
+        unique = (options[i] for options in (without_hash, folders, paths) if options.count(options[i]) == 1)
+        names.append(next(unique, paths[i]))
+    return names
 
 
-def one(run: Run, row: dict[str, Any], name: str) -> dict[str, Any]:
-    ledger = run.ledger.by("kind", "direction")
-    stream = series.kinds(run)
+def describe_run(run: Run, row: dict[str, Any], name: str) -> dict[str, Any]:
+    """One run; `row` is its row of `compare`."""
+    facts = {key: plain_value(run.facts.get(key)) for key in FACTS}
     return {
         "name": name,
         "done": run.done,
-        "played": series.played(run),
-        "stream": stream_of(run),
+        "played": series.scored_positions(run),
+        "stream": stream_name(run),
         **{key: row[key] for key in ("method", "dataset", "setting", "seed")},
-        **{key: number(row[key]) for key in ROW},
-        "tasks": table(series.task_accuracy(run)),
+        **{key: finite_or_none(row[key]) for key in MEASURED},
+        "tasks": to_lists(series.task_accuracy(run)),
         "plan": run.plan.digest,
-        "ledger": [
-            {"kind": k, "direction": d, "stream": stream.get((k, d), 0), "warmup": total - stream.get((k, d), 0)}
-            for (k, d), total in sorted(ledger.items())
-        ],
-        "config": {key: plain(value) for key, value in flat(run.config).items()},
-        "environment": {"folder": run.path.name, **{k: plain(run.facts.get(k)) for k in FACTS}, **environment(run)},
+        "ledger": describe_ledger(run),
+        "config": {key: plain_value(value) for key, value in flatten_settings(run.config).items()},
+        "environment": {"folder": run.path.name, **facts, **environment(run)},
     }
+
+
+def describe_ledger(run: Run) -> list[dict[str, Any]]:
+    """Bytes by kind and direction, in the stream and in the warm-up."""
+    in_stream = series.bytes_by_kind(run)
+    entries = []
+    for (kind, direction), total in sorted(run.ledger.by("kind", "direction").items()):
+        stream = in_stream.get((kind, direction), 0)
+        entries.append({"kind": kind, "direction": direction, "stream": stream, "warmup": total - stream})
+    return entries
 
 
 def environment(run: Run) -> dict[str, Any]:
     found = run.facts.get("environment")
-    return {key: plain(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {key: plain_value(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
-def groups(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Seeds of one method together, runs that have ended only; `members` counts into the page's runs."""
-    places = {id(run): i for i, run in enumerate(runs)}
-    out = []
-    for group in grouped([run for run in runs if run.done]):
+def describe_groups(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Finished runs that differ only in the seed; `members` are indices of the page's runs."""
+    indices = {id(run): i for i, run in enumerate(runs)}
+    groups = []
+    for group in group_runs([run for run in runs if run.done]):
         curves = {}
-        for name, value in (("seen", series.seen_accuracy), ("current", series.current_accuracy)):
-            mean, spread = series.mean_and_spread([value(run) for run in group.runs])
-            curves[name] = {"mean": table(mean[None])[0], "sd": table(spread[None])[0]}
-        members, seeds = [places[id(run)] for run in group.runs], [run.config["seed"] for run in group.runs]
-        out.append({"stream": group.stream, "label": group.label, "members": members, "seeds": seeds, **curves})
-    return out
+        for name, values in (("seen", series.seen_accuracy), ("current", series.current_accuracy)):
+            mean, spread = series.mean_and_spread([values(run) for run in group.runs])
+            curves[name] = {"mean": to_lists(mean[None])[0], "sd": to_lists(spread[None])[0]}
+        members = [indices[id(run)] for run in group.runs]
+        seeds = [run.config["seed"] for run in group.runs]
+        groups.append({"stream": group.stream, "label": group.label, "members": members, "seeds": seeds, **curves})
+    return groups
 
 
-def picture(plan: Plan) -> dict[str, Any]:
-    """Who meets what when. A row per client, idle cells as -1 - task; for very many clients counts instead."""
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """The task of each client at each position.
+
+    With few clients there is a row per client; a client without data has -1 - task. With many clients there are
+    counts by task instead, for clients with and without data.
+    """
     about = {"clients": plan.clients, "positions": plan.positions, "tasks": [list(task) for task in plan.tasks]}
-    busy = np.take_along_axis(plan.counts, plan.orders.astype(np.int64), axis=1) > 0
-    if plan.clients <= SINGLE:
-        return about | {"rows": np.where(busy, plan.orders, -1 - plan.orders).tolist()}
-    tally = [
-        [np.bincount(plan.orders[who, p], minlength=plan.positions).tolist() for who in (busy[:, p], ~busy[:, p])]
-        for p in range(plan.positions)
-    ]
-    return about | {"tally": [{"busy": with_data, "idle": idle} for with_data, idle in tally]}
+    has_data = np.take_along_axis(plan.counts, plan.orders.astype(np.int64), axis=1) > 0
+    if plan.clients <= MAX_CLIENT_ROWS:
+        return about | {"rows": np.where(has_data, plan.orders, -1 - plan.orders).tolist()}
+    tally = []
+    for p in range(plan.positions):
+        busy = np.bincount(plan.orders[has_data[:, p], p], minlength=plan.positions)
+        idle = np.bincount(plan.orders[~has_data[:, p], p], minlength=plan.positions)
+        tally.append({"busy": busy.tolist(), "idle": idle.tolist()})
+    return about | {"tally": tally}
 
 
-def table(values: np.ndarray) -> list[list[float | None]]:
-    return [[round(float(v), 3) if math.isfinite(v) else None for v in row] for row in values]
+def to_lists(values: np.ndarray) -> list[list[float | None]]:
+    """The values with three decimals, and None in place of NaN."""
+    return [[round(float(value), 3) if math.isfinite(value) else None for value in row] for row in values]
 
 
-def number(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def plain(value: Any) -> Any:
-    """A value as a reader writes it: text, number, yes or no."""
+def plain_value(value: Any) -> Any:
+    """A value that the page can show: text, number, boolean or null; anything else as JSON text."""
     return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value, default=str)

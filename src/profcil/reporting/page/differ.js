@@ -1,36 +1,37 @@
-// Two runs side by side: results, settings and environment, by default only where they differ.
-function facets(run) {
+// Compares two runs: results, settings and environment. By default only differences are shown.
+function comparedParts(run) {
   const results = Object.fromEntries(COLUMNS.filter((c) => c.show).map((c) => [c.title, c.show(run[c.key])]));
   return { result: results, setting: run.config, environment: run.environment };
 }
 
 function drawDifference() {
   const [a, b] = ["first", "second"].map((id) => DATA.runs[byId(id).value]);
-  const [left, right] = [facets(a), facets(b)];
+  const [left, right] = [comparedParts(a), comparedParts(b)];
   const rows = [];
   const counts = {};
   for (const part of Object.keys(left)) {
     const keys = [...new Set([...Object.keys(left[part]), ...Object.keys(right[part])])];
-    const apart = keys.filter((key) => shown(left[part][key]) !== shown(right[part][key]));
-    counts[part] = apart.length;
-    for (const key of byId("same").checked ? keys : apart) {
-      rows.push(el("tr", { class: byId("same").checked && apart.includes(key) ? "changed" : null }, el("td", {}, part),
+    const differing = keys.filter((key) => asText(left[part][key]) !== asText(right[part][key]));
+    counts[part] = differing.length;
+    for (const key of byId("same").checked ? keys : differing) {
+      const changed = byId("same").checked && differing.includes(key);
+      rows.push(el("tr", { class: changed ? "changed" : null }, el("td", {}, part),
         el("th", { scope: "row" }, key),
-        ...[left, right].map((side) => el("td", { class: "fold" }, shown(side[part][key])))));
+        ...[left, right].map((side) => el("td", { class: "fold" }, asText(side[part][key])))));
     }
   }
-  const many = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-  const told = [many(counts.setting, "setting"), many(counts.result, "result"), many(counts.environment, "fact")];
-  byId("difference-count").textContent = `${told[0]}, ${told[1]} and ${told[2]} of the environment differ.`;
+  const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+  const texts = [count(counts.setting, "setting"), count(counts.result, "result"), count(counts.environment, "fact")];
+  byId("difference-count").textContent = `${texts[0]}, ${texts[1]} and ${texts[2]} of the environment differ.`;
   const heads = ["what", "", a.name, b.name].map((text) => el("th", { scope: "col", class: "fold" }, text));
   byId("difference").replaceChildren(el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
 }
 
 function startDifference() {
   const names = DATA.runs.map((r) => r.name);
-  options(byId("first"), names, 0);
-  const rival = DATA.runs.findIndex((r) => r.method !== DATA.runs[0].method && r.plan === DATA.runs[0].plan);
-  options(byId("second"), names, rival > 0 ? rival : Math.min(1, names.length - 1));
+  setOptions(byId("first"), names, 0);
+  const other = DATA.runs.findIndex((r) => r.method !== DATA.runs[0].method && r.plan === DATA.runs[0].plan);
+  setOptions(byId("second"), names, other > 0 ? other : Math.min(1, names.length - 1));
   for (const id of ["first", "second", "same"]) byId(id).addEventListener("change", drawDifference);
   drawDifference();
 }

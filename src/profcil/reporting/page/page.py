@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: styles, scripts and data inline, nothing fetched, opens from a disk."""
+"""One HTML file with styles, scripts and data inline. It loads nothing else and opens from a disk."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ HERE = Path(__file__).parent
 SCRIPTS = ("base.js", "summary.js", "curves.js", "detail.js", "stream.js", "differ.js", "start.js")
 
 
-def render(runs: Sequence[Run], title: str = "profcil runs", notes: Sequence[str] = ()) -> str:
+def render_page(runs: Sequence[Run], title: str = "profcil runs", warnings: Sequence[str] = ()) -> str:
     """The page as text; the same runs give the same text."""
     parts = {
         "TITLE": html.escape(title),
-        "STYLE": read("style.css"),
-        "DATA": embedded(page_data(runs, notes)),
-        "SCRIPT": "\n".join(read(name) for name in SCRIPTS),
+        "STYLE": read_asset("style.css"),
+        "DATA": embed_json(page_data(runs, warnings)),
+        "SCRIPT": "\n".join(read_asset(name) for name in SCRIPTS),
     }
-    out = []
-    for piece in read("template.html").split("@@"):  # one pass: what was filled in is never looked at again
-        out.append(parts.get(piece, piece))
-    return "".join(out)
+    # A single pass: a placeholder inside inserted text is not replaced.
+    pieces = read_asset("template.html").split("@@")
+    return "".join(parts.get(piece, piece) for piece in pieces)
 
 
-def embedded(data: Any) -> str:
-    """JSON that can stand inside a script element: no character of it can end the element or begin a comment."""
+def embed_json(data: Any) -> str:
+    """JSON for a script element, without characters that could end the element or start a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def read(name: str) -> str:
+def read_asset(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def write(path: Path, text: str) -> None:
-    """The whole file or none of it."""
+def write_page(path: Path, text: str) -> None:
+    """Writes the file atomically."""
     if path.is_dir():
         raise RunFolderError(f"{path} is a folder, allowed is a file; name one with --out, e.g. page.html")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         raise RunFolderError(f"{path} cannot be written ({error.strerror}); choose another file with --out") from None

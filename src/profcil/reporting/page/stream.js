@@ -1,72 +1,77 @@
-// The stream as a picture: a column per client, a row per position, coloured by task. A full cell trains, a thin line
-// is an idle cell. Two paths per task, however many clients there are; beyond the limit, shares instead of clients.
-const LABEL = 26;
-const LINE = 20;
+// The stream as a picture: a column per client, a row per position, coloured by task. A full cell is a client that
+// trains, a thin line is an idle client. There are two SVG paths per task. With many clients, shares are drawn instead.
+const LABEL_WIDTH = 26;
+const ROW_HEIGHT = 20;
 let plan = null;
 
-const taskColour = (task) => ramp(plan.positions > 1 ? task / (plan.positions - 1) : 0.5);
-const classes = (task) => `task ${task + 1} (classes ${plan.tasks[task].join(", ")})`;
+const taskColour = (task) => viridis(plan.positions > 1 ? task / (plan.positions - 1) : 0.5);
+const describeTask = (task) => `task ${task + 1} (classes ${plan.tasks[task].join(", ")})`;
 
-function cells(wide) {
-  // [busy, idle] path data for every task.
+const cellStyle = (task, outline) =>
+  `fill:${rgb(taskColour(task))};stroke:var(--soft);stroke-width:${outline}`;
+
+function drawCells(cellWidth) {
+  // For every task the SVG paths of [busy, idle] cells.
   const paths = plan.tasks.map(() => ["", ""]);
-  const gap = wide > 6 ? 1 : 0;
+  const gap = cellWidth > 6 ? 1 : 0;
   plan.rows.forEach((row, client) => row.forEach((code, p) => {
     const [task, idle] = code < 0 ? [-1 - code, 1] : [code, 0];
-    const [y, h] = idle ? [p * LINE + LINE / 2 - 2, 3] : [p * LINE + 1, LINE - 2];
-    const [x, w] = [LABEL + client * wide, wide - gap].map((v) => v.toFixed(2));
+    const [y, h] = idle ? [p * ROW_HEIGHT + ROW_HEIGHT / 2 - 2, 3] : [p * ROW_HEIGHT + 1, ROW_HEIGHT - 2];
+    const [x, w] = [LABEL_WIDTH + client * cellWidth, cellWidth - gap].map((v) => v.toFixed(2));
     paths[task][idle] += `M${x} ${y}h${w}v${h}h-${w}z`;
   }));
-  const rim = wide > 6 ? 0.6 : 0; // the scale runs from dark to bright: a rim keeps its ends visible on any paper
+  const outline = cellWidth > 6 ? 0.6 : 0; // an outline keeps dark and bright colours visible on any background
   return paths.flatMap((pair, task) => pair.map((d, idle) =>
-    svg("path", { d, style: `fill:${rgb(taskColour(task))};stroke:var(--soft);stroke-width:${idle ? 0.5 : rim}` })));
+    svg("path", { d, style: cellStyle(task, idle ? 0.5 : outline) })));
 }
 
-function numbersIn(wide) {
-  if (wide < 18) return [];
+function drawNumbers(cellWidth) {
+  if (cellWidth < 18) return [];
   return plan.rows.flatMap((row, client) => row.map((code, p) => {
-    const place = { x: LABEL + (client + 0.48) * wide, y: p * LINE + 14, "text-anchor": "middle" };
-    return code < 0 ? null : svg("text", { ...place, style: `fill:${inkOn(taskColour(code))}` }, code + 1);
+    const place = { x: LABEL_WIDTH + (client + 0.48) * cellWidth, y: p * ROW_HEIGHT + 14, "text-anchor": "middle" };
+    return code < 0 ? null : svg("text", { ...place, style: `fill:${textColour(taskColour(code))}` }, code + 1);
   }));
 }
 
-function shares(width) {
-  // Many clients: how large a part of them has which task at a position, with data first, then idle ones.
+function drawShares(width) {
+  // With many clients: the share of each task at a position, first clients with data, then idle ones.
   const parts = [];
   plan.tally.forEach(({ busy, idle }, p) => {
-    let x = LABEL;
+    let x = LABEL_WIDTH;
     for (const [counts, thin] of [[busy, false], [idle, true]]) counts.forEach((n, task) => {
-      const w = (n / plan.clients) * (width - LABEL);
-      const box = thin ? { y: p * LINE + LINE / 2 - 2, height: 3 } : { y: p * LINE + 1, height: LINE - 2 };
+      const w = (n / plan.clients) * (width - LABEL_WIDTH);
+      const top = p * ROW_HEIGHT;
+      const box = thin ? { y: top + ROW_HEIGHT / 2 - 2, height: 3 } : { y: top + 1, height: ROW_HEIGHT - 2 };
       const style = `fill:${rgb(taskColour(task))};stroke:var(--soft);stroke-width:.5`;
-      const told = `position ${p + 1}: ${n} clients ${thin ? "idle at" : "train"} ${classes(task)}`;
-      if (n) parts.push(svg("rect", { x, width: Math.max(w, 0.5), ...box, style }, svg("title", {}, told)));
+      const text = `position ${p + 1}: ${n} clients ${thin ? "idle at" : "train"} ${describeTask(task)}`;
+      if (n) parts.push(svg("rect", { x, width: Math.max(w, 0.5), ...box, style }, svg("title", {}, text)));
       x += w;
     });
   });
   return parts;
 }
 
-function tell(client, position) {
+function describeCell(client, position) {
   const code = plan.rows[client][position];
-  const what = code < 0 ? `${classes(-1 - code)}, idle: no data` : classes(code);
+  const what = code < 0 ? `${describeTask(-1 - code)}, idle: no data` : describeTask(code);
   byId("stream-readout").textContent = `client ${client}, position ${position + 1}: ${what}`;
 }
 
-function pointing(picture, wide) {
-  // Mouse and arrow keys move one cursor over the cells and say what is there.
-  const cursor = svg("rect", { class: "cursor", width: Math.max(wide, 3), height: LINE, visibility: "hidden" });
+function addCursor(picture, cellWidth) {
+  // Mouse and arrow keys move a cursor over the cells; the text below describes the cell.
+  const size = { width: Math.max(cellWidth, 3), height: ROW_HEIGHT };
+  const cursor = svg("rect", { class: "cursor", ...size, visibility: "hidden" });
   const at = { client: 0, position: 0 };
   const move = (client, position) => {
     at.client = Math.max(0, Math.min(plan.clients - 1, client));
     at.position = Math.max(0, Math.min(plan.positions - 1, position));
-    fill(cursor, { x: LABEL + at.client * wide, y: at.position * LINE, visibility: "visible" }, []);
-    tell(at.client, at.position);
+    setUp(cursor, { x: LABEL_WIDTH + at.client * cellWidth, y: at.position * ROW_HEIGHT, visibility: "visible" }, []);
+    describeCell(at.client, at.position);
   };
   picture.append(cursor);
   picture.addEventListener("pointermove", (e) => {
     const box = picture.getBoundingClientRect();
-    move(Math.floor((e.clientX - box.left - LABEL) / wide), Math.floor((e.clientY - box.top) / LINE));
+    move(Math.floor((e.clientX - box.left - LABEL_WIDTH) / cellWidth), Math.floor((e.clientY - box.top) / ROW_HEIGHT));
   });
   picture.addEventListener("keydown", (e) => {
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[e.key];
@@ -77,24 +82,25 @@ function pointing(picture, wide) {
 
 function drawStream(width) {
   if (!plan) return;
-  const wide = plan.rows ? Math.max(3, Math.min(60, (width - LABEL - 2) / plan.clients)) : 0;
-  const full = plan.rows ? LABEL + wide * plan.clients + 2 : width;
-  const labels = plan.tasks.map((_, p) => svg("text", { x: LABEL - 6, y: p * LINE + 14, "text-anchor": "end" }, p + 1));
+  const cellWidth = plan.rows ? Math.max(3, Math.min(60, (width - LABEL_WIDTH - 2) / plan.clients)) : 0;
+  const full = plan.rows ? LABEL_WIDTH + cellWidth * plan.clients + 2 : width;
+  const labels = plan.tasks.map((_, p) =>
+    svg("text", { x: LABEL_WIDTH - 6, y: p * ROW_HEIGHT + 14, "text-anchor": "end" }, p + 1));
   const title = `${plan.clients} clients over ${plan.positions} positions, coloured by task`;
-  const size = { width: full, height: plan.positions * LINE + 2 };
+  const size = { width: full, height: plan.positions * ROW_HEIGHT + 2 };
   const picture = svg("svg", { ...size, role: "img", tabindex: plan.rows ? 0 : null, "aria-label": title },
-    ...labels, ...(plan.rows ? [...cells(wide), ...numbersIn(wide)] : shares(width)));
-  if (plan.rows) pointing(picture, wide);
+    ...labels, ...(plan.rows ? [...drawCells(cellWidth), ...drawNumbers(cellWidth)] : drawShares(width)));
+  if (plan.rows) addCursor(picture, cellWidth);
   byId("stream").replaceChildren(picture);
   byId("stream-tasks").replaceChildren(...plan.tasks.map((_, task) =>
-    el("span", { title: classes(task) }, swatch(rgb(taskColour(task))), `task ${task + 1}`)));
+    el("span", { title: describeTask(task) }, swatch(rgb(taskColour(task))), `task ${task + 1}`)));
 }
 
 function showStream(chosen) {
   plan = chosen;
   const columns = plan.rows ? "a column per client" : `shares of ${plan.clients} clients, with data first`;
-  byId("stream-readout").textContent = `A row per position, ${columns}; the colour and number say which task is met. `
-    + "A full cell trains, a thin line is idle: no data.";
+  byId("stream-readout").textContent = `A row per position, ${columns}; the colour and number are the task. `
+    + "A full cell trains, a thin line is idle (no data).";
   drawStream(Math.floor(byId("stream").clientWidth) || 600);
 }
 

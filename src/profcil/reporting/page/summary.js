@@ -1,4 +1,4 @@
-// The table of runs: sorts by any column, filters by words, averages over seeds.
+// The table of runs: sorted by any column, filtered by words, averaged over seeds.
 const COLUMNS = [
   { key: "name", title: "run", text: (r) => r.name },
   { key: "method", title: "method", text: (r) => r.method },
@@ -6,21 +6,21 @@ const COLUMNS = [
   { key: "setting", title: "setting", text: (r) => r.setting },
   { key: "seed", title: "seed", number: true, text: (r) => String(r.seed) },
   ...[["faa", "FAA", 1], ["cta", "CTA", 1], ["af", "AF", 1], ["norm_comm", "NormComm", 3]].map(numeric),
-  { key: "bytes_down", title: "down", number: true, show: bytes },
-  { key: "bytes_up", title: "up", number: true, show: bytes },
+  { key: "bytes_down", title: "down", number: true, show: formatBytes },
+  { key: "bytes_up", title: "up", number: true, show: formatBytes },
   ...[["seconds", "seconds", 1], ["warmup_seconds", "warm-up s", 1], ["peak_memory_mb", "peak MB", 0]].map(numeric),
   { key: "state", title: "state", text: (r) => (r.done ? "finished" : `unfinished: ${r.played} of ${r.tasks.length}`) },
 ];
 const sorting = { key: null, down: false };
 
 function numeric([key, title, places]) {
-  return { key, title, number: true, show: (value) => digits(value, places) };
+  return { key, title, number: true, show: (value) => formatNumber(value, places) };
 }
 
 const textOf = (column, row) => (column.text ? column.text(row) : column.show(row[column.key]));
 
-function averaged() {
-  // A row per group of equal settings: each number the mean, its spread beside it.
+function averageRows() {
+  // A row per group of equal settings: the mean of each number, and its standard deviation.
   return DATA.groups.map((group) => {
     const members = group.members.map((i) => DATA.runs[i]);
     const row = { ...members[0], name: group.label, seed: `${members.length} seeds`, spread: {} };
@@ -35,26 +35,26 @@ function averaged() {
   });
 }
 
-function ordered(rows) {
+function sortRows(rows) {
   const column = COLUMNS.find((c) => c.key === sorting.key);
   if (!column) return rows;
   const value = (row) => (column.number ? row[column.key] : textOf(column, row));
   const rank = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true }));
   return [...rows].sort((a, b) => {
     const [x, y] = [value(a), value(b)];
-    if (x === null || y === null) return (x === null) - (y === null); // what is unknown comes last either way
+    if (x === null || y === null) return (x === null) - (y === null); // unknown values are last in both directions
     return sorting.down ? rank(y, x) : rank(x, y);
   });
 }
 
-function filtered(rows) {
+function filterRows(rows) {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const texts = (row) => [...COLUMNS.filter((c) => c.text).map((c) => c.text(row)), `seed${row.seed}`];
-  const hay = (row) => texts(row).join(" ").toLowerCase();
-  return rows.filter((row) => words.every((word) => hay(row).includes(word)));
+  const searched = (row) => texts(row).join(" ").toLowerCase();
+  return rows.filter((row) => words.every((word) => searched(row).includes(word)));
 }
 
-function cell(column, row) {
+function makeCell(column, row) {
   if (column.key === "name" && !row.spread) {
     const open = () => showRun(DATA.runs.indexOf(row), true);
     return el("td", { class: "fold" }, el("button", { type: "button", onclick: open }, row.name));
@@ -66,10 +66,11 @@ function cell(column, row) {
 }
 
 function drawSummary() {
-  const every = byId("average").checked ? averaged() : DATA.runs;
-  const rows = ordered(filtered(every));
-  byId("summary").tBodies[0].replaceChildren(...rows.map((row) => el("tr", {}, ...COLUMNS.map((c) => cell(c, row)))));
-  byId("shown").textContent = `${rows.length} of ${every.length} shown`;
+  const all = byId("average").checked ? averageRows() : DATA.runs;
+  const rows = sortRows(filterRows(all));
+  const makeRow = (row) => el("tr", {}, ...COLUMNS.map((c) => makeCell(c, row)));
+  byId("summary").tBodies[0].replaceChildren(...rows.map(makeRow));
+  byId("shown").textContent = `${rows.length} of ${all.length} shown`;
   for (const head of byId("summary").tHead.rows[0].cells) {
     const sorted = head.dataset.key === sorting.key;
     head.setAttribute("aria-sort", sorted ? (sorting.down ? "descending" : "ascending") : "none");
@@ -77,7 +78,7 @@ function drawSummary() {
 }
 
 function sortBy(column) {
-  // Numbers start with the largest, texts with A; the same column again turns round.
+  // Numbers start with the largest, texts with A. The same column again reverses the order.
   sorting.down = sorting.key === column.key ? !sorting.down : Boolean(column.number);
   sorting.key = column.key;
   drawSummary();
