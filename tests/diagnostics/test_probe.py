@@ -9,8 +9,8 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
 from sklearn.preprocessing import StandardScaler
 
-from profcil.diagnostics.alignment import alignment, centred_alignment, compare_means, oracle_means
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
+from profcil.metrics.alignment import alignment, centred_alignment, compare_means, oracle_means
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from profcil.diagnostics.snapshots import Memory, gather, path_of, points, save_memory
+from profcil.diagnostics.snapshots import Memory, gather, points
 from profcil.engine.loop import judged_features
+from profcil.engine.snapshots import path_of, save_memory
 from profcil.errors import RunFolderError
 
 

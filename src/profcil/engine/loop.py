@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.diagnostics.alignment import compare_means
 from profcil.engine.channel import Door, When, stored_bytes
 from profcil.engine.client import embed
 from profcil.engine.client_store import Parked
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.world import World
 from profcil.methods.base import Method
+from profcil.metrics.alignment import compare_means
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.participation import participants

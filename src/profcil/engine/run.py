@@ -16,10 +16,10 @@ import torch
 
 from profcil import __version__, registry
 from profcil.config import plain
-from profcil.diagnostics.snapshots import save_memory
 from profcil.engine.channel import When
 from profcil.engine.client_store import Parked
 from profcil.engine.loop import RunState, stream, task_totals
+from profcil.engine.snapshots import save_memory
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, device_of, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
