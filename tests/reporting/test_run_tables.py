@@ -16,7 +16,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
-from profcil.reporting.tables import compare, render, text_table
+from profcil.reporting.tables import compare, execution_lines, render, text_table
 from profcil.runs.reader import Run, load_run, summarise_run
 
 
@@ -116,3 +116,13 @@ def test_a_deployed_run_can_be_read(runs: Path, tmp_path: Path) -> None:
     facts["config"]["deployed"] = "flower"
     (tmp_path / "run" / "run.json").write_text(json.dumps(facts))
     assert load_run(tmp_path / "run").done
+
+
+def test_runs_that_were_computed_in_different_ways_say_so():
+    """The comparison lists which code computed each run only if the runs differ in it."""
+    same = [{"path": "a", "computed": "reference cpu float32"}, {"path": "b", "computed": "reference cpu float32"}]
+    assert execution_lines(same) == []
+    other = [*same, {"path": "c", "computed": "accelerated cuda bf16 H200"}, {"path": "d", "computed": None}]
+    text = "\n".join(execution_lines(other))
+    assert "c: accelerated cuda bf16 H200" in text
+    assert "d: not recorded" in text

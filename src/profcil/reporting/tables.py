@@ -72,7 +72,17 @@ def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
     columns = NAME_COLUMNS | MEASURED_COLUMNS
     lines = [format_row(row, columns) for row in rows]
     means = [format_mean(group) for group in seed_groups(runs, rows)]
-    return text_table(list(columns.values()), [*lines, *means])
+    table = text_table(list(columns.values()), [*lines, *means])
+    return "\n".join([table, *execution_lines(rows)])
+
+
+def execution_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which code computed each run, if the runs differ in it; nothing otherwise."""
+    different = {row["computed"] for row in rows if row["computed"]}
+    if len(different) < 2:
+        return []
+    lines = [f"  {row['path']}: {row['computed'] or 'not recorded'}" for row in rows]
+    return ["", "The runs were computed in different ways:", *lines]
 
 
 def seed_groups(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -170,7 +170,20 @@ def summarise_run(run: Run) -> dict[str, Any]:
     for name in ("seconds", "warmup_seconds", "peak_memory_mb", "server_memory_bytes", "client_extra_bytes"):
         measured[name] = run.facts.get(name)
     known = {key: finite_or_none(value) if run.done else None for key, value in measured.items()}
-    return {**names, **known, "done": run.done, "path": str(run.path)}
+    computed = describe_execution(run.facts.get("execution", []))
+    return {**names, **known, "done": run.done, "path": str(run.path), "computed": computed}
+
+
+def describe_execution(processes: Any) -> str | None:
+    """Which code computed a run, in a few words; several processes where a run was resumed on another machine."""
+    if not isinstance(processes, list):
+        return None
+    texts = []
+    for facts in processes:
+        tool = facts.get("gpu") or facts.get("compiler")
+        parts = [facts.get("path"), facts.get("device"), facts.get("precision"), tool]
+        texts.append(" ".join(str(part) for part in parts if part))
+    return "; ".join(dict.fromkeys(texts)) or None
 
 
 def finite_or_none(value: Any) -> Any:
