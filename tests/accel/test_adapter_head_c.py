@@ -34,7 +34,7 @@ def phase_of(width: int, classes: int, rows: int, **train: object) -> Train:
 
 
 def begun(phase: Train) -> tuple[Ground, Rule, Tensor]:
-    _, ground, rule, place = prepared(phase, Classification, Classification.order(phase.constants))
+    _, ground, rule, place = prepared(phase, Classification.order(phase.constants))
     return ground, rule, place[phase.source.y]  # type: ignore[attr-defined]
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from profcil.accel.cpu.adapter_head_gradient import Classification, with_gradient
+from profcil.accel import policy
+from profcil.accel.acceleration import Acceleration
 from profcil.config import TrainSettings
 from profcil.data.bundle import Facts
-from profcil.engine.executor import Executor
 from profcil.engine.phases import Batch, Features, Train
-from profcil.model.losses import cross_entropy
+from profcil.model.losses import classification, cross_entropy
 from profcil.model.net import TAIL, Net, Tail
 
 WIDTH, CLASSES = 12, 7
@@ -21,11 +21,6 @@ WIDTH, CLASSES = 12, 7
 
 def plain(tail: Tail, batch: Batch) -> Tensor:
     return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
-
-
-@with_gradient(Classification)
-def marked(tail: Tail, batch: Batch) -> Tensor:
-    return plain(tail, batch)
 
 
 @pytest.fixture
@@ -36,7 +31,7 @@ def net() -> Net:
     return Net(base, facts, generator=torch.Generator().manual_seed(0))
 
 
-def phases_of(net: Net, count: int, loss=marked) -> list[Train]:
+def phases_of(net: Net, count: int, loss=classification) -> list[Train]:
     settings = TrainSettings(optimiser="adam", lr=0.01, batch=8)
     return [phase_of(net, client, loss, settings) for client in range(count)]
 
@@ -54,22 +49,22 @@ def alone(phases: Sequence[Train]) -> list[list[Train]]:
 
 
 def test_small_phases_are_stacked_only_where_their_gradient_is_not_written_down(net):
-    executor = Executor(net)
-    assert not executor.stacks(phases_of(net, 1)[0])
-    assert executor.stacks(phases_of(net, 1, plain)[0])
-    assert Executor(net, "stacked").stacks(phases_of(net, 1)[0])
+    assert not policy.may_be_grouped(net, phases_of(net, 1)[0], records=False, refused=False)
+    assert policy.may_be_grouped(net, phases_of(net, 1, plain)[0], records=False, refused=False)
+    groups = [Acceleration(net).groups(phases_of(net, 3, loss)) for loss in (classification, plain)]
+    assert [[len(group) for group in found] for found in groups] == [[1, 1, 1], [3]]
 
 
 @pytest.mark.parametrize(("clients", "threads"), [(1, 2), (3, 3), (7, 4), (8, 2), (9, 3), (13, 5)])
 def test_the_last_clients_are_enough_for_all_cores(net, clients, threads):
-    executor = Executor(net, workers=2)
-    assert executor.threads(alone(phases_of(net, clients))) == threads
-    assert executor.threads(alone(phases_of(net, clients, plain))) == 2  # they need a model, and there are two
+    acceleration = Acceleration(net, workers=2)
+    assert acceleration.threads(alone(phases_of(net, clients))) == threads
+    assert acceleration.threads(alone(phases_of(net, clients, plain))) == 2  # they need a model, and there are two
 
 
 def test_threads_change_no_bit(net):
     phases = phases_of(net, 7)
-    one, many = (Executor(net, workers=n).run(phases) for n in (1, 2))
+    one, many = (Acceleration(net, workers=n).run(phases) for n in (1, 2))
     for client in range(7):
         assert many[client].loss == one[client].loss and many[client].steps == one[client].steps
         for block in TAIL:

@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from profcil.accel import policy, stacked_heads
+from profcil.accel.acceleration import Acceleration
 from profcil.accel.cpu import adapter_head_epoch
-from profcil.accel.cpu.adapter_head_gradient import Classification, slopes, with_gradient
+from profcil.accel.cpu.adapter_head_gradient import Classification, slopes
 from profcil.config import TrainSettings
 from profcil.data.bundle import Facts
 from profcil.engine import steps
-from profcil.engine.executor import Executor
-from profcil.engine.phases import Batch, Features, Train
-from profcil.model.losses import cross_entropy
+from profcil.engine.phases import Batch, Features, Train, Trained
+from profcil.model.losses import classification, cross_entropy
 from profcil.model.net import TAIL, Net, Tail
 
 WIDTH, CLASSES, ROWS = 12, 7, 30
@@ -29,9 +30,9 @@ def plain(tail: Tail, batch: Batch) -> Tensor:
     return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
 
 
-@with_gradient(Classification)
-def marked(tail: Tail, batch: Batch) -> Tensor:
-    return plain(tail, batch)
+def written(net: Net, phase: Train) -> Trained:
+    """By the written gradient."""
+    return adapter_head_epoch.run(phase, steps.generator_of(net, phase))
 
 
 def net_of(head: str = "linear") -> Net:
@@ -58,7 +59,7 @@ def phase_of(net: Net, loss, *, proximal: float = 0.0, **train: object) -> Train
     return Train("rehearse", 0, net.weights(TAIL), TAIL, loss, source, settings, 3, 5, proximal, constants)
 
 
-def apart(a: steps.Trained, b: steps.Trained) -> float:
+def apart(a: Trained, b: Trained) -> float:
     return max(float((a.weights[n][k] - b.weights[n][k]).abs().max()) for n in TAIL for k in a.weights[n])
 
 
@@ -100,10 +101,13 @@ def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeyp
     elif adapter_head_epoch.trusted() is None:
         pytest.skip("no compiler")
     net = net_of()
-    by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (marked, plain))
-    assert steps.gradient_of(net, by_hand) is Classification and steps.gradient_of(net, reference) is None
-    (ours,), (theirs,) = steps.run(net, [by_hand]), steps.run(net, [reference])
-    assert apart(ours, theirs) < 2e-5 < 1e-3 < apart(ours, steps.Trained(by_hand.weights, 0.0, 0))
+    by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (classification, plain))
+    assert policy.way_of(net, [by_hand], records=False) == (policy.HEAD_C if in_c else policy.HEAD_SCRIPT)
+    assert policy.way_of(net, [reference], records=False) == policy.REFERENCE
+    acceleration = Acceleration(net)
+    ours, theirs = (acceleration.run([phase])[0] for phase in (by_hand, reference))
+    assert apart(ours, theirs) < 2e-5 < 1e-3 < apart(ours, Trained(by_hand.weights, 0.0, 0))
+    assert apart(theirs, steps.run(net, by_hand)) == 0
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5) and ours.steps == theirs.steps
 
 
@@ -111,12 +115,12 @@ def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeyp
 def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
     monkeypatch.setattr(adapter_head_epoch, "trusted", lambda: None)
     net = net_of()
-    phase = phase_of(net, marked, proximal=0.1, **train)
-    ours = [steps.run(net, [phase])[0] for _ in range(3)]  # TorchScript rewrites itself after its first runs
+    phase = phase_of(net, classification, proximal=0.1, **train)
+    ours = [written(net, phase) for _ in range(3)]  # TorchScript rewrites itself after its first runs
     assert isinstance(adapter_head_epoch.epoch, torch.jit.ScriptFunction)
     monkeypatch.setattr(adapter_head_epoch, "epoch", adapter_head_epoch.descend)
-    written = steps.run(net, [phase])[0]
-    assert all(apart(one, written) == 0 and one.loss == written.loss for one in ours)
+    uncompiled = written(net, phase)
+    assert all(apart(one, uncompiled) == 0 and one.loss == uncompiled.loss for one in ours)
 
 
 def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
@@ -129,32 +133,31 @@ def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
 
 def test_the_starting_weights_are_left_alone():
     net = net_of()
-    phase = phase_of(net, marked)
+    phase = phase_of(net, classification)
     before = {b: {k: v.clone() for k, v in phase.weights[b].items()} for b in TAIL}
-    steps.run(net, [phase])
+    for run in (written, steps.run):
+        run(net, phase)
     assert all(torch.equal(phase.weights[b][k], v) for b in TAIL for k, v in before[b].items())
 
 
 def test_what_the_gradient_was_not_written_for_goes_through_autograd():
     cosine, net = net_of("cosine"), net_of()
-    phase = phase_of(net, marked)
-    assert steps.gradient_of(cosine, phase_of(cosine, marked)) is None
-    assert steps.gradient_of(net, replace(phase, blocks=("head",))) is None
-    assert steps.gradient_of(Executor(net_of(), graphs=False).net, phase) is None
-    stacked = steps.run(net, [phase, replace(phase, client=1)])
-    assert apart(stacked[0], steps.run(net, [phase])[0]) < 2e-5
+    phase = phase_of(net, classification)
+    assert policy.has_written_head_gradient(net, phase)
+    assert not policy.has_written_head_gradient(cosine, phase_of(cosine, classification))
+    assert not policy.has_written_head_gradient(net, replace(phase, blocks=("head",)))
+    stacked = stacked_heads.run(net, [phase, replace(phase, client=1)])
+    assert apart(stacked[0], written(net, phase)) < 2e-5
 
 
-def test_the_mark_is_found_on_a_method_and_lost_where_a_subclass_has_its_own_loss():
+def test_a_method_that_uses_the_shared_loss_is_recognised_and_one_with_a_loss_of_its_own_is_not():
     class Parent:
-        @with_gradient(Classification)
-        def loss(self, tail: Tail, batch: Batch) -> Tensor:
-            return plain(tail, batch)
+        loss = staticmethod(classification)
 
     class Child(Parent):
-        def loss(self, tail: Tail, batch: Batch) -> Tensor:
+        def loss(self, tail: Tail, batch: Batch) -> Tensor:  # type: ignore[override]
             return 2 * super().loss(tail, batch)
 
     net = net_of()
-    assert steps.gradient_of(net, phase_of(net, Parent().loss)) is Classification
-    assert steps.gradient_of(net, phase_of(net, Child().loss)) is None
+    assert policy.has_written_head_gradient(net, phase_of(net, Parent().loss))
+    assert not policy.has_written_head_gradient(net, phase_of(net, Child().loss))

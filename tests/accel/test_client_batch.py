@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from profcil.accel import augmentations
 from profcil.accel.cpu.client_batch import Many, Refused
 from profcil.data.bundle import Facts
-from profcil.model import augmentations
 from profcil.model.losses import contrast, cross_entropy
 
 

@@ -29,7 +29,7 @@ def test_features_by_replaying_are_the_model_s_own(fresh, monkeypatch):
     other, index = {k: v * 1.1 for k, v in base.items()}, torch.arange(75)
     plain = [embed(net, weights, world.judged, index) for weights in (base, other)]
     recorder = Counting()
-    net.lookup = Lookup(recorder)
+    net.replay = Lookup(recorder)
     for weights, right in zip((base, other), plain, strict=True):
         torch.testing.assert_close(embed(net, weights, world.judged, index), right)
         torch.testing.assert_close(embed(net, weights, world.judged, index[40:43]), right[40:43])
@@ -37,8 +37,8 @@ def test_features_by_replaying_are_the_model_s_own(fresh, monkeypatch):
     embed(net, base, world.bundle.train, index + 200)  # of more examples than are judged
     embed(net, base, world.judged, index)
     assert recorder.made == 4
-    assert copy.deepcopy(net).lookup is None
-    net.lookup = None
+    assert copy.deepcopy(net).replay is None
+    net.replay = None
 
 
 class Refusing(Repeat):
@@ -48,12 +48,12 @@ class Refusing(Repeat):
 
 def test_an_encoder_that_cannot_be_recorded_says_what_to_do(fresh):
     world = fresh("fedavg").world
-    world.net.lookup = Lookup(Refusing())
+    world.net.replay = Lookup(Refusing())
     with pytest.raises(
-        Failure, match=r"recorded as a CUDA graph \(a number was read back\); run with --set graphs=false"
+        Failure, match=r"recorded as a CUDA graph \(a number was read back\); run with --set accelerate=off"
     ):
         embed(world.net, world.net.weights()["base"], world.judged, torch.arange(3))
-    world.net.lookup = None
+    world.net.replay = None
 
 
 def test_pieces_cover_all_and_only_the_last_is_filled_up():

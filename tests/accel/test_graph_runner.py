@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profcil.accel import resnet
+from profcil.accel import policy, resnet, sources, stacked_heads
 from profcil.accel.graphs import runner as recorded
 from profcil.accel.graphs import static_steps
 from profcil.accel.graphs.flat_layout import Layout, filters_together
@@ -92,6 +93,25 @@ def apart(one: list[Trained], two: list[Trained]) -> float:
     return max(gaps)
 
 
+def one_by_one(net: Any, phases: list[Train]) -> list[Trained]:
+    """The results of the reference."""
+    return [steps.run(net, phase) for phase in phases]
+
+
+def eagerly(net: Any, phases: list[Train]) -> list[Trained]:
+    """The results without a recording: several adapters and heads as one batched computation, bases one by one."""
+    stacked = phases[0].on_features and len(phases) > 1
+    return stacked_heads.run(net, phases) if stacked else one_by_one(net, phases)
+
+
+def replaying(run: Any) -> Graphs:
+    """From here on, the run's steps are recorded by a stand-in and replayed."""
+    acceleration = run.world.executor.acceleration
+    acceleration.record_on(Graphs(run.world.net, Repeat()))
+    acceleration.workers = 1
+    return acceleration.graphs
+
+
 def moved(done: list[Trained], phases: list[Train]) -> bool:
     pairs = zip(done, phases, strict=True)
     return all(not torch.equal(d.weights["head"]["weight"], p.weights["head"]["weight"]) for d, p in pairs)
@@ -140,7 +160,7 @@ def addresses(step: Static) -> list[int]:
         return [t.data_ptr() for t in [*tensors, *more]]
     assert isinstance(step, OnNets)
     own = step.bodies
-    rules = [t for r in own.rules for t in (r.row, *r.optimiser.first, *r.optimiser.second, *r.optimiser.steps)]
+    rules = [t for r in own.rules for t in (r.row, *chain(*r.optimiser.moments))]
     modules = [t for net in own.nets for t in net.state_dict().values()]
     return [t.data_ptr() for t in [*tensors, own.matrix, own.grad, own.buffers, step.lengths, *rules, *modules]]
 
@@ -156,7 +176,7 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
     run = ready(method)
     phases, net = asked(run, 0, rule), run.world.net
     assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
-    eager = [steps.run(net, [p])[0] for p in phases]
+    eager = one_by_one(net, phases)
     graphs = Graphs(net, Strict())
     for group in (slice(None), slice(None), slice(1, None), slice(1)):
         replayed = graphs.run(phases[group])
@@ -196,11 +216,11 @@ def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, 
     """As on a GPU, with formulas for kernels: twins, sums that come along, gradients where they are wanted."""
     run = ready(method, model__encoder="resnet18", model__width=4, model__norm="batch")
     phases, net = asked(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding stays what it is
-    eager = [steps.run(net, [p])[0] for p in phases]
+    eager = one_by_one(net, phases)
     monkeypatch.setattr(resnet, "fits", lambda x: x.dim() == 4)
     monkeypatch.setattr(resnet, "filters", lambda: Library)
     monkeypatch.setattr(Library, "called", 0)
-    layered = [steps.run(net, [p])[0] for p in phases]
+    layered = one_by_one(net, phases)
     assert Library.called == 0  # not recorded
     replayed = Graphs(net, Strict()).run(phases)
     assert Library.called > 0 and moved(replayed, phases)
@@ -218,7 +238,7 @@ def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
     graphs = Graphs(net, Strict())
     for group in (phases, phases[::-1], phases[1:], phases[:1]):
         replayed, alone = graphs.run(group), len(group) == 1  # then the eager path uses torch's own update rules
-        assert moved(replayed, group) and apart(steps.run(net, group), replayed) < (1e-5 if alone else 1e-6)
+        assert moved(replayed, group) and apart(eagerly(net, group), replayed) < (1e-5 if alone else 1e-6)
     assert len(graphs.known) == 1
 
 
@@ -255,7 +275,7 @@ def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rul
     graphs = Graphs(net, Repeat())
     for group in (phases, phases[1:]):
         replayed = graphs.run(group)
-        assert moved(replayed, group) and apart(steps.run(net, group), replayed) < 1e-5
+        assert moved(replayed, group) and apart(eagerly(net, group), replayed) < 1e-5
     assert all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
 
 
@@ -291,25 +311,25 @@ def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready,
     head = {k: torch.full_like(v, torch.inf) for k, v in phases[1].weights["head"].items()}
     phases[1] = replace(phases[1], weights={**phases[1].weights, "head": head})
     done = Graphs(run.world.net, Repeat()).run(phases)
-    assert [math.isfinite(d.size) for d in done] == [i != 1 for i in range(len(phases))]
+    assert [math.isfinite(d.max_abs) for d in done] == [i != 1 for i in range(len(phases))]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_on_a_gpu_clients_draw_together(ready, device):
-    """What they draw is tested beside the memory; here, who is asked."""
+def test_on_a_gpu_clients_draw_together(ready, monkeypatch, device):
+    """What they draw is tested in tests/accel/test_joined_rehearsal.py; here, on which devices it is used."""
     phases = asked(ready("pro", fit_when_frozen="false", base_rounds=0, quota=30), 0)
-    rngs: Any = [SimpleNamespace(device=SimpleNamespace(type=device)) for _ in phases]
     drawn = SimpleNamespace(steps=[3, 2], epoch=lambda rngs: {"y": torch.zeros(2, 3, BATCH)})
     found = []
-    source = SimpleNamespace(size=1, together=lambda sources, batch: (found.append((len(sources), batch)), drawn)[1])
-    stack = [replace(p, source=source) for p in phases]
+    monkeypatch.setattr(sources, "JoinedRehearsal", lambda given, batch: (found.append((given, batch)), drawn)[1])
     if device == "cpu":
-        with pytest.raises(AttributeError, match="epoch"):  # each for itself
-            list(steps.epochs(stack, rngs))
+        rngs: Any = [torch.Generator() for _ in phases]
+        longest_first = sorted(phases, key=lambda p: -p.length)
+        assert [steps for _, steps in sources.epochs(longest_first, rngs)] == [[p.length for p in longest_first]] * 2
         assert not found
     else:
-        assert [lengths for _, lengths in steps.epochs(stack, rngs)] == [[3, 2]] * 2
-        assert found == [(len(phases), BATCH)]
+        rngs = [SimpleNamespace(device=SimpleNamespace(type=device)) for _ in phases]
+        assert [steps for _, steps in sources.epochs(phases, rngs)] == [[3, 2]] * 2
+        assert found == [([p.source for p in phases], BATCH)]
 
 
 def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
@@ -325,7 +345,7 @@ def test_a_stack_that_moves_only_the_head_leaves_the_adapter(ready):
     run = ready("pro", base_rounds=0)
     phases = [replace(p, blocks=("head",)) for p in asked(run, 0)]
     done = Graphs(run.world.net, Repeat()).run(phases)
-    assert apart(steps.run(run.world.net, phases), done) < 1e-6
+    assert apart(eagerly(run.world.net, phases), done) < 1e-6
     assert all(d.weights["adapter"] is p.weights["adapter"] for d, p in zip(done, phases, strict=True))
 
 
@@ -350,8 +370,7 @@ def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
 def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh, apart_servers, method):
     eager, replayed = (fresh(method, **UNEVEN) for _ in range(2))
-    graphs = replayed.world.executor.graphs = Graphs(replayed.world.net, Repeat())
-    replayed.world.executor.workers, replayed.world.executor.mode = 1, "stacked"
+    graphs = replaying(replayed)
     at: dict[tuple, list[int]] = {}
     for position, round in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2)):
         for run in (eager, replayed):
@@ -389,13 +408,13 @@ def test_steps_that_move_the_same_tensors_share_their_memory(ready):
     graphs = Graphs(net, Repeat())
     for _ in range(2):  # in turn, so that each finds what the other left
         for kind in (phases, others, pulled):
-            assert apart(graphs.run(kind), steps.run(net, kind)) < TOLERANCE
+            assert apart(graphs.run(kind), eagerly(net, kind)) < TOLERANCE
     one, two, three = (step.bodies for step in graphs.known.values())
     assert one is two and one is not three and len(graphs.bodies) == 2
     del one, two, three
     graphs.forget()
     assert not graphs.known and not graphs.bodies
-    assert apart(graphs.run(phases), steps.run(net, phases)) < TOLERANCE
+    assert apart(graphs.run(phases), eagerly(net, phases)) < TOLERANCE
 
 
 def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
@@ -405,7 +424,7 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
         run = ready(method)
         phases, graphs = asked(run, 0), Graphs(run.world.net, Repeat())
         assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
-        assert apart(graphs.run(phases), steps.run(run.world.net, phases)) < TOLERANCE
+        assert apart(graphs.run(phases), eagerly(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
         assert max(rows for rows, _ in step.replays) == len(step.bodies.nets) == most
 
@@ -452,10 +471,9 @@ def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
 
 
 def test_a_warm_up_leaves_no_recordings_behind(fresh):
-    world = fresh("fedavg", warmup__rounds=1).world
-    graphs = world.executor.graphs = Graphs(world.net, Repeat())
-    world.executor.workers, world.executor.mode = 1, "stacked"
-    compute(world, lambda *_: None)
+    run = fresh("fedavg", warmup__rounds=1)
+    graphs = replaying(run)
+    compute(run.world, lambda *_: None)
     assert graphs.made and not graphs.known and not graphs.bodies
 
 
@@ -473,7 +491,7 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     assert [key[3] for key in graphs.known] == [0.2, 0.4]
     last = replace(phase, proximal=0.5)
     with pytest.warns(UserWarning, match="eagerly"):
-        assert apart(graphs.run([last]), steps.run(run.world.net, [last])) == 0
+        assert apart(graphs.run([last]), one_by_one(run.world.net, [last])) == 0
     assert graphs.made == 4
 
 
@@ -481,7 +499,7 @@ def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeyp
     monkeypatch.setattr(static_steps, "PAYS", 20)
     run = ready("fedavg")
     graphs, (phase, *_) = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=2)
-    eager = steps.run(run.world.net, [phase])
+    eager = one_by_one(run.world.net, [phase])
     taken, found = 0, []
     for _ in range(6):
         assert apart(eager, graphs.run([phase])) < TOLERANCE
@@ -509,11 +527,11 @@ def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, rec
 
 def test_full_batches_and_losses_made_for_one_phase_are_not_recorded(ready):
     run = ready("pro")
-    phase, graphs = asked(run, 0)[0], Graphs(run.world.net, Repeat())
+    phase = asked(run, 0)[0]
     factor = torch.tensor(2.0)
-    assert graphs.takes(phase)
-    assert not graphs.takes(replace(phase, settings=replace(phase.settings, batch=0)))
-    assert not graphs.takes(replace(phase, loss=lambda net, batch: factor * run.method.fit_loss(net, batch)))
+    assert policy.recordable(phase)
+    assert not policy.recordable(replace(phase, settings=replace(phase.settings, batch=0)))
+    assert not policy.recordable(replace(phase, loss=lambda net, batch: factor * run.method.fit_loss(net, batch)))
 
 
 def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
@@ -523,7 +541,7 @@ def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
     examples = phase.inputs.__self__
     around = replace(phase, inputs=lambda index: (examples.x, index), loss=loss_with_surroundings)
     graphs = Graphs(net, Repeat())
-    assert apart(graphs.run([around]), steps.run(net, [around])) == 0
+    assert apart(graphs.run([around]), one_by_one(net, [around])) == 0
     assert graphs.made == 0
 
 
@@ -533,7 +551,7 @@ def loss_with_surroundings(net: Any, batch: Any) -> Tensor:
 
 
 def test_on_a_cpu_nothing_is_recorded_unless_asked_for(ready):
-    assert ready("fedavg").world.executor.graphs is None
+    assert ready("fedavg").world.executor.acceleration.graphs is None
 
 
 def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
@@ -542,7 +560,7 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
             raise RuntimeError("operation not permitted when stream is capturing")
 
     run = ready("fedavg")
-    with pytest.raises(Exception, match="graphs=false"):
+    with pytest.raises(Exception, match="accelerate=off"):
         Graphs(run.world.net, Broken()).run(asked(run, 0))
 
 
@@ -553,19 +571,19 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
 def test_channels_last_weights_are_updated_like_any_others(ready, rule):
     run = ready("fedprox")
     phases, net = asked(run, 0, rule), copy.deepcopy(run.world.net)
-    usual = [steps.run(net, [p])[0] for p in phases]
+    usual = one_by_one(net, phases)
     net.base.to(memory_format=torch.channels_last)
     assert any(not p.is_contiguous() for p in net.base.parameters())
-    assert apart(usual, [steps.run(net, [p])[0] for p in phases]) < 1e-4
+    assert apart(usual, one_by_one(net, phases)) < 1e-4
     assert apart(usual, Graphs(net, Strict()).run(phases)) < 1e-4
 
 
 def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
     run = ready("pro")
     net, base, tail = copy.deepcopy(run.world.net), asked(run, 0), asked(run, 2)
-    exact = [steps.run(net, [p])[0] for p in base], steps.run(net, tail)
+    exact = one_by_one(net, base), eagerly(net, tail)
     Executor(net, precision="bf16")
-    rough = [steps.run(net, [p])[0] for p in base], steps.run(net, tail)
+    rough = one_by_one(net, base), eagerly(net, tail)
     assert 1e-4 < apart(exact[0], rough[0]) < 0.2
     assert apart(exact[1], rough[1]) == 0
     assert all(t.dtype == torch.float32 for r in rough[0] for ts in r.weights.values() for t in ts.values())

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.accel.cpu import grouped_layers
+from profcil.accel.cpu.stacked_convnet import StackedConvNet
 from profcil.data.loading import load_bundle
 from profcil.encoders import convnet
 from profcil.model.layers import NORMS
@@ -65,6 +66,8 @@ def test_the_encoder_over_clients_is_the_encoder_of_each(norm: str) -> None:
     nets = [
         convnet.build(bundle, generator=torch.Generator().manual_seed(i), norm=norm, width=4) for i in range(CLIENTS)
     ]
+    for net in nets:
+        net.__class__ = StackedConvNet
     names, x = (
         [k for k, _ in nets[0].named_parameters()],
         bundle.train.x[: CLIENTS * BATCH].view(CLIENTS, BATCH, 1, 8, 8),

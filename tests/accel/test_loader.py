@@ -72,17 +72,17 @@ def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", SimpleNamespace(triton_key=lambda: read.append(1)))
     for parent in ("triton", "triton.runtime"):
         monkeypatch.setitem(sys.modules, parent, SimpleNamespace(__path__=[]))
-    loader.wake("cuda").join()
+    loader.prepare("cuda").join()
     assert read == [1]
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)  # no such module
-    loader.wake("cuda").join()
+    loader.prepare("cuda").join()
     assert read == [1]
 
 
 @needs_compiler
 def test_on_a_cpu_everything_in_c_is_compiled_beside_other_work_and_once(folder, monkeypatch):
     loader.compiled.cache_clear()
-    loader.wake("cpu").join()
+    loader.prepare("cpu").join()
     assert len(list(folder.iterdir())) == len(list(loader.PACKAGE.rglob("*.c"))) > 1
     made, run = [], subprocess.run
     monkeypatch.setattr(loader, "processor", lambda: "another one")

@@ -43,8 +43,9 @@ def noted(function, name, found):
 
 def replaying(run):
     """The run with its steps replayed, as on a GPU."""
-    executor = run.world.executor
-    executor.graphs, executor.workers, executor.mode = Graphs(run.world.net, Repeat()), 1, "stacked"
+    acceleration = run.world.executor.acceleration
+    acceleration.record_on(Graphs(run.world.net, Repeat()))
+    acceleration.workers = 1
     return run
 
 
@@ -111,8 +112,8 @@ def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, mo
     run, seen = replaying(fresh(method)), []
     for round in (0, 1):
         run.play(0, round)
-    original = executor.settled
-    monkeypatch.setattr(executor, "settled", lambda replies, *a: (seen.append(list(found)), original(replies, *a))[1])
+    original = executor.read_back
+    monkeypatch.setattr(executor, "read_back", lambda replies, *a: (seen.append(list(found)), original(replies, *a))[1])
     with waits() as found:
         replies = run.turns(0, 1)
     assert seen == [[]] and found == ["tolist"]

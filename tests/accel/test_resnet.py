@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from profcil.accel import resnet
-from profcil.encoders.resnet18 import Block, ResNet18
+from profcil.accel.net import FASTER
+from profcil.accel.resnet import FusedBatchNorm, FusedBlock, FusedResNet18
+from profcil.encoders.resnet18 import ResNet18
 from profcil.model.layers import BatchNorm
 
 
@@ -59,13 +61,17 @@ def test_twins_share_their_memory_and_what_is_written_down_is_rounded():
 
 
 def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
+    """The plain network, the fused one without kernels, and the fused one with formulas in place of kernels."""
     net, x = ResNet18(nn.Identity(), (3, 8, 8), 4, BatchNorm).train(), drawn(6, 3, 8, 8)  # type: ignore[arg-type]
-    results = []
-    for fast in (False, True):
-        monkeypatch.setattr(resnet, "fits", lambda x, fast=fast: fast)
-        results.append(torch.autograd.grad(net(x).square().sum(), list(net.parameters())))
-    for plain, fast in zip(*results, strict=True):
-        assert (plain - fast).norm() < 1e-4 * plain.norm()
+    plain = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
+    for module in net.modules():
+        module.__class__ = FASTER.get(type(module), type(module))
+    assert isinstance(net, FusedResNet18) and all(isinstance(block, FusedBlock) for block in net.blocks)
+    for kernels in (False, True):
+        monkeypatch.setattr(resnet, "fits", lambda x, kernels=kernels: kernels)
+        fused = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
+        for one, other in zip(plain, fused, strict=True):
+            assert (one - other).norm() < 1e-4 * one.norm()
 
 
 class Plainly:
@@ -123,11 +129,11 @@ def test_convolutions_beside_each_other_have_the_library_s_gradients(monkeypatch
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
 
 
-@pytest.mark.parametrize("norm", [BatchNorm, lambda channels: nn.GroupNorm(2, channels)], ids=["batch", "group"])
+@pytest.mark.parametrize("norm", [FusedBatchNorm, lambda channels: nn.GroupNorm(2, channels)], ids=["batch", "group"])
 @pytest.mark.parametrize("record", [False, True])
 def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypatch, norm, record):
     """To the bit where the layers stay apart, and nearly where both convolutions are one function."""
-    block, start = Block(4, 8, 2, norm).train(), drawn(2, 4, 8, 8)
+    block, start = FusedBlock(4, 8, 2, norm).train(), drawn(2, 4, 8, 8)
     other = copy.deepcopy(block)
     assert {"shortcut.0.weight", "shortcut.1.weight", "shortcut.1.bias"} <= block.state_dict().keys()
     if record:
@@ -206,8 +212,9 @@ def test_images_enter_by_a_convolution_of_our_own_that_rounds_them(monkeypatch):
     assert none is None and torch.equal(z, convolution(x))
 
 
-def test_without_kernels_the_layers_run_one_by_one():
-    convolution, norm, x = nn.Conv2d(4, 4, 3, 1, 1), BatchNorm(4).train(), drawn(2, 4, 3, 3)
+@pytest.mark.parametrize("kind", [BatchNorm, FusedBatchNorm])
+def test_without_kernels_the_layers_run_one_by_one(kind):
+    convolution, norm, x = nn.Conv2d(4, 4, 3, 1, 1), kind(4).train(), drawn(2, 4, 3, 3)
     y, other = convolution(x), BatchNorm(4).train()
     assert torch.equal(resnet.layer(convolution, norm, x, x)[0], (other(y) + x).relu())
     one, two = resnet.layer(convolution, norm.eval(), x, rectify=False)
@@ -215,8 +222,22 @@ def test_without_kernels_the_layers_run_one_by_one():
     assert not resnet.joins(norm, [(x,), (x,)])
 
 
+@pytest.mark.parametrize("kind", [BatchNorm, FusedBatchNorm])
+def test_an_observer_is_called_with_the_layer_and_its_input(kind):
+    """The fused layer passes the moments of the input, too."""
+    norm, x, seen = kind(4).eval(), 3 + drawn(6, 4, 5, 5), []
+    assert torch.equal(norm(x), BatchNorm(4).eval()(x))
+    norm.observer = lambda *given: seen.append(given)
+    norm(x)
+    ((layer, given, *moments),) = seen
+    assert layer is norm and given is x and len(moments) == (kind is FusedBatchNorm)
+    for mean, var in moments:
+        torch.testing.assert_close(mean, x.mean((0, 2, 3)))
+        torch.testing.assert_close(var, x.var((0, 2, 3), correction=0))
+
+
 def test_groups_are_set_for_a_while_only():
-    norm = BatchNorm(4)
+    norm = FusedBatchNorm(4)
     with pytest.raises(RuntimeError), resnet.groups(norm, 3):
         assert norm.groups == 3
         raise RuntimeError

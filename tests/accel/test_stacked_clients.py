@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from profcil.accel import acceleration, policy
+from profcil.accel.acceleration import Acceleration
 from profcil.accel.cpu import stacked_clients
 from profcil.accel.cpu.client_batch import Refused
 from profcil.engine import steps
@@ -54,7 +56,12 @@ def asked(run: Any, rule: dict[str, Any] | None = None, sizes: list[int] | None 
 
 
 def alone(net: Any, phases: list[Train]) -> list[Trained]:
-    return [steps.run_on_net(net, p) for p in phases]
+    return [steps.run(net, p) for p in phases]
+
+
+def stacked(net: Any, phases: list[Train]) -> list[Trained]:
+    """By the written gradient where there is one, as the policy decides it."""
+    return stacked_clients.run(net, phases, written=policy.has_written_convnet_gradient(net, phases[0]))
 
 
 def apart(one: list[Trained], two: list[Trained]) -> float:
@@ -84,7 +91,7 @@ def test_a_stack_ends_where_each_client_ends_alone(ready, method, rule):
     assert len({p.length for p in phases}) == 1 and bool(phases[0].proximal) == (method != "fedavg")
     expected = alone(net, phases)
     for group in (slice(None), slice(1, 3)):
-        done = stacked_clients.run(net, phases[group])
+        done = stacked(net, phases[group])
         assert apart(done, expected[group]) < TOLERANCE < 1e-3 < moved(done, phases[group])
 
 
@@ -97,7 +104,7 @@ def test_a_stack_ends_where_each_client_ends_alone(ready, method, rule):
 def test_with_every_normalisation_head_and_view(ready, method, more):
     run = ready(method, **more)
     net, phases = run.world.net, asked(run, sizes=[40, 36, 33])
-    done = stacked_clients.run(net, phases)
+    done = stacked(net, phases)
     assert apart(done, alone(net, phases)) < TOLERANCE and moved(done, phases) > 1e-4
     noted = [k for k in phases[0].weights["base"] if "running" in k]
     assert bool(noted) == (more.get("model__norm") == "batch")
@@ -109,14 +116,14 @@ def test_single_examples_and_scales_below_zero(ready):
     phases = asked(run, sizes=[1, 16, 7])
     for p in phases:
         p.weights["base"]["norm1.weight"] = p.weights["base"]["norm1.weight"] * torch.tensor([1.0, -1.0, 0.5, -0.5])
-    assert apart(stacked_clients.run(run.world.net, phases), alone(run.world.net, phases)) < TOLERANCE
+    assert apart(stacked(run.world.net, phases), alone(run.world.net, phases)) < TOLERANCE
 
 
 def test_the_same_again_and_nothing_that_was_given_is_changed(ready):
     run = ready("pro")
     phases = asked(run)
     before = copy.deepcopy([p.weights for p in phases])
-    first, again = (stacked_clients.run(run.world.net, phases) for _ in range(2))
+    first, again = (stacked(run.world.net, phases) for _ in range(2))
     assert apart(first, again) == 0
     for p, weights in zip(phases, before, strict=True):
         assert all(torch.equal(t, weights[b][k]) for b, ts in p.weights.items() for k, t in ts.items())
@@ -131,11 +138,11 @@ def test_the_same_again_and_nothing_that_was_given_is_changed(ready):
 def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, monkeypatch, rule):
     run = ready("fedprox", mu=0.5)
     net, phases = run.world.net, asked(run, rule, sizes=[40, 40, 40])
-    assert stacked_clients.written(net, phases[0]) and stacked_clients.walk is not stacked_clients.descend
-    compiled = stacked_clients.run(net, phases)
+    assert policy.has_written_convnet_gradient(net, phases[0]) and stacked_clients.walk is not stacked_clients.descend
+    compiled = stacked(net, phases)
     monkeypatch.setattr(stacked_clients, "walk", stacked_clients.descend)
     monkeypatch.setattr(stacked_clients, "PIECE", 2)
-    assert apart(compiled, stacked_clients.run(net, phases)) == 0
+    assert apart(compiled, stacked(net, phases)) == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +150,6 @@ def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, m
     [
         ("fedavg", {"model__head": "cosine"}),
         ("fedavg", {"model__norm": "batch"}),
-        ("fedavg", {"graphs": "false"}),
         ("pro", {}),  # the auxiliary loss has none
     ],
     ids=str,
@@ -152,8 +158,16 @@ def test_what_they_were_not_written_for_goes_through_autograd(ready, monkeypatch
     run = ready(method, **more)
     run.play(0, 0)
     monkeypatch.setattr(stacked_clients, "walk", None)
-    assert not stacked_clients.written(run.world.net, asked(run)[0])
+    assert not policy.has_written_convnet_gradient(run.world.net, asked(run)[0])
     run.play(0, 1)
+    assert set(run.world.executor.report()["phases"]["fit"]) == {policy.STACK}
+
+
+def test_without_acceleration_nothing_is_stacked(ready, monkeypatch):
+    run = ready("fedavg", accelerate="off")
+    monkeypatch.setattr(stacked_clients, "run", None)
+    run.play(0, 0)
+    assert run.world.executor.acceleration is None and run.world.executor.report()["path"] == "reference"
 
 
 # -- who is computed together ------------------------------------------------------------------------------------------
@@ -161,43 +175,48 @@ def test_what_they_were_not_written_for_goes_through_autograd(ready, monkeypatch
 
 def test_groups_are_of_equal_length_few_and_the_same_in_any_order(ready):
     run = ready("fedavg")
-    phases, executor = asked(run, sizes=[40, 10, 41, 42, 16]), run.world.executor
+    phases, found = asked(run, sizes=[40, 10, 41, 42, 16]), run.world.executor.acceleration
     for order in (phases, phases[::-1]):
-        groups = [[p.client for p in group] for group in executor.groups(order)]
+        groups = [[p.client for p in group] for group in found.groups(order)]
         assert sorted(groups) == [[0, 2, 3], [1, 4]]
-    shares = {n: [len(g) for g in executor.groups(asked(run, sizes=[9] * n))] for n in (1, 2, 3, 4, 5)}
-    assert shares == {1: [1], 2: [2], 3: [3], 4: [2, 2], 5: [2, executor.FEW]}
+    shares = {n: [len(g) for g in found.groups(asked(run, sizes=[9] * n))] for n in (1, 2, 3, 4, 5)}
+    assert shares == {1: [1], 2: [2], 3: [3], 4: [2, 2], 5: [2, acceleration.FEW]}
 
 
 def test_epochs_of_unequal_length_do_not_share_a_stack(ready):
     run = ready("fedavg")
     phases = asked(run, sizes=[40, 10])
-    assert not stacked_clients.fit(run.world.net, phases)
-    assert apart(steps.run(run.world.net, phases), alone(run.world.net, phases)) == 0
+    assert policy.way_of(run.world.net, phases, records=False) == policy.REFERENCE
+    assert apart(run.world.executor.acceleration.run_group(run.world.net, phases), alone(run.world.net, phases)) == 0
 
 
-@pytest.mark.parametrize("mode", ["auto", "stacked", "serial"])
-def test_bases_are_stacked_unless_the_executor_is_serial(ready, monkeypatch, mode):
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
+def test_bases_are_stacked_unless_acceleration_is_off(ready, monkeypatch, accelerate):
     run, sizes = ready("fedavg"), []
-    monkeypatch.setattr(stacked_clients, "run", lambda net, phases: sizes.append(len(phases)) or alone(net, phases))
+
+    def counted(net, phases, written):
+        sizes.append(len(phases))
+        return alone(net, phases)
+
+    monkeypatch.setattr(stacked_clients, "run", counted)
     inbox = dict(run.server.blocks)
     turns = {c: run.method.turn(run.client(c, 0, 0), inbox) for c in run.clients(0, 0)}
-    Executor(run.world.net, mode)(turns, lambda *a: True)
-    assert sizes == ([] if mode == "serial" else [2, 3])
+    Executor(run.world.net, accelerate)(turns, lambda *a: True)
+    assert sizes == ([] if accelerate == "off" else [2, 3])
 
 
-def test_the_warm_up_does_not_depend_on_the_executor(fresh, same_bits, monkeypatch):
-    """Runs of all executors take it from one cache."""
+def test_the_warm_up_is_computed_client_by_client_on_both_paths(fresh, same_bits, monkeypatch):
+    """Its cached result must not depend on how clients are grouped."""
     monkeypatch.setattr("profcil.engine.warmup.read_tensors", lambda path: None)
-    one, two = (fresh("fedavg", executor=executor, clients=5, participants=5) for executor in ("auto", "serial"))
+    one, two = (fresh("fedavg", accelerate=path, clients=5, participants=5) for path in ("auto", "off"))
     assert same_bits(one.server, two.server)
 
 
 def test_a_model_in_bfloat16_is_left_to_the_module(ready):
     net = copy.deepcopy(ready("fedavg").world.net)
-    assert stacked_clients.carries(net)
+    assert policy.stackable(net)
     Executor(net, precision="bf16")
-    assert not stacked_clients.carries(net)
+    assert not policy.stackable(net)
 
 
 # -- losses that are for one client at a time --------------------------------------------------------------------------
@@ -219,19 +238,19 @@ def of_nothing(net: Any, batch: Any) -> Tensor:
 def test_other_losses_are_refused(ready, loss):
     run = ready("fedavg")
     with pytest.raises(Refused):
-        stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in asked(run)])
+        stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in asked(run)], written=False)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_refused_runs_client_by_client_from_then_on(ready, monkeypatch, workers):
     run, tried = ready("fedavg"), []
     net, original = run.world.net, stacked_clients.run
-    monkeypatch.setattr(stacked_clients, "run", lambda *a: tried.append(1) or original(*a))
+    monkeypatch.setattr(stacked_clients, "run", lambda *a, **k: tried.append(1) or original(*a, **k))
     executor, phases = Executor(net, workers=workers), [replace(p, loss=through_the_base) for p in asked(run)]
     for _ in range(2):
         done = executor.run(phases)
         assert apart([done[p.client] for p in phases], alone(net, phases)) == 0
-    assert 1 <= len(tried) <= 2 and executor.alone == {through_the_base}
+    assert 1 <= len(tried) <= 2 and executor.acceleration.refused == {through_the_base}
 
 
 def test_a_true_mistake_in_a_loss_is_not_swallowed(ready):
@@ -252,6 +271,6 @@ def test_only_phases_that_move_the_base_come_here(ready):
         replace(p, blocks=("adapter", "head"), loss=run.method.tail_loss, source=Features(u, p.source.y[:20]))
         for p in (first, second)
     ]
-    groups = Executor(run.world.net).groups([*tails, first, second])
+    groups = Acceleration(run.world.net).groups([*tails, first, second])
     assert [len(g) for g in groups] == [1, 1, 2]  # what has its gradient written down goes one by one
     assert [p.on_features for g in groups for p in g] == [True, True, False, False]

@@ -210,28 +210,6 @@ def test_textcnn_ignores_padding_and_empty_texts_are_zero():
     assert torch.equal(encoder(torch.zeros(2, 5, dtype=torch.long)), torch.zeros(2, 384))
 
 
-@pytest.mark.parametrize("widths", [(1, 2, 3), (2, 5)])
-def test_textcnn_finds_the_winning_windows_and_their_gradients(widths):
-    encoder = textcnn.build(texts(), generator=fresh(), widths=widths)
-    for conv in encoder.convolutions:
-        nn.init.normal_(conv.bias, generator=fresh("bias"))
-    x = torch.randint(0, 30, (9, 8), generator=fresh("tokens"))
-    x[torch.rand(x.shape, generator=fresh("holes")) < 0.4] = 0  # padding in the middle, as a view leaves it
-    x[4], x[5, 1:] = 0, 0
-    weight = torch.randn(9, encoder.features, generator=fresh("loss"))
-    found = encoder(x)
-    slopes = torch.autograd.grad((found * weight).sum(), list(encoder.parameters()))
-    with torch.no_grad():
-        assert torch.equal(encoder(x), found)
-    encoder.winners = encoder.everywhere
-    expected = encoder(x)
-    assert torch.allclose(found, expected, atol=1e-6)
-    for ours, theirs in zip(
-        slopes, torch.autograd.grad((expected * weight).sum(), list(encoder.parameters())), strict=True
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-5)
-
-
 def test_textcnn_padding_embedding_stays_zero():
     encoder = textcnn.build(texts(), generator=fresh())
     optimizer = torch.optim.AdamW(encoder.parameters(), 0.1)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,21 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The outcome of the remembering run when nothing happens to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("undisturbed")
-        patch.setenv("PROFCIL_CACHE", str(folder / "cache"))
-        patch.setattr(fedavg, "METHOD", tiny_runs.Remembering)
-        return tiny_runs.outcome(run.start(tiny_runs.tiny(), folder / "run", folder))
+def undisturbed_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict]:
+    """The outcome of the remembering run when nothing happens to it, by the setting `accelerate`."""
+
+    @cache
+    def finished(accelerate: str) -> dict:
+        with pytest.MonkeyPatch.context() as patch:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            patch.setenv("PROFCIL_CACHE", str(folder / "cache"))
+            patch.setattr(fedavg, "METHOD", tiny_runs.Remembering)
+            return tiny_runs.outcome(run.start(tiny_runs.tiny(accelerate=accelerate), folder / "run", folder))
+
+    return finished
+
+
+@pytest.fixture(scope="session")
+def undisturbed(undisturbed_by: Callable[[str], dict]) -> dict:
+    """That of the default path."""
+    return undisturbed_by("auto")

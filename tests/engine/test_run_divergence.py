@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tiny_runs import outcome, tiny
 
-from profcil.engine import run, steps
+from profcil.engine import run
+from profcil.engine.executor import Executor
 from profcil.errors import Diverged
 from profcil.io.atomic_files import read_tensors
 
@@ -20,11 +21,14 @@ NAN, HUGE = float("nan"), 1e9
 
 def spoil(patch: pytest.MonkeyPatch, loss: float, clients: set[int], weights: bool = False) -> None:
     """Lets the fitting phases of some clients end with a bad loss, or with bad weights under a good one."""
-    original = steps.run
+    original = Executor.run
 
-    def spoilt(net: Any, phases: Any) -> list:
-        results = zip(phases, original(net, phases), strict=True)
-        return [bad(p, r) if p.name == "fit" and p.client in clients else r for p, r in results]
+    def spoilt(self: Executor, phases: Any) -> dict[int, Any]:
+        results = original(self, phases)
+        for p in phases:
+            if p.name == "fit" and p.client in clients:
+                results[p.client] = bad(p, results[p.client])
+        return results
 
     def bad(phase: Any, result: Any) -> Any:
         if not weights:
@@ -32,7 +36,7 @@ def spoil(patch: pytest.MonkeyPatch, loss: float, clients: set[int], weights: bo
         head = {k: v * loss for k, v in result.weights["head"].items()}
         return replace(result, weights={**result.weights, "head": head})
 
-    patch.setattr(steps, "run", spoilt)
+    patch.setattr(Executor, "run", spoilt)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -52,13 +56,13 @@ def test_fail_names_who_where_and_when(
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("executor", ["stacked", "serial"])
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
 def test_skip_goes_on_without_the_client(
-    method: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, accelerate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bad weights reach nobody, and nothing is booked as sent by it in a training round."""
-    config = tiny(method, train__on_divergence="skip-client", executor=executor)
+    config = tiny(method, train__on_divergence="skip-client", accelerate=accelerate)
     spoil(monkeypatch, NAN, {1}, weights=True)
     folder = run.start(config, tmp_path / "run", tmp_path)
     tensors, _ = read_tensors(folder / "state.safetensors") or ({}, {})

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import at_call, events, outcome, tiny
+from tiny_runs import TRAIN, at_call, events, outcome, path_of, tiny
 
 from profcil.engine import run
 from profcil.errors import RunFolderError
 
 SPOTS = [
-    ("profcil.engine.steps:run", 4),  # between two clients
+    (TRAIN, 4),  # between two clients
+    ("profcil.engine.executor:Executor.run", 3),  # in a round, where all clients advance together
     ("profcil.engine.channel:Door.up", 10),  # one client's private memory is new, the other's is not
     ("profcil.methods.base:average", 5),
     ("profcil.engine.loop:evaluate", 2),  # the position has ended on the server, but is not counted
@@ -38,14 +40,14 @@ def interrupt(out: Path, spot: str, number: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         at_call(spot, number, press_ctrl_c, patch.setattr)
         with pytest.raises(run.Interrupted) as told:
-            run.start(tiny(), out, out.parent)
+            run.start(tiny(accelerate=path_of(spot)), out, out.parent)
     return str(told.value)
 
 
 @pytest.mark.usefixtures("remembering")
 @pytest.mark.parametrize(("spot", "number"), SPOTS)
 def test_goes_on_to_the_same_bits(
-    spot: str, number: int, tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+    spot: str, number: int, tmp_path: Path, undisturbed_by: Callable[[str], dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "SAVE_SECONDS", 3600)  # what is saved is saved because of Ctrl-C
     out = tmp_path / "run"
@@ -54,7 +56,7 @@ def test_goes_on_to_the_same_bits(
     with open(out / "ledger.csv") as file:
         booked = {(int(r["position"]), int(r["round"])) for r in csv.DictReader(file) if r["stage"] != "warmup"}
     assert booked == whole
-    assert outcome(run.resume(out)) == undisturbed
+    assert outcome(run.resume(out)) == undisturbed_by(path_of(spot))
 
 
 @pytest.mark.usefixtures("remembering")
@@ -86,9 +88,9 @@ def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("remembering")
-def test_in_the_warm_up(tmp_path: Path, undisturbed: dict) -> None:
+def test_in_the_warm_up(tmp_path: Path, undisturbed_by: Callable[[str], dict]) -> None:
     out = tmp_path / "run"
-    assert "start it again" in interrupt(out, "profcil.engine.steps:run", 2)
+    assert "start it again" in interrupt(out, TRAIN, 2)
     with pytest.raises(RunFolderError, match="no state yet"):
         run.resume(out)
-    assert outcome(run.start(tiny(), out, tmp_path)) == undisturbed
+    assert outcome(run.start(tiny(accelerate="off"), out, tmp_path)) == undisturbed_by("off")

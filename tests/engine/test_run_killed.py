@@ -7,22 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_runs import die, die_in_mid_file, die_in_mid_line, doomed, events, in_child, outcome, tiny
+from tiny_runs import TRAIN, die, die_in_mid_file, die_in_mid_line, doomed, events, in_child, outcome, path_of, tiny
 
 from profcil.engine import run
 from profcil.errors import RunFolderError
 
 RENAME = "os:replace"  # 1 plan, 2 config, 3 events, 4 warm-up cache, then per save: state, scores, ledger, run
-TRAIN = "profcil.engine.steps:run"  # 1-2 warm-up, then one a client and round
 WATCH = "profcil.engine.run:Keeper.watch"  # 1 warm-up, then per position: round, round, position
+ROUND = "profcil.engine.executor:Executor.run"  # where acceleration is on: 1 warm-up, then one a round
 
-BEFORE_A_STATE = [*((RENAME, n, die) for n in (1, 2, 3, 4)), (RENAME, 5, die_in_mid_file), (TRAIN, 2, die)]
+BEFORE_A_STATE = [*((RENAME, n, die) for n in (1, 2, 3, 4)), (RENAME, 5, die_in_mid_file)]
+BEFORE_A_STATE += [(TRAIN, 2, die), (ROUND, 1, die)]  # in the warm-up
 AFTER = [
     (RENAME, 6, die),  # the first state is there, its scores are not
     (RENAME, 9, die_in_mid_file),  # the second state is half written
     (RENAME, 10, die),  # between a state and its readable files
     (RENAME, 12, die),
-    (TRAIN, 4, die),  # in the middle of a round
+    (TRAIN, 4, die),  # 1-2 warm-up, then one a client and round: between the two clients of a round
+    (ROUND, 3, die),  # in the second round, whose messages are sent
     (WATCH, 4, die),  # a position is over, nobody knows yet
     ("profcil.runs.folder:RunFolder.append", 5, die_in_mid_line),
     ("profcil.engine.loop:evaluate", 3, die),
@@ -39,22 +41,23 @@ def kill(out: Path, cache: Path, spot: str, number: int, do: Callable) -> None:
 @pytest.mark.usefixtures("remembering")
 @pytest.mark.parametrize(("spot", "number", "do"), AFTER)
 def test_goes_on_to_the_same_bits(
-    spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed: dict
+    spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed_by: Callable[[str], dict]
 ) -> None:
     kill(tmp_path / "run", own_cache, spot, number, do)
-    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed_by(path_of(spot))
     assert not list((tmp_path / "run").glob(".*.part"))
 
 
 @pytest.mark.usefixtures("remembering")
 @pytest.mark.parametrize(("spot", "number", "do"), BEFORE_A_STATE)
 def test_before_the_first_state_it_can_be_started_again(
-    spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed: dict
+    spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed_by: Callable[[str], dict]
 ) -> None:
     kill(tmp_path / "run", own_cache, spot, number, do)
     with pytest.raises(RunFolderError, match=r"same `profcil run` command|is not a run folder"):
         run.resume(tmp_path / "run")
-    assert outcome(run.start(tiny(), tmp_path / "run", tmp_path)) == undisturbed
+    config = tiny(accelerate=path_of(spot))
+    assert outcome(run.start(config, tmp_path / "run", tmp_path)) == undisturbed_by(path_of(spot))
 
 
 @pytest.mark.usefixtures("remembering")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_runs import outcome, tiny
 
-from profcil.engine import run, steps, world
+from profcil.engine import run, world
 from profcil.engine.executor import Executor
 from profcil.engine.run import Progress
 from profcil.engine.warmup import alone_with, cache_key
@@ -38,9 +38,11 @@ def test_same_seed_same_bits_other_seed_other_bits(
     assert results[0]["tensors"] != results[2]["tensors"]
 
 
-@pytest.mark.parametrize("executor", ["stacked", "serial"])
-def test_the_order_of_execution_does_not_matter(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    same = {"method": "promax", "executor": executor, "stream__participants": 4, "stream__support": 1.0}
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
+def test_the_order_of_execution_does_not_matter(
+    accelerate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = {"method": "promax", "accelerate": accelerate, "stream__participants": 4, "stream__support": 1.0}
     forward = end(tmp_path / "forward", **same)
     original = Executor.__call__
     monkeypatch.setattr(Executor, "__call__", lambda self, turns, guard: original(self, _reversed(turns), guard))
@@ -63,8 +65,13 @@ def test_the_second_run_takes_the_warm_up_from_the_cache(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
-    original = steps.run
-    monkeypatch.setattr(steps, "run", lambda net, phases: names.extend(p.name for p in phases) or original(net, phases))
+    original = Executor.run
+
+    def noted(self: Executor, phases: Any) -> Any:
+        names.extend(p.name for p in phases)
+        return original(self, phases)
+
+    monkeypatch.setattr(Executor, "run", noted)
     first = end(tmp_path / "first")
     assert "warmup" in names
     names.clear()
@@ -160,9 +167,15 @@ def test_the_key_holds_every_ingredient(tmp_path: Path) -> None:
 
 
 def test_the_method_and_its_training_are_no_ingredients(tmp_path: Path) -> None:
-    others = [tiny("promax"), tiny(train__rounds=9), tiny(params__label_space="local"), tiny(executor="serial")]
+    others = [tiny("promax"), tiny(train__rounds=9), tiny(params__label_space="local"), tiny(workers=2)]
     others += [tiny(train__lr=0.02), tiny(train__optimiser="adam"), tiny(train__clip=1.0)]
     assert {cache_key(make_world(c, tmp_path)) for c in [tiny(), *others]} == {cache_key(make_world(tiny(), tmp_path))}
+
+
+def test_accelerated_and_reference_runs_do_not_share_a_warm_up(tmp_path: Path) -> None:
+    """Their rounding differs. Without the package accel, `auto` is the reference."""
+    auto, off = (make_world(tiny(accelerate=path), tmp_path) for path in ("auto", "off"))
+    assert (cache_key(auto) == cache_key(off)) == (auto.executor.acceleration is None)
 
 
 # -- what a run may look at, and what it may keep ----------------------------------------------------------------------

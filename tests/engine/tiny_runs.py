@@ -123,12 +123,21 @@ def in_child(target: Callable[..., None], *args: Any) -> multiprocessing.Process
     return child
 
 
+TRAIN = "profcil.engine.steps:run"  # called for every client of every round where acceleration is off
+
+
+def path_of(spot: str) -> str:
+    """The setting `accelerate` of a run that ends at a call of this function. The other spots are called equally often
+    on both paths."""
+    return "off" if spot == TRAIN else "auto"
+
+
 def doomed(out: Path, cache: Path, spot: str, number: int, do: Callable[..., None]) -> None:
     """A run that is killed at a call, saving after every round until then."""
     os.environ["PROFCIL_CACHE"] = str(cache)
     run.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
     at_call(spot, number, do)
-    run.start(tiny(), out, out)
+    run.start(tiny(accelerate=path_of(spot)), out, out)
 
 
 def holding(out: Path, ready: Any) -> None:

@@ -1,0 +1,59 @@
+"""The epochs of several clients drawn at once: each is balanced, and no client changes what another draws."""
+
+from __future__ import annotations
+
+import torch
+
+from profcil.accel.joined_rehearsal import JoinedRehearsal
+from profcil.memory.bank import Bank
+from profcil.memory.rehearsal import Rehearsal, Roll
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def bank_of(ids: tuple[int, ...], d: int = 2) -> Bank:
+    """Remembered classes far from all real features, so that a test sees where a feature came from."""
+    mean = 1000 + torch.arange(len(ids) * d, dtype=torch.float32).view(len(ids), d)
+    return Bank(ids, mean, torch.ones(len(ids), d), torch.ones(len(ids), dtype=torch.int32))
+
+
+def crowd() -> list[Rehearsal]:
+    """Three clients of unlike sizes: with old classes, without, and with a class of a single example."""
+    found = []
+    for y, old in (([3] * 9 + [8] * 7, (3, 5, 6, 9)), ([11] * 5, ()), ([2] + [4] * 6 + [3] * 8, (8,))):
+        labels = torch.tensor(y)
+        features = (labels + torch.arange(len(y)) / 100)[:, None].expand(-1, 2).contiguous()
+        found.append(Rehearsal(features, Roll(labels, old, 4), bank_of(old) if old else None, noise=0.1))
+    return found
+
+
+def test_clients_together_each_have_a_balanced_epoch_of_their_own():
+    clients = crowd()
+    joined = JoinedRehearsal(clients, 8)
+    table = joined.epoch([rng(i) for i in range(3)])
+    assert joined.steps == [3, 1, 2] and table["u"].shape == (3, 3, 8, 2) and table["y"].shape == (3, 3, 8)
+    for row, client in enumerate(clients):
+        u, y = table["u"][row].flatten(0, 1)[: client.size], table["y"][row].flatten()[: client.size]
+        assert torch.equal(y.sort().values, client.roll.y.sort().values)
+        assert not torch.equal(y, client.roll.y) or client.size == 4  # shuffled, unless there is one class
+        real = torch.isin(y, client.roll.real.classes)
+        assert torch.equal(u[real][:, 0].long(), y[real])
+        for label in client.roll.real.classes:  # no example comes back before all of its class have come
+            drawn = u[y == label][:, 0].unique()
+            assert len(drawn) == min(4, int((client.roll.real.y == label).sum()))
+        means = {int(k): m for k, m in zip(client.roll.y[real.sum() :: 4], client.mean, strict=False)}
+        assert all((f - means[int(k)]).abs().max() < 1 for f, k in zip(u[~real], y[~real], strict=True))
+
+
+def test_who_is_beside_a_client_does_not_change_what_it_draws():
+    clients = crowd()
+    joined, rngs = JoinedRehearsal(clients, 8), [rng(i) for i in range(3)]
+    epochs = [joined.epoch(rngs) for _ in range(2)]
+    assert not torch.equal(epochs[0]["u"], epochs[1]["u"])
+    for row, client in enumerate(clients):
+        alone, own = JoinedRehearsal([client], 8), rng(row)
+        for epoch in epochs:
+            found = alone.epoch([own])
+            assert all(torch.equal(found[k][0], epoch[k][row, : alone.steps[0]]) for k in ("u", "y"))
