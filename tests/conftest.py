@@ -209,53 +209,68 @@ def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def brought(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
-    """Puts a class of the test's own into the room of methods, as `guest` of another package."""
+def register_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    """Registers a method class as the plug-in `registered`, without installing a package."""
 
-    def bring(method: type) -> None:
-        module: Any = ModuleType("guest", "Guest: a method of another package.")
+    def register(method: type) -> None:
+        module: Any = ModuleType("registered", "Registered: a method of another package.")
         module.METHOD = method
-        point = SimpleNamespace(load=lambda: module, dist=None, value="guest", module="guest")
-        monkeypatch.setattr(registry, "guests", lambda room: {"guest": point} if room == "methods" else {})
+        entry = SimpleNamespace(load=lambda: module, dist=None, value="registered", module="registered")
+        monkeypatch.setattr(registry, "plugins", lambda group: {"registered": entry} if group == "methods" else {})
 
-    return bring
+    return register
+
+
+def write_package(home: Path, version: str, entries: dict[str, dict[str, str]]) -> Path:
+    """Writes the package `otherpkg` with its metadata, as pip would install it."""
+    package = home / "otherpkg"
+    metadata = home / "otherpkg-0.dist-info"
+    shutil.rmtree(package / "__pycache__", ignore_errors=True)
+    for folder in (package, metadata):
+        folder.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: otherpkg\nVersion: {version}\n")
+    lines = []
+    for group, points in entries.items():
+        lines += [f"[profcil.{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return package
 
 
 @pytest.fixture
-def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Installs another package: `outsider(methods={"mine": source})` makes it bring the method `mine`, from a module of
-    its own. Called again, it replaces what it is given. A value of the form `=text` is an entry point as it stands."""
-    home, brought = tmp_path / "outside", {room: {} for room in registry.ROOMS}
-    fresh = (registry.guests, registry.origin)
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Installs a package with plug-ins: `install_plugin(methods={"mine": source})` adds the method `mine`.
 
-    def forget() -> None:
-        for known in fresh:
-            known.cache_clear()
-        for name in [n for n in sys.modules if n.partition(".")[0] == "outsider"]:
+    A second call adds to the package and replaces modules of the same name. A value `=text` is an entry point itself,
+    not the source of a module.
+    """
+    home = tmp_path / "outside"
+    entries: dict[str, dict[str, str]] = {group: {} for group in registry.GROUPS}
+    cached = (registry.plugins, registry.origin)
+
+    def clear_caches() -> None:
+        for function in cached:
+            function.cache_clear()
+        for name in [n for n in sys.modules if n.partition(".")[0] == "otherpkg"]:
             del sys.modules[name]
         importlib.invalidate_caches()
 
     def install(version: str = "0.1", **given: dict[str, str]) -> Path:
-        package, about = home / "outsider", home / "outsider-0.dist-info"
-        shutil.rmtree(package / "__pycache__", ignore_errors=True)
-        for folder in (package, about):
-            folder.mkdir(parents=True, exist_ok=True)
-        (package / "__init__.py").write_text("")
-        for room, modules in given.items():
+        for group, modules in given.items():
             for name, source in modules.items():
-                brought[room][name] = source.removeprefix("=") if source.startswith("=") else f"outsider.{name}"
+                entries[group][name] = source.removeprefix("=") if source.startswith("=") else f"otherpkg.{name}"
+        package = write_package(home, version, entries)
+        for modules in given.values():
+            for name, source in modules.items():
                 if not source.startswith("="):
                     (package / f"{name}.py").write_text(source)
-        tables = [[f"[profcil.{room}]", *(f"{k} = {v}" for k, v in es.items())] for room, es in brought.items()]
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: outsider\nVersion: {version}\n")
-        (about / "entry_points.txt").write_text("\n".join(line for table in tables for line in table) + "\n")
-        forget()
+        clear_caches()
         return package
 
     monkeypatch.syspath_prepend(str(home))
     yield install
     monkeypatch.undo()
-    forget()
+    clear_caches()
 
 
 @pytest.fixture

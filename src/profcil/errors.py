@@ -21,8 +21,8 @@ class ConfigError(ProfcilError):
     """A setting that is unknown, misspelt or out of range."""
 
 
-class Broken(ConfigError):
-    """Something of another package that cannot be used."""
+class BrokenPlugin(ConfigError):
+    """A plug-in that cannot be used."""
 
 
 class DataError(ProfcilError):

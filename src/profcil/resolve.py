@@ -203,9 +203,10 @@ def preset_names() -> list[str]:
 
 
 def recipe_names() -> list[str]:
-    lame = registry.broken("data")
-    outside = {n for n in registry.guests("data") if n not in lame and hasattr(registry.find("data", n), "RECIPE")}
-    return sorted(outside | {p.stem for p in RECIPES.glob("*.toml")})
+    broken = registry.broken_plugins("data")
+    loadable = [name for name in registry.plugins("data") if name not in broken]
+    from_plugins = {name for name in loadable if hasattr(registry.find("data", name), "RECIPE")}
+    return sorted(from_plugins | {path.stem for path in RECIPES.glob("*.toml")})
 
 
 def load_toml(path: Path) -> dict[str, Any]:

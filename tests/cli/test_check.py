@@ -91,16 +91,16 @@ class Unexplained(Images):
     Params = Bare
 
 
-def looked_at(brought: Callable[[type], None], capsys: Any, method: type, status: int = 1) -> dict[str, str]:
+def looked_at(register_method: Callable[[type], None], capsys: Any, method: type, status: int = 1) -> dict[str, str]:
     """What does not hold, and why not."""
-    brought(method)
-    assert main(["check", "guest", "--json"]) == status
+    register_method(method)
+    assert main(["check", "registered", "--json"]) == status
     return {row["promise"]: row["why_not"] for row in json.loads(capsys.readouterr().out) if not row["holds"]}
 
 
-def test_a_method_that_keeps_all(brought, capsys):
-    assert looked_at(brought, capsys, Images, 0) == {}
-    assert main(["check", "guest"]) == 0
+def test_a_method_that_keeps_all(register_method, capsys):
+    assert looked_at(register_method, capsys, Images, 0) == {}
+    assert main(["check", "registered"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(PROMISES) + 1 and all(line.startswith("holds ") for line in lines)
 
@@ -124,14 +124,14 @@ def test_a_method_that_keeps_all(brought, capsys):
         (Unexplained, "a default and a help text", "mu: no help text"),
     ],
 )
-def test_a_broken_promise_is_told(brought, capsys, method, promise, why):
-    broken = looked_at(brought, capsys, method)
+def test_a_broken_promise_is_told(register_method, capsys, method, promise, why):
+    broken = looked_at(register_method, capsys, method)
     assert [told for name, told in broken.items() if promise in name and why in told], broken
 
 
-def test_text_says_what_does_not_hold(brought, capsys):
-    looked_at(brought, capsys, Odd)
-    assert main(["check", "guest"]) == 1
+def test_text_says_what_does_not_hold(register_method, capsys):
+    looked_at(register_method, capsys, Odd)
+    assert main(["check", "registered"]) == 1
     assert "DOES NOT HOLD  image: declares only kinds that exist (secrets: no such kind" in capsys.readouterr().out
 
 

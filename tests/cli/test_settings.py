@@ -28,7 +28,7 @@ class Wide(Params):
     name: str | float = setting("x", "a word or a number")
 
 
-class Guest(Method):
+class Plugin(Method):
     """A method of another package."""
 
     Params = Wide
@@ -36,12 +36,12 @@ class Guest(Method):
 
 
 @pytest.fixture(autouse=True)
-def guest(brought: Callable[[type], None]) -> None:
-    brought(Guest)
+def plugin(register_method: Callable[[type], None]) -> None:
+    register_method(Plugin)
 
 
 def made(*sets: str):
-    return resolve("digits", {"method": "guest"}, sets)
+    return resolve("digits", {"method": "registered"}, sets)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_a_value_of_another_type_is_refused(item: str, words: str) -> None:
 
 
 def test_a_run_with_none_ends_and_can_be_read(small: list[str]) -> None:
-    assert main(["run", "--method", "guest", "--out", "run", "--quiet", *small]) == 0
+    assert main(["run", "--method", "registered", "--out", "run", "--quiet", *small]) == 0
     assert load_run("run").done
     assert main(["resume", "run"]) == 0

@@ -26,14 +26,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
 
 
-def test_the_package_of_the_page(outsider: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_package_of_the_page(install_plugin: Callable[..., Path], tmp_path: Path) -> None:
     (table,) = blocks("docs/extending.md", "toml")
     sources = {re.match(r"# mypkg/(\w+)\.py", text)[1]: text for text in blocks("docs/extending.md", "python")}
     entries = tomllib.loads(table)["project"]["entry-points"]
-    brought = {group.removeprefix("profcil."): names for group, names in entries.items()}
-    assert brought.keys() == registry.ROOMS.keys()
-    assert all(module == f"mypkg.{name}" for names in brought.values() for name, module in names.items())
-    outsider(**{room: {name: sources[name] for name in names} for room, names in brought.items()})
+    plugins = {group.removeprefix("profcil."): names for group, names in entries.items()}
+    assert plugins.keys() == registry.GROUPS.keys()
+    assert all(module == f"mypkg.{name}" for names in plugins.values() for name, module in names.items())
+    install_plugin(**{group: {name: sources[name] for name in names} for group, names in plugins.items()})
     draw = np.random.default_rng(0)
     x, y = draw.integers(0, 256, (120, 3, 8, 8), dtype=np.uint8), np.arange(120) % 12
     (tmp_path / "data" / "blobs").mkdir(parents=True)
@@ -46,9 +46,9 @@ def test_the_package_of_the_page(outsider: Callable[..., Path], tmp_path: Path) 
     assert main(["data", "verify", "blobs", "--data-dir", "data"]) == 0
 
 
-def test_the_method_of_the_readme(outsider: Callable[..., Path]) -> None:
+def test_the_method_of_the_readme(install_plugin: Callable[..., Path]) -> None:
     (source,) = [text for text in blocks("README.md", "python") if "METHOD" in text]
-    outsider(methods={"mine": source})
+    install_plugin(methods={"mine": source})
     sets = ("rounds=1", "epochs=1", "warmup.rounds=1", "task_size=5", "scale=3", "clients=3", "participants=2")
     line = [part for item in sets for part in ("--set", item)]
     assert main(["run", "--method", "mine", "--out", "own", "--quiet", *line]) == 0

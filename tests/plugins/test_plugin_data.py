@@ -14,7 +14,7 @@ from profcil.engine.world import make_world
 from profcil.errors import ConfigError, DataError
 from profcil.resolve import resolve
 
-Outsider = Callable[..., Path]
+Install = Callable[..., Path]
 
 HEAD = """
 import torch
@@ -59,8 +59,8 @@ def load(root, seed=0):
 
 
 @pytest.mark.parametrize("source", [IMAGES, FLOATS, TEXTS, GRAPH], ids=["bytes", "floats", "texts", "graph"])
-def test_a_sound_dataset_runs(source: str, outsider: Outsider, tmp_path: Path) -> None:
-    outsider(data={"mine": source})
+def test_a_sound_dataset_runs(source: str, install_plugin: Install, tmp_path: Path) -> None:
+    install_plugin(data={"mine": source})
     world = make_world(resolve(flags={"dataset": "mine", "method": "fedavg"}), tmp_path)
     assert len(world.bundle.train) == 12
 
@@ -86,18 +86,18 @@ def test_a_sound_dataset_runs(source: str, outsider: Outsider, tmp_path: Path) -
     ],
 )
 def test_an_unsound_one_is_told(
-    source: str, old: str, new: str, expected: str, outsider: Outsider, tmp_path: Path
+    source: str, old: str, new: str, expected: str, install_plugin: Install, tmp_path: Path
 ) -> None:
     assert old in source
-    outsider(data={"mine": source.replace(old, new)})
+    install_plugin(data={"mine": source.replace(old, new)})
     with pytest.raises((DataError, ConfigError), match=expected):
         loading.load_bundle("mine", tmp_path)
 
 
-def test_a_loaders_own_statistics_are_kept(outsider: Outsider, tmp_path: Path) -> None:
-    outsider(data={"mine": FLOATS})
+def test_a_loaders_own_statistics_are_kept(install_plugin: Install, tmp_path: Path) -> None:
+    install_plugin(data={"mine": FLOATS})
     computed = loading.load_bundle("mine", tmp_path)
-    outsider(data={"mine": FLOATS.replace('tuple("abc")', 'tuple("abc"), mean=(0.1,), std=(0.2,)')})
+    install_plugin(data={"mine": FLOATS.replace('tuple("abc")', 'tuple("abc"), mean=(0.1,), std=(0.2,)')})
     own = loading.load_bundle("mine", tmp_path)
     assert (own.mean, own.std) == ((0.1,), (0.2,)) and own.fingerprint != computed.fingerprint
     x = computed.train.x.double()
@@ -114,10 +114,10 @@ def test_floats_are_measured_like_the_bytes_they_come_from() -> None:
 
 
 def test_a_file_that_is_not_there(
-    outsider: Outsider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    install_plugin: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outsider(data={"mine": IMAGES.replace("    return Bundle", '    open(root / "mine.npz")\n    return Bundle')})
+    install_plugin(data={"mine": IMAGES.replace("    return Bundle", '    open(root / "mine.npz")\n    return Bundle')})
     assert main(["run", "--dataset", "mine", "--data-dir", "nowhere"]) == 2
     err = capsys.readouterr().err
     assert "mine.npz" in err and err.count("\n") == 1 and "get it with ;" not in err
@@ -125,13 +125,13 @@ def test_a_file_that_is_not_there(
 
 
 def test_status_does_not_vouch_for_what_it_cannot_see(
-    outsider: Outsider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    install_plugin: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(data={"mine": IMAGES})
+    install_plugin(data={"mine": IMAGES})
     assert main(["data", "status", "mine", "--data-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "not known" in out and "list no files" in out and "complete" not in out
-    outsider(data={"mine": IMAGES.replace('views=("crop",)', 'files=(File("mine.npz"),)')})
+    install_plugin(data={"mine": IMAGES.replace('views=("crop",)', 'files=(File("mine.npz"),)')})
     (row,) = [r for r in loading.status(tmp_path) if r["dataset"] == "mine"]
     assert not row["present"] and row["missing"] == ["mine.npz"]
     assert "put it there" in loading.verify(tmp_path, "mine")[0]

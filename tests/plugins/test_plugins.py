@@ -21,7 +21,7 @@ from profcil.io.cache_folder import cache_folder
 from profcil.resolve import RunConfig, resolve
 from profcil.studies.definition import expand_methods, hash_settings
 
-Outsider = Callable[..., Path]
+Install = Callable[..., Path]
 
 METHOD = """
 from dataclasses import dataclass
@@ -106,16 +106,16 @@ def sentence(capsys: pytest.CaptureFixture[str], *line: str) -> str:
 @pytest.mark.parametrize("method", ["fedavg", "pro"])
 @pytest.mark.parametrize("augment", ["true", "false"])
 def test_an_encoder_is_given_numbers_wherever_it_is_called(
-    source: str, method: str, augment: str, outsider: Outsider, tmp_path: Path
+    source: str, method: str, augment: str, install_plugin: Install, tmp_path: Path
 ) -> None:
-    outsider(encoders={"flat": source})
+    install_plugin(encoders={"flat": source})
     run.start(digits(method, f"augment={augment}", encoder="flat"), tmp_path / "run", tmp_path)
     seen = registry.find("encoders", "flat").SEEN
     assert seen == {(torch.float32, True)}
 
 
-def test_embedding_is_of_numbers_between_0_and_1(outsider: Outsider, tmp_path: Path) -> None:
-    outsider(encoders={"flat": ENCODER})
+def test_embedding_is_of_numbers_between_0_and_1(install_plugin: Install, tmp_path: Path) -> None:
+    install_plugin(encoders={"flat": ENCODER})
     world = make_world(digits(encoder="flat"), tmp_path)
     base, rows = world.net.weights(["base"])["base"], world.bundle.test
     numbers = replace(rows, x=rows.x.float() / 255)
@@ -126,10 +126,10 @@ def test_embedding_is_of_numbers_between_0_and_1(outsider: Outsider, tmp_path: P
 # -- the warm-up's cache -----------------------------------------------------------------------------------------------
 
 
-def test_an_edited_encoder_has_a_warm_up_of_its_own(outsider: Outsider, tmp_path: Path) -> None:
+def test_an_edited_encoder_has_a_warm_up_of_its_own(install_plugin: Install, tmp_path: Path) -> None:
     keys = []
     for source, version in ((ENCODER, "0.1"), (ENCODER.replace("relu", "tanh"), "0.1"), (ENCODER, "0.2")):
-        outsider(version, encoders={"flat": source})
+        install_plugin(version, encoders={"flat": source})
         keys.append(cache_key(make_world(digits(encoder="flat"), tmp_path)))
     assert len(set(keys)) == 3
 
@@ -154,22 +154,22 @@ def test_a_warm_up_that_does_not_fit_is_computed_again(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("room", "source"), [("methods", METHOD), ("data", DATA), ("encoders", ENCODER)], ids=["method", "data", "encoder"]
+    ("group", "source"), [("methods", METHOD), ("data", DATA), ("encoders", ENCODER)], ids=["method", "data", "encoder"]
 )
-def test_an_edited_module_is_a_new_run(room: str, source: str, outsider: Outsider) -> None:
+def test_an_edited_module_is_a_new_run(group: str, source: str, install_plugin: Install) -> None:
     keys = []
     for text, version in ((source, "0.1"), (source, "0.1"), (source + "\n# edited\n", "0.1"), (source, "0.2")):
-        outsider(version, **{room: {"mine": text}})
-        method, dataset, encoder = ("mine" if room == r else "" for r in ("methods", "data", "encoders"))
+        install_plugin(version, **{group: {"mine": text}})
+        method, dataset, encoder = ("mine" if group == each else "" for each in ("methods", "data", "encoders"))
         flags = {"dataset": dataset or "digits", "method": method or "fedavg"}
         keys.append(hash_settings(resolve(flags=flags, sets=[f"encoder={encoder}"] if encoder else [])))
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
-def test_our_own_keep_their_keys(outsider: Outsider) -> None:
+def test_our_own_keep_their_keys(install_plugin: Install) -> None:
     config = resolve(flags={"dataset": "digits", "method": "promax"})
     before = hash_settings(config)
-    outsider(methods={"mine": METHOD}, data={"mine": DATA}, encoders={"mine": ENCODER})
+    install_plugin(methods={"mine": METHOD}, data={"mine": DATA}, encoders={"mine": ENCODER})
     assert hash_settings(config) == before
 
 
@@ -177,38 +177,39 @@ def test_our_own_keep_their_keys(outsider: Outsider) -> None:
 
 
 def test_a_module_that_fails_to_import_is_in_nobodys_way(
-    outsider: Outsider, capsys: pytest.CaptureFixture[str]
+    install_plugin: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(methods={"lame": "import not_there", "mine": METHOD}, data={"poor": "1 / 0"}, encoders={"odd": "x = ("})
+    methods = {"faulty": "import not_there", "mine": METHOD}
+    install_plugin(methods=methods, data={"poor": "1 / 0"}, encoders={"odd": "x = ("})
     every = expand_methods("all")
-    assert "lame" not in every and {"mine", "fedavg", "promax"} <= set(every)
+    assert "faulty" not in every and {"mine", "fedavg", "promax"} <= set(every)
     for kind, name, reason in (
-        ("methods", "lame", "not_there"),
+        ("methods", "faulty", "not_there"),
         ("datasets", "poor", "ZeroDivisionError"),
         ("encoders", "odd", "SyntaxError"),
     ):
         assert main(["list", kind, "--json"]) == 0
         rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
         told = rows[name]["title"]
-        assert rows[name]["broken"] and all(part in told for part in (f"outsider.{name}", "outsider 0.1", reason))
+        assert rows[name]["broken"] and all(part in told for part in (f"otherpkg.{name}", "otherpkg 0.1", reason))
         assert main(["list", kind]) == 0
         assert f"broken: {kind[:-1]} '{name}'" in capsys.readouterr().out
     assert main(["data", "status"]) == 0 and "poor" in capsys.readouterr().out
     assert main(["doctor"]) in (0, 1)
     capsys.readouterr()
-    assert "not_there" in sentence(capsys, "run", "--method", "lame")
-    assert "outsider 0.1" in sentence(capsys, "run", "--dataset", "poor")
+    assert "not_there" in sentence(capsys, "run", "--method", "faulty")
+    assert "otherpkg 0.1" in sentence(capsys, "run", "--dataset", "poor")
     assert "SyntaxError" in sentence(capsys, "run", "--set", "encoder=odd")
     assert "ZeroDivisionError" in sentence(capsys, "data", "verify", "poor")
 
 
 def test_a_study_of_all_methods_says_which_it_leaves_out(
-    outsider: Outsider, capsys: pytest.CaptureFixture[str]
+    install_plugin: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(methods={"lame": "import not_there"})
+    install_plugin(methods={"faulty": "import not_there"})
     Path("every.toml").write_text('methods = "all"')
     assert main(["study", "every.toml", "--dry-run"]) == 0
-    assert "left out: method 'lame'" in capsys.readouterr().err
+    assert "left out: method 'faulty'" in capsys.readouterr().err
 
 
 PLAIN = METHOD.replace("class MyParams(Params)", "class MyParams")
@@ -218,48 +219,48 @@ BARE = METHOD.replace("@dataclass(frozen=True)\n", "")
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"methods": {"mine": METHOD, "named": "=outsider.mine:Mine"}}, "must name a module that defines METHOD"),
+        ({"methods": {"mine": METHOD, "named": "=otherpkg.mine:Mine"}}, "must name a module that defines METHOD"),
         ({"methods": {"named": "x = 1"}}, "must name a module that defines METHOD"),
-        ({"methods": {"named": "METHOD = dict"}}, "profcil.methods.base.Method"),
+        ({"methods": {"named": "METHOD = dict"}}, "profcil.extend.Method"),
         ({"methods": {"named": PLAIN}}, "derive them from profcil.methods.base.Params"),
         ({"methods": {"named": BARE}}, "@dataclass(frozen=True)"),
-        ({"data": {"named": DATA}}, "calls itself 'mine'"),
+        ({"data": {"named": DATA}}, "has the name 'mine' in its FACTS"),
         ({"data": {"named": "FACTS = 1"}}, "defines FACTS and load"),
         ({"data": {"named": DATA.replace('"mine"', '"named"').replace("RECIPE = {", "RECIPE = 1, {")}}, "RECIPE"),
         ({"encoders": {"named": "def make(): ..."}}, "defines build"),
     ],
 )
 def test_a_guest_that_is_not_what_it_should_be(
-    given: dict, expected: str, outsider: Outsider, capsys: pytest.CaptureFixture[str]
+    given: dict, expected: str, install_plugin: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(**given)
-    (room,) = given
+    install_plugin(**given)
+    (group,) = given
     ask = {"methods": ["--method", "named"], "data": ["--dataset", "named"], "encoders": ["--set", "encoder=named"]}
-    told = sentence(capsys, "run", *ask[room])
-    assert expected in told and "outsider 0.1" in told
+    told = sentence(capsys, "run", *ask[group])
+    assert expected in told and "otherpkg 0.1" in told
     assert not Path("runs").exists() or not any(Path("runs").iterdir())
 
 
-def test_settings_may_extend_those_of_any_method(outsider: Outsider) -> None:
+def test_settings_may_extend_those_of_any_method(install_plugin: Install) -> None:
     source = METHOD.replace("methods.base import Method, Params", "methods.pro import METHOD as Method")
-    outsider(methods={"mine": source.replace("class MyParams(Params)", "class MyParams(Method.Params)")})
+    install_plugin(methods={"mine": source.replace("class MyParams(Params)", "class MyParams(Method.Params)")})
     assert resolve(flags={"method": "mine"}, sets=["alpha=2", "noise=0.5"]).params.alpha == 2
 
 
 @pytest.mark.parametrize(
-    ("room", "name", "line"),
+    ("group", "name", "line"),
     [("methods", "fedavg", ["--method", "fedavg"]), ("data", "digits", []), ("encoders", "convnet", [])],
 )
 def test_a_guest_with_the_name_of_our_own_is_refused(
-    room: str, name: str, line: list[str], outsider: Outsider, capsys: pytest.CaptureFixture[str]
+    group: str, name: str, line: list[str], install_plugin: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(**{room: {name: {"methods": METHOD, "data": DATA, "encoders": ENCODER}[room]}})
+    install_plugin(**{group: {name: {"methods": METHOD, "data": DATA, "encoders": ENCODER}[group]}})
     told = sentence(capsys, "run", *line)
-    assert f"'{name}'" in told and "outsider 0.1" in told and "another name" in told
+    assert f"'{name}'" in told and "otherpkg 0.1" in told and "another name" in told
 
 
-def test_all_methods_are_not_all_without_one_of_our_own(outsider: Outsider) -> None:
-    outsider(methods={"fedavg": METHOD})
+def test_all_methods_are_not_all_without_one_of_our_own(install_plugin: Install) -> None:
+    install_plugin(methods={"fedavg": METHOD})
     with pytest.raises(ConfigError, match="another name"):
         expand_methods("all")
 
@@ -285,9 +286,9 @@ def test_all_methods_are_not_all_without_one_of_our_own(outsider: Outsider) -> N
     ids=["signature", "features", "kind", "drawn", "counter", "module"],
 )
 def test_an_encoder_that_does_not_keep_to_the_contract(
-    source: str, expected: str, outsider: Outsider, capsys: pytest.CaptureFixture[str]
+    source: str, expected: str, install_plugin: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(encoders={"flat": source})
+    install_plugin(encoders={"flat": source})
     told = sentence(capsys, "run", "--set", "encoder=flat")
     assert "the flat encoder" in told and expected in told
 
@@ -295,8 +296,8 @@ def test_an_encoder_that_does_not_keep_to_the_contract(
 # -- a dataset's recipe ------------------------------------------------------------------------------------------------
 
 
-def test_a_dataset_brings_its_recipe(outsider: Outsider, capsys: pytest.CaptureFixture[str]) -> None:
-    outsider(data={"mine": DATA})
+def test_a_dataset_brings_its_recipe(install_plugin: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install_plugin(data={"mine": DATA})
     config = resolve(flags={"dataset": "mine", "method": "fedavg"}, sets=["clients=4"])
     assert (config.stream.clients, config.stream.task_size, config.train.rounds) == (4, 2, 1)
     assert resolve(flags={"dataset": "mine"}).stream.clients == 3, "settings of one run must not reach the next"
@@ -311,6 +312,6 @@ def test_a_dataset_brings_its_recipe(outsider: Outsider, capsys: pytest.CaptureF
     assert rows["mine"]["sets"]["stream"]["clients"] == 3
 
 
-def test_a_misspelt_recipe_is_told(outsider: Outsider, capsys: pytest.CaptureFixture[str]) -> None:
-    outsider(data={"mine": DATA.replace('"rounds": 1}, "warmup"', '"round": 1}, "warmup"')})
+def test_a_misspelt_recipe_is_told(install_plugin: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    install_plugin(data={"mine": DATA.replace('"rounds": 1}, "warmup"', '"round": 1}, "warmup"')})
     assert "rounds" in sentence(capsys, "run", "--dataset", "mine")

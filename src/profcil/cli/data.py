@@ -99,7 +99,7 @@ def unlisted(name: str) -> str:
     """Why nothing is fetched for a dataset without files."""
     from profcil import registry
 
-    return "its FACTS list no files to fetch" if name in registry.guests("data") else "built in"
+    return "its FACTS list no files to fetch" if name in registry.plugins("data") else "built in"
 
 
 ACTIONS = {"status": status, "verify": verify, "fetch": fetch}

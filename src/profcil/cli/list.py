@@ -81,14 +81,13 @@ def encoders() -> list[dict[str, Any]]:
     return with_broken("encoders", rows)
 
 
-def with_broken(room: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of what can be used; below them what cannot, and why."""
+def with_broken(group: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and below them one row for each broken plug-in with the reason."""
     from profcil import registry
 
     empty = {key: [] if isinstance(value, list) else "" for key, value in rows[0].items()}
-    return rows + [
-        empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in registry.broken(room).items()
-    ]
+    broken = registry.broken_plugins(group)
+    return rows + [empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in broken.items()]
 
 
 def studies() -> list[dict[str, Any]]:
