@@ -1,4 +1,4 @@
-"""What is wrong with a dataset of another package is told before anything runs."""
+"""A dataset plug-in is checked before a run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Install = Callable[..., Path]
 
 HEAD = """
 import torch
-from profcil.data.bundle import Bundle, Facts, File, Nodes, Rows
+from profcil.extend import Bundle, Facts, File, Nodes, Rows
 
 def facts(modality, encoder, **more):
     return Facts("mine", "Mine", modality, classes=3, train=None, test=None, encoder=encoder, **more)
@@ -59,7 +59,7 @@ def load(root, seed=0):
 
 
 @pytest.mark.parametrize("source", [IMAGES, FLOATS, TEXTS, GRAPH], ids=["bytes", "floats", "texts", "graph"])
-def test_a_sound_dataset_runs(source: str, install_plugin: Install, tmp_path: Path) -> None:
+def test_valid_dataset_runs(source: str, install_plugin: Install, tmp_path: Path) -> None:
     install_plugin(data={"mine": source})
     world = make_world(resolve(flags={"dataset": "mine", "method": "fedavg"}), tmp_path)
     assert len(world.bundle.train) == 12
@@ -85,7 +85,7 @@ def test_a_sound_dataset_runs(source: str, install_plugin: Install, tmp_path: Pa
         (IMAGES, "return Bundle(", "return (", "returns tuple where a Bundle is expected"),
     ],
 )
-def test_an_unsound_one_is_told(
+def test_invalid_dataset_is_refused(
     source: str, old: str, new: str, expected: str, install_plugin: Install, tmp_path: Path
 ) -> None:
     assert old in source
@@ -94,7 +94,7 @@ def test_an_unsound_one_is_told(
         loading.load_bundle("mine", tmp_path)
 
 
-def test_a_loaders_own_statistics_are_kept(install_plugin: Install, tmp_path: Path) -> None:
+def test_statistics_of_a_loader_are_kept(install_plugin: Install, tmp_path: Path) -> None:
     install_plugin(data={"mine": FLOATS})
     computed = loading.load_bundle("mine", tmp_path)
     install_plugin(data={"mine": FLOATS.replace('tuple("abc")', 'tuple("abc"), mean=(0.1,), std=(0.2,)')})
@@ -105,7 +105,7 @@ def test_a_loaders_own_statistics_are_kept(install_plugin: Install, tmp_path: Pa
     assert computed.std == pytest.approx([float(x.std(correction=0))])
 
 
-def test_floats_are_measured_like_the_bytes_they_come_from() -> None:
+def test_floats_and_bytes_have_the_same_statistics() -> None:
     x = torch.randint(0, 256, (5, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for exact, measured in zip(
         loading.channel_statistics(x), loading.channel_statistics(x.double() / 255), strict=True
@@ -113,7 +113,7 @@ def test_floats_are_measured_like_the_bytes_they_come_from() -> None:
         assert measured == pytest.approx(exact)
 
 
-def test_a_file_that_is_not_there(
+def test_missing_file_is_reported(
     install_plugin: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -124,7 +124,7 @@ def test_a_file_that_is_not_there(
     assert loading.verify(tmp_path, "mine") and "mine.npz" in loading.verify(tmp_path, "mine")[0]
 
 
-def test_status_does_not_vouch_for_what_it_cannot_see(
+def test_status_is_not_known_without_a_list_of_files(
     install_plugin: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install_plugin(data={"mine": IMAGES})
