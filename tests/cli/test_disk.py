@@ -154,7 +154,7 @@ def test_a_full_disk_while_diagnosing(capsys: pytest.CaptureFixture[str], runs, 
     shutil.copytree(runs["pro"], "tight")
     full(name)
     said = sentence(capsys, "diagnose", "tight")
-    assert f"tight/{name} could not be read or written (No space left on device); make room" in said
+    assert f"tight/{name} could not be read or written (No space left on device); free some space" in said
     assert not list(Path("tight").glob(".*.part"))
 
 

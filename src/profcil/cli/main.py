@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from profcil import __version__
 from profcil.cli.parser import Parser
-from profcil.errors import ProfcilError, of_a_file, refused_by_disk, unknown
+from profcil.errors import ProfcilError, file_error, is_file_error, unknown
 
 VERBS = (
     "run",
@@ -56,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        if isinstance(error, OSError) and of_a_file(error):
-            refusal = refused_by_disk(error)
+        if isinstance(error, OSError) and is_file_error(error):
+            refusal = file_error(error)
             return tell(str(refusal), refusal.exit_status)
         reason = " ".join(str(error).split())
         return tell(f"unexpected {type(error).__name__} ({reason}); run again with {DEBUG}=1 for the traceback", 1)

@@ -25,10 +25,10 @@ def run(args: argparse.Namespace) -> int:
     config = resolved(args)
     if args.dry_run:
         return rehearse(config, data_root(args), args.json)
-    from profcil.api import unused
+    from profcil.api import default_folder
     from profcil.engine.run import start
 
-    out = Path(args.out) if args.out else unused(config)
+    out = Path(args.out) if args.out else default_folder(config)
     play(lambda observe: start(config, out, data_root(args), observe), out, args)
     return 0
 
