@@ -43,7 +43,7 @@ def test_data_status_and_verify(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, "data", "status", "--data-dir", "empty", "--json"))
     assert [row["dataset"] for row in rows if row["complete"]] == ["digits"]
     assert "profcil data fetch cora" in printed(capsys, "data", "status", "cora", "--data-dir", "empty")
-    assert "digits: as it should be" in printed(capsys, "data", "verify", "--data-dir", "empty")
+    assert "digits: ok" in printed(capsys, "data", "verify", "--data-dir", "empty")
     wrong = json.loads(printed(capsys, "data", "verify", "digits", "cora", "--data-dir", "empty", "--json", status=1))
     assert [(row["dataset"], row["ok"]) for row in wrong] == [("digits", True), ("cora", False)]
 
@@ -172,7 +172,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "profcil[dream]" in found["missing"][0] and "cora" in found["missing"][1]
     assert "profcil[dream]" in printed(capsys, "doctor", "--data-dir", "empty")
     monkeypatch.setenv("CC", "no-such-compiler -O2")
-    assert json.loads(printed(capsys, "doctor", "--json"))["compiler"] is None
-    assert "by torch" in printed(capsys, "doctor")
+    assert json.loads(printed(capsys, "doctor", "--json"))["acceleration"]["compiler"] is None
+    assert "TorchScript" in printed(capsys, "doctor")
     lines[:] = ["no-such-dist"]
     printed(capsys, "doctor", status=1)  # no run can do without it

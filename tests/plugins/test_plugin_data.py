@@ -130,7 +130,7 @@ def test_status_is_not_known_without_a_list_of_files(
     install_plugin(data={"mine": IMAGES})
     assert main(["data", "status", "mine", "--data-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "not known" in out and "list no files" in out and "complete" not in out
+    assert "unknown" in out and "list no files" in out and "complete" not in out
     install_plugin(data={"mine": IMAGES.replace('views=("crop",)', 'files=(File("mine.npz"),)')})
     (row,) = [r for r in loading.status(tmp_path) if r["dataset"] == "mine"]
     assert not row["present"] and row["missing"] == ["mine.npz"]

@@ -56,8 +56,8 @@ def test_with_a_dataset_defaults_come_from_its_recipe():
     [
         (["list", "settings", "--method", "promx"], "did you mean promax"),
         (["list", "settings", "--dataset", "digit"], "did you mean digits"),
-        (["list", "methods", "--method", "pro"], "it narrows `list settings`"),
-        (["list", "settings", "--method", "pro", "--page", "x.md"], "it narrows `list settings`"),
+        (["list", "methods", "--method", "pro"], "it is for `list settings`"),
+        (["list", "settings", "--method", "pro", "--page", "x.md"], "it is for `list settings`"),
         (["run", "--set", "task_sizes=2"], "`profcil list settings` shows all"),
         (["list", "settings", "--page", "mine.md"], "is not a page of settings"),
     ],
