@@ -1,4 +1,4 @@
-"""Tiny real runs, shared by all tests: a few clients on digits with a narrow encoder, under a second each."""
+"""Fixtures of all tests: tiny real runs with a few clients on digits and a narrow encoder, under a second each."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ PHASES = ("fit_space", "rehearse_space")  # PRO has a label space for each phase
 hypothesis_settings.register_profile("same every time", derandomize=True)
 hypothesis_settings.load_profile("same every time")
 
-# A shell's background job ignores Ctrl-C, and so would every test of it.
+# A background job of a shell ignores SIGINT; the tests of Ctrl-C need the default handler.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and a warm-up cache of our own that lives as long as the tests."""
+    """One thread, and a cache of warm-ups for this session only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PROFCIL_CACHE", str(tmp_path_factory.mktemp("profcil")))
@@ -63,7 +63,7 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @dataclass
 class Run:
-    """One run in memory, and the server after every round and position (server states are never changed in place)."""
+    """A run in memory, with the server state after every round and position (states are never modified in place)."""
 
     world: World
     method: Any
@@ -88,29 +88,33 @@ class Run:
         return self.world.client(id, self.when(position, round))
 
     def turns(self, position: int, round: int) -> list[Reply]:
-        """The replies of a round from the present state, without aggregating them."""
+        """The replies of a round from the current state, without aggregation."""
         door = Door(Ledger(), self.world.config.transfer)
-        clients, when = self.clients(position, round), self.when(position, round)
+        clients = self.clients(position, round)
+        when = self.when(position, round)
         return turns(self.world, self.method, self.state, door, clients, when)
 
     def play(self, position: int, round: int) -> ServerState:
-        """One whole round, kept."""
+        """Runs one whole round and updates the state."""
         door = Door(self.state.ledger, self.world.config.transfer, held=self.state.held)
-        clients, when = self.clients(position, round), self.when(position, round)
+        clients = self.clients(position, round)
+        when = self.when(position, round)
         self.state.server = play(self.world, self.method, self.state, door, clients, when)[0]
         return self.state.server
 
     def stream(self, watch: Callable[[str, When, dict], None] = lambda *a: None) -> Run:
-        def both(what: str, when: When, facts: dict) -> None:
+        """Runs the whole stream and records the server states in `trail`."""
+
+        def record(what: str, when: When, facts: dict) -> None:
             self.trail.append((what, when, self.state.server))
             watch(what, when, facts)
 
         self.trail.append(("start", self.when(0, 0), self.state.server))
-        stream(self.world, self.method, self.state, both)
+        stream(self.world, self.method, self.state, record)
         return self
 
     def before(self) -> dict[tuple[int, int], ServerState]:
-        """The server as each round found it."""
+        """The server state before each round, by position and round."""
         pairs = zip(self.trail, self.trail[1:], strict=False)
         return {(when.position, when.round): old[2] for old, (what, when, _) in pairs if what == "round"}
 
@@ -126,12 +130,14 @@ def begin(
     all_seen: bool = False,
     **settings: Any,
 ) -> Run:
-    """A run that has been warmed up and not yet started. Dots in names are written as double underscores. With
-    `all_seen` every loss competes over all seen classes."""
-    ours = method in ("pro", "promax")
-    literal = LITERAL if ours else {}
-    spaces = dict.fromkeys(PHASES if ours else ("label_space",), "seen") if all_seen else {}
-    wanted = TINY | literal | spaces | {k.replace("__", "."): v for k, v in settings.items()}
+    """A run after the warm-up and before the first round. A dot in a name is written as a double underscore.
+
+    With `all_seen` every loss is over all seen classes.
+    """
+    is_pro = method in ("pro", "promax")
+    literal = LITERAL if is_pro else {}
+    label_spaces = dict.fromkeys(PHASES if is_pro else ("label_space",), "seen") if all_seen else {}
+    wanted = TINY | literal | label_spaces | {k.replace("__", "."): v for k, v in settings.items()}
     flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)
@@ -142,13 +148,13 @@ def begin(
 
 @pytest.fixture(scope="session")
 def fresh() -> Callable[..., Run]:
-    """Makes a run that a test may play as it likes."""
+    """Makes a new run, which a test may modify."""
     return begin
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Run]:
-    """Makes finished runs, each only once; tests must not change them."""
+    """Makes finished runs, each only once. Tests must not modify them."""
     done: dict[tuple, Run] = {}
 
     def make(method: str = "pro", **settings: Any) -> Run:
@@ -160,28 +166,37 @@ def tiny() -> Callable[..., Run]:
     return make
 
 
-def flat(weights: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{b}/{k}": t for b, tensors in weights.items() for k, t in tensors.items()}
+def flat_blocks(state: ServerState) -> dict[str, Tensor]:
+    """All tensors of a server state by block and name."""
+    return {f"{name}/{key}": tensor for name, b in state.blocks.items() for key, tensor in b.tensors.items()}
+
+
+def described(state: ServerState) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Kind and labels of every block."""
+    return {name: (block.kind, block.labels) for name, block in state.blocks.items()}
 
 
 @pytest.fixture(scope="session")
 def same_bits() -> Callable[[ServerState, ServerState], bool]:
-    """Whether two servers hold the same blocks, to the bit."""
+    """Whether two server states have the same blocks, bit for bit."""
 
     def same(a: ServerState, b: ServerState) -> bool:
-        one, two = ({n: (x.kind, x.labels) for n, x in s.blocks.items()} for s in (a, b))
-        first, second = (flat({n: dict(x.tensors) for n, x in s.blocks.items()}) for s in (a, b))
-        return one == two and first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+        if described(a) != described(b):
+            return False
+        first = flat_blocks(a)
+        second = flat_blocks(b)
+        return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
     return same
 
 
 @pytest.fixture(scope="session")
-def apart() -> Callable[[ServerState, ServerState], float]:
-    """The largest difference between two servers' tensors."""
+def max_difference() -> Callable[[ServerState, ServerState], float]:
+    """The largest absolute difference between the tensors of two server states."""
 
     def largest(a: ServerState, b: ServerState) -> float:
-        first, second = (flat({n: dict(x.tensors) for n, x in s.blocks.items()}) for s in (a, b))
+        first = flat_blocks(a)
+        second = flat_blocks(b)
         assert first.keys() == second.keys()
         return max(float((first[k].double() - second[k].double()).abs().max()) for k in first if first[k].numel())
 
@@ -189,8 +204,8 @@ def apart() -> Callable[[ServerState, ServerState], float]:
 
 
 @pytest.fixture
-def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Replaces the division of the samples: `deal(lambda labels, tasks: owner of every sample, -1 = nobody)`."""
+def assign_samples(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the division of the samples: `assign_samples(lambda labels, tasks: owner)`, where -1 means no owner."""
 
     def use(owner: Callable[[Any, Any], Any], orders: list[list[int]] | None = None) -> None:
         import numpy as np
@@ -274,10 +289,12 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture
-def interpreted() -> Callable[[str], None]:
-    """Runs a program that asserts things about the GPU's kernels, by Triton's interpreter on a CPU: in float32, because
-    it does not know bfloat16 tiles, and in a process of its own, because kernels are made for the interpreter or for a
-    GPU when they are imported."""
+def run_interpreted() -> Callable[[str], None]:
+    """Runs a test program of GPU kernels in Triton's interpreter on a CPU.
+
+    It uses float32, because the interpreter has no bfloat16 tiles. It runs in its own process, because a kernel is
+    compiled for the interpreter or for a GPU when it is imported.
+    """
     pytest.importorskip("triton")
 
     def run(program: str) -> None:
