@@ -252,6 +252,15 @@ def write_package(home: Path, version: str, entries: dict[str, dict[str, str]]) 
     return package
 
 
+def forget_package(cached: tuple[Any, ...]) -> None:
+    """Clears these caches, and the imported modules of `otherpkg`."""
+    for function in cached:
+        function.cache_clear()
+    for name in [n for n in sys.modules if n.partition(".")[0] == "otherpkg"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """Installs a package with plug-ins: `install_plugin(methods={"mine": source})` adds the method `mine`.
@@ -261,14 +270,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """
     home = tmp_path / "outside"
     entries: dict[str, dict[str, str]] = {group: {} for group in registry.GROUPS}
-    cached = (registry.plugins, registry.origin)
-
-    def clear_caches() -> None:
-        for function in cached:
-            function.cache_clear()
-        for name in [n for n in sys.modules if n.partition(".")[0] == "otherpkg"]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
+    cached = (registry.plugins, registry.origin)  # taken now: a test may replace them
 
     def install(version: str = "0.1", **given: dict[str, str]) -> Path:
         for group, modules in given.items():
@@ -279,13 +281,13 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             for name, source in modules.items():
                 if not source.startswith("="):
                     (package / f"{name}.py").write_text(source)
-        clear_caches()
+        forget_package(cached)
         return package
 
     monkeypatch.syspath_prepend(str(home))
     yield install
     monkeypatch.undo()
-    clear_caches()
+    forget_package(cached)
 
 
 @pytest.fixture

@@ -45,7 +45,8 @@ def test_run_and_its_results():
 )
 def test_model_predicts_as_in_the_run(method, more):
     run = profcil.run("digits", method=method, out="run", settings=TINY | more)
-    model, test = profcil.load_model("run"), profcil.load_data("digits").test
+    model = profcil.load_model("run")
+    test = profcil.load_data("digits").test
     correct = (model(test.x) == test.y).numpy()
     counts = [sum(correct[np.isin(test.y.numpy(), list(task))]) for task in run.plan.tasks]
     assert counts == run.scores.correct[-1].tolist()
@@ -54,7 +55,8 @@ def test_model_predicts_as_in_the_run(method, more):
 
 def test_model_takes_arrays_and_refuses_other_shapes():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
-    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x[:3]
+    model = profcil.load_model("run")
+    x = profcil.load_data("digits").test.x[:3]
     assert torch.equal(model(x.numpy()), model(x)) and model.scores(x).shape == (3, 10)
     for wrong in (x[0], x.float(), x[:, :, :4]):
         with pytest.raises(DataError, match=r"this model takes \[n, 1, 8, 8\] of torch.uint8"):
@@ -63,7 +65,8 @@ def test_model_takes_arrays_and_refuses_other_shapes():
 
 def test_unseen_classes_are_never_predicted():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
-    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x
+    model = profcil.load_model("run")
+    x = profcil.load_data("digits").test.x
     model.seen = (2, 5)
     assert set(model(x).tolist()) <= {2, 5} and torch.isinf(model.scores(x)[:, 0]).all()
 
@@ -73,7 +76,8 @@ def test_model_of_graphs():
 
     like = (torch.zeros(0, 4), torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     model = Model(torch.nn.Linear(1, 1), None, None, (0,), ("a",), like)
-    x, edges = torch.randn(5, 4), torch.tensor([[0, 1], [1, 0]])
+    x = torch.randn(5, 4)
+    edges = torch.tensor([[0, 1], [1, 0]])
     assert model.examples(x, edges).nodes.tolist() == [0, 1, 2, 3, 4]
     assert len(model.examples(x, edges, torch.tensor([3]))) == 1
     for wrong in ((x,), (x, edges.T.repeat(2, 1)), (x[:, :3], edges)):

@@ -117,7 +117,8 @@ def test_encoder_always_gets_floats(
 def test_embedding_of_bytes_equals_embedding_of_floats(install_plugin: Install, tmp_path: Path) -> None:
     install_plugin(encoders={"flat": ENCODER})
     world = make_world(digits(encoder="flat"), tmp_path)
-    base, rows = world.net.weights(["base"])["base"], world.bundle.test
+    base = world.net.weights(["base"])["base"]
+    rows = world.bundle.test
     floats = replace(rows, x=rows.x.float() / 255)
     index = torch.arange(8)
     assert torch.equal(embed(world.net, base, rows, index), embed(world.net, base, floats, index))
