@@ -97,12 +97,12 @@ class WarmupSettings(Checked):
     momentum: float = setting(0.9, "momentum of SGD in the warm-up", low=0.0, high=1.0)
     weight_decay: float = setting(5e-4, "weight decay of the warm-up", low=0.0)
     decay: str = setting(
-        "decoupled", "Adam's weight decay in the warm-up: decoupled or coupled", choices=("decoupled", "coupled")
+        "decoupled", "weight decay of Adam in the warm-up: decoupled or coupled", choices=("decoupled", "coupled")
     )
-    clip: float = setting(5.0, "largest gradient norm of a warm-up step; 0 = no clipping", low=0.0)
+    clip: float = setting(5.0, "gradient norm to which a warm-up step is clipped; 0 = no clipping", low=0.0)
     projector: str = setting(
         "averaged",
-        "the projector of Eq. (warmup): sent and averaged like the base, or local to each client, as the paper says",
+        "projector of the warm-up: averaged like the base, or local to each client, as in the paper",
         choices=("averaged", "local"),
     )
 

@@ -19,7 +19,8 @@ from profcil.engine.server import Server
 from profcil.errors import ConfigError, DataError, Failure, NotApplicable, ProfcilError
 from profcil.methods.base import Method, Params, Samples, average, reply
 from profcil.model.layers import BatchNorm, Pixels, drawn, image_shape
-from profcil.model.net import MODEL, Net, Weights, cross_entropy
+from profcil.model.losses import cross_entropy
+from profcil.model.net import MODEL, Net, Weights
 
 __all__ = [  # noqa: RUF022 - by use
     # for methods
