@@ -1,4 +1,4 @@
-"""Tiny real runs, shared by all tests: a few clients on digits with a narrow encoder, under a second each."""
+"""Fixtures of all tests: tiny real runs with a few clients on digits and a narrow encoder, under a second each."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ PHASES = ("fit_space", "rehearse_space")  # PRO has a label space for each phase
 hypothesis_settings.register_profile("same every time", derandomize=True)
 hypothesis_settings.load_profile("same every time")
 
-# A shell's background job ignores Ctrl-C, and so would every test of it.
+# A background job of a shell ignores SIGINT; the tests of Ctrl-C need the default handler.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and a warm-up cache of our own that lives as long as the tests."""
+    """One thread, and a cache of warm-ups for this session only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PROFCIL_CACHE", str(tmp_path_factory.mktemp("profcil")))
@@ -63,7 +63,7 @@ def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @dataclass
 class Run:
-    """One run in memory, and the server after every round and position (server states are never changed in place)."""
+    """A run in memory, with the server state after every round and position (states are never modified in place)."""
 
     world: World
     method: Any
@@ -88,29 +88,33 @@ class Run:
         return self.world.client(id, self.when(position, round))
 
     def turns(self, position: int, round: int) -> list[Reply]:
-        """The replies of a round from the present state, without aggregating them."""
+        """The replies of a round from the current state, without aggregation."""
         door = Door(Ledger(), self.world.config.transfer)
-        clients, when = self.clients(position, round), self.when(position, round)
+        clients = self.clients(position, round)
+        when = self.when(position, round)
         return turns(self.world, self.method, self.state, door, clients, when)
 
     def play(self, position: int, round: int) -> ServerState:
-        """One whole round, kept."""
+        """Runs one whole round and updates the state."""
         door = Door(self.state.ledger, self.world.config.transfer, held=self.state.held)
-        clients, when = self.clients(position, round), self.when(position, round)
+        clients = self.clients(position, round)
+        when = self.when(position, round)
         self.state.server = play(self.world, self.method, self.state, door, clients, when)[0]
         return self.state.server
 
     def stream(self, watch: Callable[[str, When, dict], None] = lambda *a: None) -> Run:
-        def both(what: str, when: When, facts: dict) -> None:
+        """Runs the whole stream and records the server states in `trail`."""
+
+        def record(what: str, when: When, facts: dict) -> None:
             self.trail.append((what, when, self.state.server))
             watch(what, when, facts)
 
         self.trail.append(("start", self.when(0, 0), self.state.server))
-        stream(self.world, self.method, self.state, both)
+        stream(self.world, self.method, self.state, record)
         return self
 
     def before(self) -> dict[tuple[int, int], ServerState]:
-        """The server as each round found it."""
+        """The server state before each round, by position and round."""
         pairs = zip(self.trail, self.trail[1:], strict=False)
         return {(when.position, when.round): old[2] for old, (what, when, _) in pairs if what == "round"}
 
@@ -126,12 +130,14 @@ def begin(
     all_seen: bool = False,
     **settings: Any,
 ) -> Run:
-    """A run that has been warmed up and not yet started. Dots in names are written as double underscores. With
-    `all_seen` every loss competes over all seen classes."""
-    ours = method in ("pro", "promax")
-    literal = LITERAL if ours else {}
-    spaces = dict.fromkeys(PHASES if ours else ("label_space",), "seen") if all_seen else {}
-    wanted = TINY | literal | spaces | {k.replace("__", "."): v for k, v in settings.items()}
+    """A run after the warm-up and before the first round. A dot in a name is written as a double underscore.
+
+    With `all_seen` every loss is over all seen classes.
+    """
+    is_pro = method in ("pro", "promax")
+    literal = LITERAL if is_pro else {}
+    label_spaces = dict.fromkeys(PHASES if is_pro else ("label_space",), "seen") if all_seen else {}
+    wanted = TINY | literal | label_spaces | {k.replace("__", "."): v for k, v in settings.items()}
     flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)
@@ -142,13 +148,13 @@ def begin(
 
 @pytest.fixture(scope="session")
 def fresh() -> Callable[..., Run]:
-    """Makes a run that a test may play as it likes."""
+    """Makes a new run, which a test may modify."""
     return begin
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Run]:
-    """Makes finished runs, each only once; tests must not change them."""
+    """Makes finished runs, each only once. Tests must not modify them."""
     done: dict[tuple, Run] = {}
 
     def make(method: str = "pro", **settings: Any) -> Run:
@@ -160,28 +166,37 @@ def tiny() -> Callable[..., Run]:
     return make
 
 
-def flat(weights: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{b}/{k}": t for b, tensors in weights.items() for k, t in tensors.items()}
+def flat_blocks(state: ServerState) -> dict[str, Tensor]:
+    """All tensors of a server state by block and name."""
+    return {f"{name}/{key}": tensor for name, b in state.blocks.items() for key, tensor in b.tensors.items()}
+
+
+def described(state: ServerState) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Kind and labels of every block."""
+    return {name: (block.kind, block.labels) for name, block in state.blocks.items()}
 
 
 @pytest.fixture(scope="session")
 def same_bits() -> Callable[[ServerState, ServerState], bool]:
-    """Whether two servers hold the same blocks, to the bit."""
+    """Whether two server states have the same blocks, bit for bit."""
 
     def same(a: ServerState, b: ServerState) -> bool:
-        one, two = ({n: (x.kind, x.labels) for n, x in s.blocks.items()} for s in (a, b))
-        first, second = (flat({n: dict(x.tensors) for n, x in s.blocks.items()}) for s in (a, b))
-        return one == two and first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+        if described(a) != described(b):
+            return False
+        first = flat_blocks(a)
+        second = flat_blocks(b)
+        return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
     return same
 
 
 @pytest.fixture(scope="session")
-def apart() -> Callable[[ServerState, ServerState], float]:
-    """The largest difference between two servers' tensors."""
+def max_difference() -> Callable[[ServerState, ServerState], float]:
+    """The largest absolute difference between the tensors of two server states."""
 
     def largest(a: ServerState, b: ServerState) -> float:
-        first, second = (flat({n: dict(x.tensors) for n, x in s.blocks.items()}) for s in (a, b))
+        first = flat_blocks(a)
+        second = flat_blocks(b)
         assert first.keys() == second.keys()
         return max(float((first[k].double() - second[k].double()).abs().max()) for k in first if first[k].numel())
 
@@ -189,8 +204,8 @@ def apart() -> Callable[[ServerState, ServerState], float]:
 
 
 @pytest.fixture
-def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Replaces the division of the samples: `deal(lambda labels, tasks: owner of every sample, -1 = nobody)`."""
+def assign_samples(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the division of the samples: `assign_samples(lambda labels, tasks: owner)`, where -1 means no owner."""
 
     def use(owner: Callable[[Any, Any], Any], orders: list[list[int]] | None = None) -> None:
         import numpy as np
@@ -209,60 +224,79 @@ def deal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def brought(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
-    """Puts a class of the test's own into the room of methods, as `guest` of another package."""
+def register_method(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], None]:
+    """Registers a method class as the plug-in `registered`, without installing a package."""
 
-    def bring(method: type) -> None:
-        module: Any = ModuleType("guest", "Guest: a method of another package.")
+    def register(method: type) -> None:
+        module: Any = ModuleType("registered", "Registered: a method of another package.")
         module.METHOD = method
-        point = SimpleNamespace(load=lambda: module, dist=None, value="guest", module="guest")
-        monkeypatch.setattr(registry, "guests", lambda room: {"guest": point} if room == "methods" else {})
+        entry = SimpleNamespace(load=lambda: module, dist=None, value="registered", module="registered")
+        monkeypatch.setattr(registry, "plugins", lambda group: {"registered": entry} if group == "methods" else {})
 
-    return bring
+    return register
+
+
+def write_package(home: Path, version: str, entries: dict[str, dict[str, str]]) -> Path:
+    """Writes the package `otherpkg` with its metadata, as pip would install it."""
+    package = home / "otherpkg"
+    metadata = home / "otherpkg-0.dist-info"
+    shutil.rmtree(package / "__pycache__", ignore_errors=True)
+    for folder in (package, metadata):
+        folder.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: otherpkg\nVersion: {version}\n")
+    lines = []
+    for group, points in entries.items():
+        lines += [f"[profcil.{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return package
+
+
+def forget_package(cached: tuple[Any, ...]) -> None:
+    """Clears these caches, and the imported modules of `otherpkg`."""
+    for function in cached:
+        function.cache_clear()
+    for name in [n for n in sys.modules if n.partition(".")[0] == "otherpkg"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 @pytest.fixture
-def outsider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """Installs another package: `outsider(methods={"mine": source})` makes it bring the method `mine`, from a module of
-    its own. Called again, it replaces what it is given. A value of the form `=text` is an entry point as it stands."""
-    home, brought = tmp_path / "outside", {room: {} for room in registry.ROOMS}
-    fresh = (registry.guests, registry.origin)
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Installs a package with plug-ins: `install_plugin(methods={"mine": source})` adds the method `mine`.
 
-    def forget() -> None:
-        for known in fresh:
-            known.cache_clear()
-        for name in [n for n in sys.modules if n.partition(".")[0] == "outsider"]:
-            del sys.modules[name]
-        importlib.invalidate_caches()
+    A second call adds to the package and replaces modules of the same name. A value `=text` is an entry point itself,
+    not the source of a module.
+    """
+    home = tmp_path / "outside"
+    entries: dict[str, dict[str, str]] = {group: {} for group in registry.GROUPS}
+    cached = (registry.plugins, registry.origin)  # taken now: a test may replace them
 
     def install(version: str = "0.1", **given: dict[str, str]) -> Path:
-        package, about = home / "outsider", home / "outsider-0.dist-info"
-        shutil.rmtree(package / "__pycache__", ignore_errors=True)
-        for folder in (package, about):
-            folder.mkdir(parents=True, exist_ok=True)
-        (package / "__init__.py").write_text("")
-        for room, modules in given.items():
+        for group, modules in given.items():
             for name, source in modules.items():
-                brought[room][name] = source.removeprefix("=") if source.startswith("=") else f"outsider.{name}"
+                entries[group][name] = source.removeprefix("=") if source.startswith("=") else f"otherpkg.{name}"
+        package = write_package(home, version, entries)
+        for modules in given.values():
+            for name, source in modules.items():
                 if not source.startswith("="):
                     (package / f"{name}.py").write_text(source)
-        tables = [[f"[profcil.{room}]", *(f"{k} = {v}" for k, v in es.items())] for room, es in brought.items()]
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: outsider\nVersion: {version}\n")
-        (about / "entry_points.txt").write_text("\n".join(line for table in tables for line in table) + "\n")
-        forget()
+        forget_package(cached)
         return package
 
     monkeypatch.syspath_prepend(str(home))
     yield install
     monkeypatch.undo()
-    forget()
+    forget_package(cached)
 
 
 @pytest.fixture
-def interpreted() -> Callable[[str], None]:
-    """Runs a program that asserts things about the GPU's kernels, by Triton's interpreter on a CPU: in float32, because
-    it does not know bfloat16 tiles, and in a process of its own, because kernels are made for the interpreter or for a
-    GPU when they are imported."""
+def run_interpreted() -> Callable[[str], None]:
+    """Runs a test program of GPU kernels in Triton's interpreter on a CPU.
+
+    It uses float32, because the interpreter has no bfloat16 tiles. It runs in its own process, because a kernel is
+    compiled for the interpreter or for a GPU when it is imported.
+    """
     pytest.importorskip("triton")
 
     def run(program: str) -> None:

@@ -1,12 +1,12 @@
 """profcil: heterogeneous federated class-incremental learning on one machine or many.
 
-    run(...)         learns a stream and gives the finished run
-    resume(path)     goes on with a run that was stopped
-    load_run(path)   reads a run: settings, scores, traffic, metrics; needs no torch
-    load_data(name)  a dataset
-    load_model(path) the trained model of a finished run, to predict with
+    run(...)         learns a stream and returns the finished run
+    resume(path)     continues a stopped run
+    load_run(path)   reads a run: settings, scores, traffic, metrics; does not need torch
+    load_data(name)  loads a dataset
+    load_model(path) loads the trained model of a finished run
 
-Importing the package imports none of them; they are fetched when they are first used.
+These names are imported lazily, so that `import profcil` is fast. Plug-ins import from `profcil.extend`.
 """
 
 from importlib import import_module
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"  # the one place: pyproject.toml and `profcil --version` read it from here
 
 __all__ = ["__version__", "load_data", "load_model", "load_run", "resume", "run"]
-HOMES = {
+MODULES = {
     "load_data": "api",
     "load_model": "runs.trained_model",
     "load_run": "runs.reader",
@@ -30,9 +30,9 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(f"module 'profcil' has no attribute '{name}'")
-    return getattr(import_module(f"profcil.{HOMES[name]}"), name)
+    return getattr(import_module(f"profcil.{MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m profcil` is the command line."""
+"""`python -m profcil`: the command line."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Settings: frozen dataclasses in, TOML and flags in and out; an unknown or misspelt key is an error.
+"""Settings as frozen dataclasses, read from TOML and from the command line. An unknown key is an error.
 
-A field is at once the flag, its type, its default, its range and its help text. Recipes are TOML files of the same
-shape; `--set` overrides single keys by their dotted path, or by their last part where that is unique.
+A field defines the key, its type, its default, its range and its help text. A recipe is a TOML file with the same
+sections. `--set` overrides a key by its dotted path, or by the last part of the path if that is unique.
 """
 
 from __future__ import annotations
@@ -16,38 +16,47 @@ from typing import Any
 
 from profcil.errors import ConfigError, nearest
 
-NONE = "none"  # None as a text: TOML has no word for it
+NONE = "none"  # the text for None, which TOML does not have
 
 
 def setting(default: Any, help: str, *, low: Any = None, high: Any = None, choices: tuple = ()) -> Any:
-    """A dataclass field with its help text and what it may hold."""
+    """A dataclass field with its help text, range and choices."""
     return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
 
 
 def check(instance: Any) -> None:
-    """Every field against its range and its choices; meant for `__post_init__`. A list is checked one by one, and
-    none is always in range."""
+    """Checks every field against its range and its choices. Each value of a list is checked; None is always valid."""
     for f in dataclasses.fields(instance):
-        value, rule = getattr(instance, f.name), f.metadata
-        for one in value if isinstance(value, tuple) else () if value is None else (value,):
-            if rule.get("choices") and one not in rule["choices"]:
-                allowed = ", ".join(map(str, rule["choices"]))
-                raise ConfigError(f"{f.name} = {one!r} is not possible; choose one of {allowed}")
-            low, high = rule.get("low"), rule.get("high")
-            if (low is not None and one < low) or (high is not None and one > high) or one != one:
-                raise ConfigError(f"{f.name} = {one!r} is out of range; it must be {limits(low, high) or 'a number'}")
+        value = getattr(instance, f.name)
+        if value is None:
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            check_value(f.name, each, f.metadata)
 
 
-def limits(low: Any, high: Any) -> str:
-    """A range in words; empty where there is none."""
+def check_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
+    if rule.get("choices") and value not in rule["choices"]:
+        allowed = ", ".join(map(str, rule["choices"]))
+        raise ConfigError(f"{name} = {value!r} is not possible; choose one of {allowed}")
+    low = rule.get("low")
+    high = rule.get("high")
+    is_nan = value != value
+    if (low is not None and value < low) or (high is not None and value > high) or is_nan:
+        raise ConfigError(f"{name} = {value!r} is out of range; it must be {describe_range(low, high) or 'a number'}")
+
+
+def describe_range(low: Any, high: Any) -> str:
+    """A range in words; empty if there are no bounds."""
     if low is not None and high is not None:
         return f"between {low} and {high}"
-    return f"at least {low}" if low is not None else f"at most {high}" if high is not None else ""
+    if low is not None:
+        return f"at least {low}"
+    return f"at most {high}" if high is not None else ""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A group of settings that checks itself."""
+    """A group of settings whose values are checked when it is made."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -55,68 +64,70 @@ class Checked:
 
 @dataclass(frozen=True)
 class TrainSettings(Checked):
-    """How clients train in every round; the same for all methods."""
+    """The local training of clients in every round, the same for all methods."""
 
     rounds: int = setting(10, "communication rounds per position", low=1)
     epochs: int = setting(3, "local epochs per phase", low=1)
-    batch: int = setting(64, "examples per local step; 0 = all at once", low=0)
+    batch: int = setting(64, "batch size of a local step; 0 = all examples", low=0)
     optimiser: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
     lr: float = setting(0.05, "learning rate", low=0.0)
     momentum: float = setting(0.9, "momentum of SGD", low=0.0, high=1.0)
     weight_decay: float = setting(5e-4, "weight decay", low=0.0)
     decay: str = setting(
-        "decoupled", "Adam's weight decay: decoupled (AdamW) or coupled", choices=("decoupled", "coupled")
+        "decoupled", "weight decay of Adam: decoupled (AdamW) or coupled", choices=("decoupled", "coupled")
     )
-    clip: float = setting(5.0, "largest gradient norm of a step; 0 = no clipping", low=0.0)
+    clip: float = setting(5.0, "gradient norm to which a step is clipped; 0 = no clipping", low=0.0)
     augment: bool = setting(True, "weak augmentation (crop, flip) of images in supervised steps")
-    loss_limit: float = setting(1e4, "a client's mean loss above this counts as exploded", low=0.0)
+    loss_limit: float = setting(1e4, "a client with a larger mean loss counts as diverged", low=0.0)
     on_divergence: str = setting(
-        "fail", "what to do with a client whose loss is NaN or explodes", choices=("fail", "skip-client")
+        "fail", "what to do when a client diverges (loss NaN or too large)", choices=("fail", "skip-client")
     )
 
 
 @dataclass(frozen=True)
 class WarmupSettings(Checked):
-    """The shared self-supervised start: federated, no labels, the same for all methods."""
+    """The shared warm-up: federated self-supervised training without labels, the same for all methods."""
 
     rounds: int = setting(10, "warm-up rounds; 0 = start from random weights", low=0)
     epochs: int = setting(1, "local epochs per warm-up round", low=1)
-    batch: int = setting(64, "examples per contrastive step", low=2)
+    batch: int = setting(64, "batch size of a contrastive step", low=2)
     temperature: float = setting(0.5, "temperature of the contrastive loss", low=1e-3)
     optimiser: str = setting("sgd", "local optimiser of the warm-up", choices=("sgd", "adam"))
     lr: float = setting(0.05, "learning rate of the warm-up", low=0.0)
     momentum: float = setting(0.9, "momentum of SGD in the warm-up", low=0.0, high=1.0)
     weight_decay: float = setting(5e-4, "weight decay of the warm-up", low=0.0)
     decay: str = setting(
-        "decoupled", "Adam's weight decay in the warm-up: decoupled or coupled", choices=("decoupled", "coupled")
+        "decoupled", "weight decay of Adam in the warm-up: decoupled or coupled", choices=("decoupled", "coupled")
     )
-    clip: float = setting(5.0, "largest gradient norm of a warm-up step; 0 = no clipping", low=0.0)
+    clip: float = setting(5.0, "gradient norm to which a warm-up step is clipped; 0 = no clipping", low=0.0)
     projector: str = setting(
         "averaged",
-        "the projector of Eq. (warmup): sent and averaged like the base, or local to each client, as the paper says",
+        "projector of the warm-up: averaged like the base, or local to each client, as in the paper",
         choices=("averaged", "local"),
     )
 
 
 @dataclass(frozen=True)
 class ModelSettings(Checked):
-    """The encoder and what sits on it."""
+    """The encoder, the adapter and the head."""
 
-    encoder: str = setting("", "base encoder; empty = the dataset's own")
+    encoder: str = setting("", "base encoder; empty = the default of the dataset")
     norm: str = setting("batch", "normalisation inside the encoder", choices=("batch", "group", "none"))
-    width: int = setting(0, "encoder width; 0 = its own default", low=0)
-    bottleneck: int = setting(4, "the adapter is this many times narrower than the features", low=1)
+    width: int = setting(0, "width of the encoder; 0 = the default of the encoder", low=0)
+    bottleneck: int = setting(4, "feature width divided by adapter width", low=1)
     head: str = setting("linear", "classifier head", choices=("linear", "cosine"))
     precision: str = setting(
         "auto",
-        "products while the encoder trains; auto = bf16 for image convolutions on a GPU, else float32",
+        "precision of products while the encoder trains; auto = bf16 for image convolutions on a GPU, else float32",
         choices=("auto", "float32", "bf16"),
     )
 
 
 def build(cls: type, values: Mapping[str, Any], where: str, more: str = "") -> Any:
-    """A settings dataclass from plain values: unknown keys and wrong types are errors that name the place. `more`
-    says where all keys can be seen."""
+    """Makes a settings dataclass from plain values. Unknown keys and wrong types are errors that name `where`.
+
+    `more` is added to the message about an unknown key.
+    """
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     for key in values:
@@ -126,13 +137,22 @@ def build(cls: type, values: Mapping[str, Any], where: str, more: str = "") -> A
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
-    """A value as the type its field declares; text from the command line is read, nothing is guessed."""
+    """Converts a value to the declared type of its field. Text from the command line is parsed."""
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, where)
     if is_union(kind):
-        return one_of(value, typing.get_args(kind), kind, where)
+        return coerce_union(value, typing.get_args(kind), kind, where)
     if kind is tuple or typing.get_origin(kind) is tuple:
-        return tuple_of(value, typing.get_args(kind), kind, where)
+        return coerce_tuple(value, typing.get_args(kind), kind, where)
+    value = parse_scalar(value, kind)
+    accepted = isinstance(value, float) if kind is float else type(value) is kind
+    if not accepted:
+        raise ConfigError(f"{where} = {value!r} is not {describe_type(kind)}")
+    return value
+
+
+def parse_scalar(value: Any, kind: Any) -> Any:
+    """A text as bool, int or float, and an int as float; unchanged if that is not possible."""
     try:
         if kind is bool and isinstance(value, str):
             return {"true": True, "false": False}[value.lower()]
@@ -142,10 +162,6 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
             return int(value)
     except (ValueError, KeyError):
         pass
-    if kind is float and isinstance(value, float):
-        return value
-    if type(value) is not kind:
-        raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
     return value
 
 
@@ -153,35 +169,42 @@ def is_union(kind: Any) -> bool:
     return isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
 
 
-def one_of(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> Any:
-    """A value of several possible types: its own where that is among them, else the first that can be made of it.
-    The text "none" is None where None is possible."""
+def coerce_union(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> Any:
+    """Converts a value to one of several types: its own type if allowed, else the first that works.
+
+    The text "none" is None if None is allowed.
+    """
     if type(None) in kinds and (value is None or (isinstance(value, str) and value.lower() == NONE)):
         return None
     kinds = tuple(k for k in kinds if k is not type(None))
-    for one in sorted(kinds, key=lambda k: type(value) is not k):  # stable: the value's own type first
+    for one in sorted(kinds, key=lambda k: type(value) is not k):  # the type of the value first
         try:
             return coerce(value, one, where)
         except ConfigError:
             continue
-    raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
+    raise ConfigError(f"{where} = {value!r} is not {describe_type(kind)}")
 
 
-def tuple_of(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> tuple[Any, ...]:
-    """A list as the tuple that a field declares, its parts checked too."""
+def coerce_tuple(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> tuple[Any, ...]:
+    """Converts a list to the declared tuple, and each of its values to its declared type."""
     if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
+        raise ConfigError(f"{where} = {value!r} is not {describe_type(kind)}")
     if not kinds:
         return tuple(value)
-    each = (kinds[0],) * len(value) if len(kinds) == 2 and kinds[1] is Ellipsis else kinds
-    if len(each) != len(value):
-        raise ConfigError(f"{where} = {value!r} is not {spoken(kind)}")
-    return tuple(coerce(v, k, f"{where}[{i}]") for i, (v, k) in enumerate(zip(value, each, strict=True)))
+    if is_repeated(kinds):
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise ConfigError(f"{where} = {value!r} is not {describe_type(kind)}")
+    return tuple(coerce(v, k, f"{where}[{i}]") for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+
+
+def is_repeated(kinds: tuple[Any, ...]) -> bool:
+    """Whether these are the arguments of tuple[X, ...]."""
+    return len(kinds) == 2 and kinds[1] is Ellipsis
 
 
 def read_text(text: str, kind: Any) -> Any:
-    """A value from the command line. Where a field may hold a list or several types, the text is a TOML value; plain
-    words need no quotes."""
+    """Parses a value of the command line. For a list or a union it is TOML, in which plain words need no quotes."""
     if not (is_union(kind) or kind is tuple or typing.get_origin(kind) is tuple):
         return text
     try:
@@ -191,18 +214,17 @@ def read_text(text: str, kind: Any) -> Any:
 
 
 def plain(instance: Any) -> dict[str, Any]:
-    """Settings as nested plain values, ready for TOML or JSON."""
+    """Settings as nested dicts of plain values, for TOML or JSON."""
     return dataclasses.asdict(instance)
 
 
-def spoken(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """A type in words."""
     kinds = typing.get_args(kind)
     if is_union(kind):
-        return " or ".join(NONE if k is type(None) else spoken(k) for k in kinds)
+        return " or ".join(NONE if k is type(None) else describe_type(k) for k in kinds)
     if kind is tuple or typing.get_origin(kind) is tuple:
-        several = len(kinds) == 2 and kinds[1] is Ellipsis
-        inside = f"each {spoken(kinds[0])}" if several else ", ".join(spoken(k) for k in kinds)
+        inside = f"each {describe_type(kinds[0])}" if is_repeated(kinds) else ", ".join(describe_type(k) for k in kinds)
         return f"a list ({inside})" if inside else "a list"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table"}
     return words.get(kind, str(kind))

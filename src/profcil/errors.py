@@ -1,7 +1,7 @@
-"""One family of errors, one wording: what was given, what is allowed, what to do next.
+"""All errors of profcil. A message is one sentence: what was given, what is allowed, what to do next.
 
-Everything a user can cause is a `ProfcilError` and ends the command line with exit status 2; everything that
-goes wrong while working is a `Failure` and ends it with 1. Neither shows a traceback.
+A mistake of the user is a `ProfcilError`; the command line ends with exit status 2. What fails during the work is a
+`Failure`; the exit status is 1. Neither prints a traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 
 class ProfcilError(Exception):
-    """A user's mistake, told in one sentence."""
+    """A mistake of the user, explained in one sentence."""
 
     exit_status = 2
 
@@ -21,34 +21,34 @@ class ConfigError(ProfcilError):
     """A setting that is unknown, misspelt or out of range."""
 
 
-class Broken(ConfigError):
-    """Something of another package that cannot be used."""
+class BrokenPlugin(ConfigError):
+    """A plug-in that cannot be used."""
 
 
 class DataError(ProfcilError):
-    """A data file that is missing, damaged or not what its name says."""
+    """A data file that is missing, damaged or not the official one."""
 
 
 class RunFolderError(ProfcilError):
-    """A run folder that cannot be used: in use, read-only, incomplete, full disk."""
+    """A run folder that cannot be used: locked by another process, read-only, incomplete, or on a full disk."""
 
 
 class NotApplicable(ProfcilError):
-    """A method that has no meaning for this modality or model."""
+    """A method that cannot be used with this modality or model."""
 
 
 class Failure(ProfcilError):
-    """Something broke while working: a diverging client, a download that stopped."""
+    """Something failed during the work: a client diverged, a download stopped."""
 
     exit_status = 1
 
 
 class Diverged(Failure):
-    """A client's loss or weights are no longer usable numbers."""
+    """The loss or weights of a client are NaN, infinite or too large."""
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the near misses, or everything there is."""
+    """The end of a message about an unknown name: the similar valid names, or all of them."""
     names = sorted(valid)
     close = get_close_matches(given, names, n=3, cutoff=0.5)
     if close:
@@ -57,28 +57,28 @@ def nearest(given: str, valid: Iterable[str]) -> str:
 
 
 def unknown(what: str, given: str, valid: Iterable[str]) -> ConfigError:
-    """An unknown name of some kind, with the nearest valid ones."""
+    """The error for an unknown name, with the nearest valid names."""
     return ConfigError(f"unknown {what} '{given}'; {nearest(given, valid)}")
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+PATH_TAKEN = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY)
+ADVICE = {
+    NO_SPACE: "free some space or choose another place",
+    NO_PERMISSION: "check the permissions or choose another place",
+    PATH_TAKEN: "move the existing file or folder, or choose another place",
+    (errno.ENOENT,): "give a path that exists",
+}
 
 
-def of_a_file(error: OSError) -> bool:
-    """Whether it is a file, a folder or the disk that refused, and not a network."""
-    return error.filename is not None or error.errno in (*FULL, errno.EROFS, errno.EIO)
+def is_file_error(error: OSError) -> bool:
+    """Whether a file, a folder or the disk failed, and not the network."""
+    return error.filename is not None or error.errno in (*NO_SPACE, errno.EROFS, errno.EIO)
 
 
-def refused_by_disk(error: OSError) -> ProfcilError:
-    """What a file, a folder or the disk refused, and what to do."""
-    ways = {
-        FULL: "make room there, or choose another place",
-        FORBIDDEN: "let yourself read and write there, or choose another place",
-        IN_THE_WAY: "move what is in the way, or choose another place",
-        (errno.ENOENT,): "give one that is there",
-    }
-    advice = next((way for numbers, way in ways.items() if error.errno in numbers), "see whether the disk is well")
+def file_error(error: OSError) -> ProfcilError:
+    """The message about a file, a folder or a disk that failed, with advice."""
+    advice = next((text for numbers, text in ADVICE.items() if error.errno in numbers), "check the disk")
     where = "a file" if error.filename is None else error.filename
     return ProfcilError(f"{where} could not be read or written ({error.strerror}); {advice}")

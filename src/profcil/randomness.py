@@ -1,7 +1,7 @@
-"""Every draw has an address; there is no global seeding.
+"""Seeds derived from addresses; there is no global random state.
 
-An address is the seed followed by who draws, where and what for: `generator(seed, "participation", p, r)`. The same
-address gives the same numbers on any machine, in any order and with any number of workers.
+An address is a seed followed by who draws, where and for what: `generator(seed, "participation", position, round)`. The
+same address gives the same numbers on any machine, in any order and with any number of workers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     import torch
 
 
-def number(seed: int, *address: object) -> int:
-    """A 63-bit number that depends on the whole address and nothing else."""
+def derive_seed(seed: int, *address: object) -> int:
+    """A 63-bit seed that depends on the whole address and on nothing else."""
     text = "/".join([str(int(seed)), *map(str, address)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, *address: object) -> np.random.Generator:
-    """The numpy generator that lives at an address."""
-    return np.random.Generator(np.random.PCG64(number(seed, *address)))
+    """A numpy generator for an address."""
+    return np.random.Generator(np.random.PCG64(derive_seed(seed, *address)))
 
 
 def torch_generator(seed: int, *address: object, device: str | torch.device = "cpu") -> torch.Generator:
-    """The torch generator that lives at an address, on the device that will use it."""
+    """A torch generator for an address, on the device that uses it."""
     import torch
 
-    return torch.Generator(device=device).manual_seed(number(seed, *address))
+    return torch.Generator(device=device).manual_seed(derive_seed(seed, *address))

@@ -1,8 +1,8 @@
-"""The only registry: a name is a module in a folder, or an entry point of another package.
+"""Finds methods, datasets and encoders by name: a name is a module of this package or an entry point of another.
 
-`find("methods", "promax")` imports `profcil.methods.promax`. A third-party package adds a room's occupant with an
-entry point in the group `profcil.methods`, `profcil.data` or `profcil.encoders`; nothing is edited here. Such a guest
-is looked at when it comes in: one that cannot be used is told in one sentence, and is in nobody else's way.
+`find("methods", "promax")` imports `profcil.methods.promax`. Another package adds a plug-in by an entry point in the
+group `profcil.methods`, `profcil.data` or `profcil.encoders`. A plug-in is checked when it is loaded. A broken plug-in
+raises `BrokenPlugin` where it is asked for and does not affect the others.
 """
 
 from __future__ import annotations
@@ -17,143 +17,162 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from profcil.errors import Broken, unknown
+from profcil.errors import BrokenPlugin, unknown
 
-ROOMS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
-# Files in those folders that are furniture, not occupants.
-FURNITURE = {
+# Folder and entry-point group -> what a message calls one of its modules.
+GROUPS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
+# Modules in those folders that are helpers: they cannot be chosen by name.
+HELPERS = {
     "methods": {"base"},
     "data": {"bundle", "files", "fetch", "unpickle", "loading"},
     "encoders": set(),
 }
-# What a module must define to be an occupant.
-DEFINES = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",)}
+# Attributes that a module must define.
+REQUIRED = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",)}
 
 
-def names(room: str) -> list[str]:
-    """What can be named in a room, without importing any of it."""
-    return sorted(own(room) | guests(room).keys())
+def names(group: str) -> list[str]:
+    """All names of a group, sorted. Nothing is imported."""
+    return sorted(builtin(group) | plugins(group).keys())
 
 
-def own(room: str) -> set[str]:
-    """What is in the folder."""
-    folder = Path(__file__).parent / room
-    return {f.stem for f in folder.glob("*.py") if not f.stem.startswith("_")} - FURNITURE[room]
+def builtin(group: str) -> set[str]:
+    """The names of this package's own modules."""
+    folder = Path(__file__).parent / group
+    modules = {file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")}
+    return modules - HELPERS[group]
 
 
 @cache
-def guests(room: str) -> dict[str, EntryPoint]:
-    """What other packages bring; looking through all installed packages takes long enough to do it once."""
-    return {e.name: e for e in entry_points(group=f"profcil.{room}")}
+def plugins(group: str) -> dict[str, EntryPoint]:
+    """The entry points of other packages by name. Cached: scanning all installed packages is slow."""
+    return {entry.name: entry for entry in entry_points(group=f"profcil.{group}")}
 
 
-def find(room: str, name: str) -> ModuleType:
-    """The module behind a name; an unknown name is an error that lists the nearest ones."""
-    if name in guests(room):
-        return welcome(room, name)
-    if name not in own(room):
-        raise unknown(ROOMS[room], name, names(room))
-    return importlib.import_module(f"profcil.{room}.{name}")
+def find(group: str, name: str) -> ModuleType:
+    """The module of a name. An unknown name is an error that lists the nearest names."""
+    if name in plugins(group):
+        return load_plugin(group, name)
+    if name not in builtin(group):
+        raise unknown(GROUPS[group], name, names(group))
+    return importlib.import_module(f"profcil.{group}.{name}")
 
 
-def usable(room: str) -> dict[str, ModuleType]:
-    """Everything in a room by name, without the guests that are broken."""
-    lame = broken(room)
-    return {name: find(room, name) for name in names(room) if name not in lame}
+def usable(group: str) -> dict[str, ModuleType]:
+    """All modules of a group by name, without the broken plug-ins."""
+    broken = broken_plugins(group)
+    return {name: find(group, name) for name in names(group) if name not in broken}
 
 
-def broken(room: str) -> dict[str, str]:
-    """The guests that cannot be used, and why."""
-    out = {}
-    for name in sorted(guests(room)):
+def broken_plugins(group: str) -> dict[str, str]:
+    """The plug-ins that cannot be used, with the reason."""
+    reasons = {}
+    for name in sorted(plugins(group)):
         try:
-            find(room, name)
-        except Broken as error:
-            out[name] = str(error)
-    return out
+            find(group, name)
+        except BrokenPlugin as error:
+            reasons[name] = str(error)
+    return reasons
 
 
-def welcome(room: str, name: str) -> ModuleType:
-    """A guest's module, or a sentence on what is wrong with it."""
-    who = spoken(room, name)
-    if name in own(room):
-        raise Broken(f"{who} has the name of one of profcil's own; give its entry point another name")
+def load_plugin(group: str, name: str) -> ModuleType:
+    """The checked module of a plug-in."""
+    plugin = describe(group, name)
+    if name in builtin(group):
+        raise BrokenPlugin(f"{plugin} has the name of a built-in {GROUPS[group]}; give its entry point another name")
     try:
-        module = guests(room)[name].load()
-    except Exception as error:  # whatever a stranger's module does while it is imported
+        module = plugins(group)[name].load()
+    except Exception as error:  # importing foreign code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Broken(f"{who} cannot be imported ({reason}); repair that package or uninstall it") from error
-    lacking = [attribute for attribute in DEFINES[room] if not hasattr(module, attribute)]
-    if not isinstance(module, ModuleType) or lacking:
-        kind = "a module" if isinstance(module, ModuleType) else "not a module"
-        expected = f"the entry point must name a module that defines {' and '.join(DEFINES[room])}"
-        raise Broken(f"{who} is {kind} without {' and '.join(lacking or DEFINES[room])}; {expected}")
-    if reason := CHECKS[room](name, module):
-        raise Broken(f"{who} {reason}")
+        raise BrokenPlugin(f"{plugin} cannot be imported ({reason}); repair that package or uninstall it") from error
+    if reason := check_attributes(group, module) or CHECKS[group](name, module):
+        raise BrokenPlugin(f"{plugin} {reason}")
     return module
 
 
-def spoken(room: str, name: str) -> str:
-    """A guest by its name, its entry point and the package it comes with."""
-    entry = guests(room)[name]
+def describe(group: str, name: str) -> str:
+    """A plug-in for a message: its name, entry point and package."""
+    entry = plugins(group)[name]
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
-    return f"{ROOMS[room]} '{name}' (entry point {entry.value} of {package})"
+    return f"{GROUPS[group]} '{name}' (entry point {entry.value} of {package})"
 
 
 @cache
-def origin(room: str, name: str) -> dict[str, str]:
-    """What a guest's results depend on besides settings and data: package, version and a hash of the module's source.
-    Empty for profcil's own, which its version stands for."""
-    if name not in guests(room):
+def origin(group: str, name: str) -> dict[str, str]:
+    """Package, version and source hash of a plug-in: what its results depend on besides settings and data.
+
+    Empty for a built-in module, which profcil's version stands for.
+    """
+    if name not in plugins(group):
         return {}
-    entry, total = guests(room)[name], hashlib.blake2b(digest_size=16)
-    spec = importlib.util.find_spec(entry.module)
-    file = Path(spec.origin) if spec and spec.origin else None
-    for path in sorted(file.parent.rglob("*.py")) if file and file.name == "__init__.py" else [file] if file else []:
-        total.update(path.read_bytes())
-    package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
-    return {"package": package, "version": version, "source": total.hexdigest()}
+    entry = plugins(group)[name]
+    package = entry.dist.name if entry.dist else ""
+    version = entry.dist.version if entry.dist else ""
+    source = hashlib.blake2b(digest_size=16)
+    for path in source_files(entry.module):
+        source.update(path.read_bytes())
+    return {"package": package, "version": version, "source": source.hexdigest()}
+
+
+def source_files(module: str) -> list[Path]:
+    """The file of a module, or all files of a package."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.origin:
+        return []
+    file = Path(spec.origin)
+    return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+
+
+# Each check returns what is wrong with a plug-in as the end of a sentence, or an empty text.
+
+
+def check_attributes(group: str, module: Any) -> str:
+    """Checks that an entry point names a module with the required attributes."""
+    required = REQUIRED[group]
+    missing = [attribute for attribute in required if not hasattr(module, attribute)]
+    if isinstance(module, ModuleType) and not missing:
+        return ""
+    kind = "a module" if isinstance(module, ModuleType) else "not a module"
+    expected = f"the entry point must name a module that defines {' and '.join(required)}"
+    return f"is {kind} without {' and '.join(missing or required)}; {expected}"
 
 
 def check_method(name: str, module: Any) -> str:
-    """What is wrong with a guest's method, as the end of a sentence; empty where nothing is."""
+    """Checks `METHOD`: a class derived from Method, whose Params extend those of its parent."""
     from profcil.methods.base import Method
 
     method = module.METHOD
     if not (isinstance(method, type) and issubclass(method, Method)):
-        return "has a METHOD that is no class; derive one from profcil.methods.base.Method"
+        return "has a METHOD that is not a method class; derive it from profcil.extend.Method"
     parent = next(c for c in method.__mro__ if c.__module__.partition(".")[0] == "profcil")
+    expected = parent.Params  # type: ignore[attr-defined]
     params: Any = method.Params
-    if not (isinstance(params, type) and issubclass(params, parent.Params)):  # type: ignore[attr-defined]
-        wanted = parent.Params  # type: ignore[attr-defined]
+    if not (isinstance(params, type) and issubclass(params, expected)):
         given = getattr(params, "__name__", params)
-        return f"has Params ({given}) that lack the settings of {parent.__name__}; derive them from " + (
-            f"{wanted.__module__}.{wanted.__name__}"
-        )
+        advice = f"derive them from {expected.__module__}.{expected.__name__}"
+        return f"has Params ({given}) that lack the settings of {parent.__name__}; {advice}"
     fields = {f.name for f in dataclasses.fields(params)}
-    if forgotten := sorted(vars(params).get("__annotations__", {}).keys() - fields):
-        return (
-            f"has Params whose {', '.join(forgotten)} is no setting; put @dataclass(frozen=True) on {params.__name__}"
-        )
+    if ignored := sorted(vars(params).get("__annotations__", {}).keys() - fields):
+        return f"has Params whose {', '.join(ignored)} is no setting; put @dataclass(frozen=True) on {params.__name__}"
     return ""
 
 
 def check_dataset(name: str, module: Any) -> str:
-    """The same for a dataset."""
+    """Checks `FACTS`, `RECIPE` and `load`."""
     from profcil.data.bundle import Facts
 
     if not isinstance(module.FACTS, Facts):
-        return "has FACTS that are no profcil.data.bundle.Facts"
+        return "has FACTS of another type; make them with profcil.extend.Facts"
     if module.FACTS.name != name:
-        return f"calls itself '{module.FACTS.name}' in its FACTS; both names must be the same"
+        return f"has the name '{module.FACTS.name}' in its FACTS; both names must be the same"
     if not isinstance(getattr(module, "RECIPE", {}), dict):
-        return "has a RECIPE that is no dict; write it as the tables of a recipe"
+        return "has a RECIPE that is not a dict; write it as the tables of a recipe"
     return "" if callable(module.load) else "has a load that cannot be called; write load(root, seed=0) -> Bundle"
 
 
 def check_encoder(name: str, module: Any) -> str:
-    """The same for an encoder."""
-    return "" if callable(module.build) else "has a build that cannot be called"
+    """Checks `build`."""
+    return "" if callable(module.build) else "has a build that cannot be called; make it a function"
 
 
 CHECKS = {"methods": check_method, "data": check_dataset, "encoders": check_encoder}

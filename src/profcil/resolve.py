@@ -1,6 +1,7 @@
-"""From a recipe and flags to one complete, checked configuration of a run.
+"""Makes the complete, checked configuration of a run from a recipe, flags and `--set`.
 
-Later wins: the dataset's built-in recipe, the given recipe file, a preset, the heterogeneity setting, flags, `--set`.
+The order, later entries override earlier ones: the built-in recipe of the dataset, the given recipe, the preset, the
+heterogeneity setting, flags, `--set`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from profcil import registry
 from profcil.config import NONE, Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain, read_text
-from profcil.config import setting as knob
+from profcil.config import setting as field
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.settings import StreamSettings
 
@@ -28,7 +29,7 @@ SETTINGS = {
     "severe": {"support": 0.4, "coverage": 0.5, "disorder": 0.6},
 }
 REGIMES = ("matched", "expanded")
-SHOWN = " (`profcil list settings` shows all)"  # where a key is unknown
+LIST_HINT = " (`profcil list settings` shows all)"  # added to a message about an unknown key
 SECTIONS = {"stream": StreamSettings, "train": TrainSettings, "warmup": WarmupSettings, "model": ModelSettings}
 
 
@@ -40,34 +41,34 @@ class RunConfig(Checked):
     train: TrainSettings
     warmup: WarmupSettings
     model: ModelSettings
-    params: Any  # the method's own settings
-    dataset: str = knob("digits", "dataset to learn")
-    method: str = knob("promax", "method to learn it with")
-    setting: str = knob("severe", "heterogeneity of the stream", choices=tuple(SETTINGS))
-    seed: int = knob(0, "seed of everything random", low=0)
-    device: str = knob("cpu", "torch device")
-    threads: int = knob(0, "torch threads within a step; 0 = all cores for large images, else one", low=0)
-    workers: int = knob(0, "clients computed at once on a CPU; 0 = by cores; never changes a result", low=0)
-    accelerate: str = knob(
+    params: Any  # the settings of the method
+    dataset: str = field("digits", "dataset to learn")
+    method: str = field("promax", "method to learn it with")
+    setting: str = field("severe", "heterogeneity of the stream", choices=tuple(SETTINGS))
+    seed: int = field(0, "seed of all random numbers", low=0)
+    device: str = field("cpu", "torch device")
+    threads: int = field(0, "torch threads of a step; 0 = all cores for large images, else one", low=0)
+    workers: int = field(0, "clients trained in parallel on a CPU; 0 = by cores; does not change the result", low=0)
+    accelerate: str = field(
         "auto",
         "auto: the fastest way on this machine; off: plain PyTorch, one client and one step after another",
         choices=("auto", "off"),
     )
-    transfer: str = knob("changed", "what travels: what the receiver lacks, or everything", choices=("changed", "full"))
-    regime: str = knob("matched", "what methods may replay and summarise of old classes", choices=REGIMES)
-    evaluate: str = knob("test", "which part is scored", choices=("test", "validation"))
-    keep_memories: bool = knob(False, "keep remembered and true class means of every position, for snapshots")
+    transfer: str = field("changed", "what is sent: blocks the receiver lacks, or all", choices=("changed", "full"))
+    regime: str = field("matched", "budget of methods for replay and summaries of old classes", choices=REGIMES)
+    evaluate: str = field("test", "part of the dataset that is scored", choices=("test", "validation"))
+    keep_memories: bool = field(False, "store remembered and true class means of every position, for snapshots")
 
 
-TOP = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
+TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
 
 
-Sets = Iterable[str] | Mapping[str, Any]  # `key=value` texts of a command line, or keys and values
+Sets = Iterable[str] | Mapping[str, Any]  # texts `key=value` of a command line, or keys and values
 
 
 def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
-    """The configuration behind a command line, or behind a call. The flag `preset` names a preset."""
-    chosen = {k: v for k, v in (flags or {}).items() if v is not None}
+    """The configuration of a command line or of a Python call. The flag `preset` names a preset."""
+    chosen = {key: value for key, value in (flags or {}).items() if value is not None}
     preset = chosen.pop("preset", None)
     given = read_recipe(recipe, chosen)
     dataset = {"dataset": "digits", **given, **chosen}["dataset"]
@@ -77,15 +78,15 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
     method = str({**values, **chosen}.get("method", "promax"))
     values = merge(values, read_preset(preset, dataset, method))
     values = merge(values, {**chosen, "dataset": dataset})
-    check_shape(values)
+    check_types(values)
     return finish(values, str(values.get("method", "promax")), sets)
 
 
-def check_shape(values: Mapping[str, Any]) -> None:
-    """What is a table in every recipe is one here, and names are texts."""
-    methods = values.get("methods", {})
-    tables = {**{key: values.get(key, {}) for key in (*SECTIONS, "params")}, "methods": methods}
-    tables |= {f"methods.{name}": table for name, table in methods.items()} if isinstance(methods, Mapping) else {}
+def check_types(values: Mapping[str, Any]) -> None:
+    """Checks that sections are tables and that names are texts."""
+    tables = {key: values.get(key, {}) for key in (*SECTIONS, "params", "methods")}
+    if isinstance(tables["methods"], Mapping):
+        tables |= {f"methods.{name}": table for name, table in tables["methods"].items()}
     for key, table in tables.items():
         if not isinstance(table, Mapping):
             raise ConfigError(f"{key} = {table!r} is not a table; write its settings below [{key}]")
@@ -95,43 +96,70 @@ def check_shape(values: Mapping[str, Any]) -> None:
 
 
 def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
-    """Checks and builds; `values` is one nested table, with method tables under `methods`."""
+    """Checks nested values and makes the configuration. The tables of methods are under `methods`."""
     cls = registry.find("methods", method).METHOD
+    choose_method(values, method)
+    apply_sets(values, sets, cls.Params)
+    regime = cls.regimes.get(str(values.get("regime", "matched")), {})
+    values["params"] = merge(regime, values["params"])
+    stream = stream_values(values)
+    check_keys(values)
+    others = {name: section for name, section in SECTIONS.items() if name != "stream"}
+    sections = {name: build(section, values.get(name, {}), name, LIST_HINT) for name, section in others.items()}
+    sections["stream"] = build_stream(stream)
+    sections["params"] = build(cls.Params, values["params"], f"method '{method}'", LIST_HINT)
+    return RunConfig(**top_level_values(values), **sections)
+
+
+def choose_method(values: dict[str, Any], method: str) -> None:
+    """Moves the table of the chosen method below the given params, and drops the tables of the others."""
     tables = values.pop("methods", {})
     for name in tables:
         if name not in registry.names("methods"):
             raise unknown("method", name, registry.names("methods"))
     values["params"] = merge(tables.get(method, {}), values.get("params", {}))
     values["method"] = method
-    apply_sets(values, sets, cls.Params)
-    values["params"] = merge(cls.regimes.get(str(values.get("regime", "matched")), {}), values["params"])
-    name = values.setdefault("setting", "severe")
-    if name not in SETTINGS:
-        raise unknown("setting", str(name), SETTINGS)
-    stream = {**SETTINGS[name], **values.get("stream", {})}
+
+
+def stream_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of the stream: those of the heterogeneity setting, overridden by the given ones."""
+    setting = values.setdefault("setting", "severe")
+    if setting not in SETTINGS:
+        raise unknown("setting", str(setting), SETTINGS)
+    return {**SETTINGS[setting], **values.get("stream", {})}
+
+
+def check_keys(values: Mapping[str, Any]) -> None:
+    known = TOP_LEVEL | {*SECTIONS, "params"}
     for key in values:
-        if key not in TOP | {*SECTIONS, "params"}:
-            raise ConfigError(f"unknown setting '{key}'; {nearest(key, TOP | {*SECTIONS, 'params'})}{SHOWN}")
-    built = {s: build(c, values.get(s, {}), s, SHOWN) for s, c in SECTIONS.items() if s != "stream"}
+        if key not in known:
+            raise ConfigError(f"unknown setting '{key}'; {nearest(key, known)}{LIST_HINT}")
+
+
+def build_stream(values: dict[str, Any]) -> StreamSettings:
     for key in ("clients", "participants", "task_size"):
-        if key not in stream:
+        if key not in values:
             raise ConfigError(f"stream.{key} is not set; give it in a recipe or with --set stream.{key}=N")
-    built["stream"] = build(StreamSettings, stream, "stream", SHOWN)
-    built["params"] = build(cls.Params, values["params"], f"method '{method}'", SHOWN)
-    top = {k: v for k, v in values.items() if k in TOP}
-    return RunConfig(**_checked_top(top), **built)
+    return build(StreamSettings, values, "stream", LIST_HINT)
+
+
+def top_level_values(values: dict[str, Any]) -> dict[str, Any]:
+    kinds = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP_LEVEL}
+    return {key: coerce(value, kinds[key], key) for key, value in values.items() if key in TOP_LEVEL}
 
 
 def apply_sets(values: dict[str, Any], sets: Sets, params: type) -> None:
-    """`--set key=value`, by dotted path or by its last part."""
-    paths = known_paths(params)
+    """Writes `--set key=value` into the values. A key is a dotted path or its last part."""
+    types = known_paths(params)
     for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
-        path = find_path(key.strip(), paths)
-        table = values if "." not in path else values.setdefault(path.split(".")[0], {})
-        table[path.split(".")[-1]] = value if isinstance(sets, Mapping) else read_text(value, paths[path])
+        path = find_path(key.strip(), types)
+        section, _, name = path.rpartition(".")
+        table = values.setdefault(section, {}) if section else values
+        table[name] = value if isinstance(sets, Mapping) else read_text(value, types[path])
 
 
 def split(item: str) -> tuple[str, str]:
+    """Key and value of the text `key=value`."""
     key, sign, text = item.partition("=")
     if not sign:
         raise ConfigError(f"--set {item} has no '='; write --set key=value")
@@ -139,45 +167,50 @@ def split(item: str) -> tuple[str, str]:
 
 
 def known_paths(params: type) -> dict[str, Any]:
-    """Every key of `--set` by its dotted path, and the type of what it holds."""
-    top = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP - {"dataset", "method"}}
-    sections = {**SECTIONS, "params": params}
-    hints = {s: typing.get_type_hints(c) for s, c in sections.items()}
-    return top | {f"{s}.{f.name}": hints[s][f.name] for s, c in sections.items() for f in dataclasses.fields(c)}
+    """The dotted path of every key of `--set`, with the type of its value."""
+    settable = TOP_LEVEL - {"dataset", "method"}
+    paths = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in settable}
+    for section, cls in {**SECTIONS, "params": params}.items():
+        hints = typing.get_type_hints(cls)
+        paths |= {f"{section}.{f.name}": hints[f.name] for f in dataclasses.fields(cls)}
+    return paths
 
 
 def find_path(key: str, paths: Iterable[str]) -> str:
+    """The dotted path of a key."""
     if key in paths:
         return key
-    found = [p for p in paths if p.split(".")[-1] == key]
-    if f"train.{key}" in found:  # `rounds` alone means the stream's, not the warm-up's
+    found = [path for path in paths if path.split(".")[-1] == key]
+    if f"train.{key}" in found:  # `rounds` alone means training, not the warm-up
         return f"train.{key}"
     if len(found) > 1:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
-        names = {*paths, *(p.split(".")[-1] for p in paths)}
-        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{SHOWN}")
+        names = {*paths, *(path.split(".")[-1] for path in paths)}
+        raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{LIST_HINT}")
     return found[0]
 
 
 def read_recipe(recipe: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
-    """A recipe by path or by built-in name; `NAME-severe` and `NAME-homogeneous` choose the setting too."""
+    """A recipe by path or by built-in name. `NAME-severe` and `NAME-homogeneous` also choose the setting."""
     if recipe is None:
         return {}
     path = Path(recipe)
     if path.suffix == ".toml" or path.is_file():
         return load_toml(path)
-    name, _, ending = recipe.rpartition("-")
-    if ending in SETTINGS and name in recipe_names():
-        chosen.setdefault("setting", ending)
+    names = recipe_names()
+    name, _, setting = recipe.rpartition("-")
+    if setting in SETTINGS and name in names:
+        chosen.setdefault("setting", setting)
         return recipe_of(name)
-    if recipe in recipe_names():
+    if recipe in names:
         return recipe_of(recipe)
-    raise unknown("recipe", recipe, [*recipe_names(), *(f"{n}-{s}" for n in recipe_names() for s in SETTINGS)])
+    with_setting = [f"{name}-{setting}" for name in names for setting in SETTINGS]
+    raise unknown("recipe", recipe, [*names, *with_setting])
 
 
 def recipe_of(dataset: str) -> dict[str, Any]:
-    """A dataset's recipe: the file of its name, or for one of another package the module's own `RECIPE`."""
+    """The recipe of a dataset: the built-in file, or `RECIPE` of a plug-in's module."""
     path = RECIPES / f"{dataset}.toml"
     if path.exists():
         return load_toml(path)
@@ -185,8 +218,10 @@ def recipe_of(dataset: str) -> dict[str, Any]:
 
 
 def read_preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
-    """What a preset sets for a dataset and a method; nothing without a name. The method's settings come as `params`, so
-    that they also replace those of a recipe that a run has written."""
+    """The values of a preset for a dataset and a method; empty without a name.
+
+    The settings of the method are under `params`, so that they also override a recipe that a run has written.
+    """
     if name is None:
         return {}
     if name not in preset_names():
@@ -199,16 +234,19 @@ def read_preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    return sorted(p.stem for p in PRESETS.glob("*.toml"))
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def recipe_names() -> list[str]:
-    lame = registry.broken("data")
-    outside = {n for n in registry.guests("data") if n not in lame and hasattr(registry.find("data", n), "RECIPE")}
-    return sorted(outside | {p.stem for p in RECIPES.glob("*.toml")})
+    """The names of all recipes, built-in and of plug-ins that can be loaded."""
+    broken = registry.broken_plugins("data")
+    loadable = [name for name in registry.plugins("data") if name not in broken]
+    from_plugins = {name for name in loadable if hasattr(registry.find("data", name), "RECIPE")}
+    return sorted(from_plugins | {path.stem for path in RECIPES.glob("*.toml")})
 
 
 def load_toml(path: Path) -> dict[str, Any]:
+    """The values of a recipe file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -218,37 +256,33 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merged key by key, the second on top."""
-    out = dict(low)
+    """Nested tables merged key by key; the second overrides the first."""
+    merged = dict(low)
     for key, value in high.items():
-        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-        out[key] = merge(out[key], value) if both else value
-    return out
+        both_tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both_tables else value
+    return merged
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as a recipe that gives it back. What is None by default, and by the regime, is left out."""
+    """The configuration as a recipe that resolves to it. A None that is also the default is left out."""
     values = plain(config)
     regime = registry.find("methods", config.method).METHOD.regimes.get(config.regime, {})
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
     lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]
     for name, table in tables.items():
-        empty = {f.name for f in dataclasses.fields(getattr(config, name)) if f.default is None}
-        kept = {k: v for k, v in table.items() if v is not None or k not in empty or k in regime}
+        none_by_default = {f.name for f in dataclasses.fields(getattr(config, name)) if f.default is None} - {*regime}
+        kept = {k: v for k, v in table.items() if v is not None or k not in none_by_default}
         lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in kept.items())]
     return "\n".join(lines) + "\n"
 
 
 def toml_value(value: Any) -> str:
+    """A plain value as TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, float):
-        return repr(value)  # `inf` too
+        return repr(value)  # JSON has no `inf`
     return json.dumps(NONE if value is None else value, ensure_ascii=False)
-
-
-def _checked_top(top: dict[str, Any]) -> dict[str, Any]:
-    kinds = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP}
-    return {k: coerce(v, kinds[k], k) for k, v in top.items()}

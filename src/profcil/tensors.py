@@ -1,4 +1,4 @@
-"""From the host to a device without waiting for it."""
+"""Asynchronous copies to a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device. Out of the host's ordinary memory a GPU would first finish all that is under way."""
+    """The tensor on a device, copied asynchronously through pinned memory.
+
+    A copy from pageable memory would first synchronise the GPU.
+    """
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

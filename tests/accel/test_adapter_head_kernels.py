@@ -1,4 +1,4 @@
-"""The kernels of a stack of adapters and heads against autograd, without a GPU: see `interpreted`."""
+"""The kernels of a stack of adapters and heads against autograd, without a GPU: see `run_interpreted`."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ for width, batch, d, narrow, classes in ((3, 20, 70, 17, 11), (2, 64, 128, 32, 2
 """
 
 
-def test_the_gradient_by_kernels_is_that_of_the_loss(interpreted):
-    interpreted(PROGRAM)
+def test_the_gradient_by_kernels_is_that_of_the_loss(run_interpreted):
+    run_interpreted(PROGRAM)

@@ -1,4 +1,4 @@
-"""The kernels of image views against the formulas, without a GPU: see `interpreted`."""
+"""The kernels of image views against the formulas, without a GPU: see `run_interpreted`."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ for (c, h, w), crop, flip in itertools.product([(3, 32, 32), (1, 28, 28), (2, 8,
 """
 
 
-def test_kernels_make_the_views_that_the_formulas_make(interpreted):
-    interpreted(PROGRAM)
+def test_kernels_make_the_views_that_the_formulas_make(run_interpreted):
+    run_interpreted(PROGRAM)

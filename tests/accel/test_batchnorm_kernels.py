@@ -1,4 +1,4 @@
-"""The kernels of a normalised layer against the formulas, without a GPU: see `interpreted`."""
+"""The kernels of a normalised layer against the formulas, without a GPU: see `run_interpreted`."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ torch.testing.assert_close(only, (w / 210)[:, None, None].expand_as(x), rtol=1e-
 """
 
 
-def test_a_layer_s_kernels_compute_what_the_formulas_say(interpreted):
-    interpreted(PROGRAM)
+def test_a_layer_s_kernels_compute_what_the_formulas_say(run_interpreted):
+    run_interpreted(PROGRAM)

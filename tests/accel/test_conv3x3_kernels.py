@@ -1,4 +1,4 @@
-"""Convolutions by kernels, without a GPU: see `interpreted`."""
+"""Convolutions by kernels, without a GPU: see `run_interpreted`."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ assert not conv3x3.takes(x, w, 1, 1)
 """
 
 
-def test_convolutions_and_the_sums_they_hand_on_are_the_library_s(interpreted):
-    interpreted(PROGRAM)
+def test_convolutions_and_the_sums_they_hand_on_are_the_library_s(run_interpreted):
+    run_interpreted(PROGRAM)

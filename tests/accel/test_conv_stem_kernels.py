@@ -1,4 +1,4 @@
-"""The convolution that images enter by, without a GPU: see `interpreted`."""
+"""The convolution that images enter by, without a GPU: see `run_interpreted`."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ assert len(asked) == 1
 """
 
 
-def test_the_first_convolution_and_the_sums_it_hands_on_are_the_library_s(interpreted):
-    interpreted(PROGRAM)
+def test_the_first_convolution_and_the_sums_it_hands_on_are_the_library_s(run_interpreted):
+    run_interpreted(PROGRAM)

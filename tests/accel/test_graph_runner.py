@@ -368,7 +368,7 @@ def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
-def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh, apart_servers, method):
+def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh, max_difference, method):
     eager, replayed = (fresh(method, **UNEVEN) for _ in range(2))
     graphs = replaying(replayed)
     at: dict[tuple, list[int]] = {}
@@ -377,14 +377,9 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
             run.play(position, round)
         for key, step in graphs.known.items():
             assert at.setdefault(key, addresses(step)) == addresses(step)
-    assert apart_servers(eager.server, replayed.server) < 1e-4
+    assert max_difference(eager.server, replayed.server) < 1e-4
     assert 1 <= len(graphs.known) <= 3
     assert graphs.made == sum(len(step.replays) for step in graphs.known.values())
-
-
-@pytest.fixture(name="apart_servers")
-def _apart_servers(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue("apart")
 
 
 def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):

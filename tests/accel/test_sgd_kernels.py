@@ -1,4 +1,4 @@
-"""The kernels of updates against the plain rules, without a GPU: see `interpreted`."""
+"""The kernels of updates against the plain rules, without a GPU: see `run_interpreted`."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ for settings, proximal in itertools.product(rules, (0.0, 0.3)):
 """
 
 
-def test_the_kernels_of_an_update_do_what_the_plain_one_does(interpreted):
-    interpreted(PROGRAM)
+def test_the_kernels_of_an_update_do_what_the_plain_one_does(run_interpreted):
+    run_interpreted(PROGRAM)

@@ -1,4 +1,4 @@
-"""The public names: a stream from Python, its results, and its model."""
+"""The public Python API: runs, results and models."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TINY = {"train.rounds": 1, "epochs": 1, "warmup.rounds": 1, "clients": 4, "parti
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path_factory.getbasetemp() / "warm"))
     monkeypatch.delenv("PROFCIL_DATA", raising=False)
 
 
-def test_a_stream_and_its_results():
-    told = []
-    run = profcil.run("digits-severe", method="fedavg", seed=1, settings=TINY, observe=told.append)
-    assert run.done and run.path == Path("runs/digits-severe-fedavg-seed1") and told
+def test_run_and_its_results():
+    messages = []
+    run = profcil.run("digits-severe", method="fedavg", seed=1, settings=TINY, observe=messages.append)
+    assert run.done and run.path == Path("runs/digits-severe-fedavg-seed1") and messages
     assert run.config["train"]["rounds"] == 1 and run.config["seed"] == 1
     assert set(run.metrics) >= {"faa", "cta", "af"} and run.bytes("up") > 0
     assert profcil.load_run(run.path).metrics == run.metrics
@@ -43,37 +43,41 @@ def test_a_stream_and_its_results():
         ("hr", {}),
     ],
 )
-def test_the_model_decides_as_the_run_did(method, more):
+def test_model_predicts_as_in_the_run(method, more):
     run = profcil.run("digits", method=method, out="run", settings=TINY | more)
-    model, test = profcil.load_model("run"), profcil.load_data("digits").test
-    right = (model(test.x) == test.y).numpy()
-    counts = [sum(right[np.isin(test.y.numpy(), list(task))]) for task in run.plan.tasks]
+    model = profcil.load_model("run")
+    test = profcil.load_data("digits").test
+    correct = (model(test.x) == test.y).numpy()
+    counts = [sum(correct[np.isin(test.y.numpy(), list(task))]) for task in run.plan.tasks]
     assert counts == run.scores.correct[-1].tolist()
     assert len(model.names) == 10 and model.seen == tuple(range(10))
 
 
-def test_arrays_do_and_other_shapes_are_told():
+def test_model_takes_arrays_and_refuses_other_shapes():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
-    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x[:3]
+    model = profcil.load_model("run")
+    x = profcil.load_data("digits").test.x[:3]
     assert torch.equal(model(x.numpy()), model(x)) and model.scores(x).shape == (3, 10)
     for wrong in (x[0], x.float(), x[:, :, :4]):
         with pytest.raises(DataError, match=r"this model takes \[n, 1, 8, 8\] of torch.uint8"):
             model(wrong)
 
 
-def test_classes_that_the_stream_has_not_shown_are_never_predicted():
+def test_unseen_classes_are_never_predicted():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
-    model, x = profcil.load_model("run"), profcil.load_data("digits").test.x
+    model = profcil.load_model("run")
+    x = profcil.load_data("digits").test.x
     model.seen = (2, 5)
     assert set(model(x).tolist()) <= {2, 5} and torch.isinf(model.scores(x)[:, 0]).all()
 
 
-def test_graphs(monkeypatch, tmp_path):
+def test_model_of_graphs():
     from profcil.runs.trained_model import Model
 
     like = (torch.zeros(0, 4), torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     model = Model(torch.nn.Linear(1, 1), None, None, (0,), ("a",), like)
-    x, edges = torch.randn(5, 4), torch.tensor([[0, 1], [1, 0]])
+    x = torch.randn(5, 4)
+    edges = torch.tensor([[0, 1], [1, 0]])
     assert model.examples(x, edges).nodes.tolist() == [0, 1, 2, 3, 4]
     assert len(model.examples(x, edges, torch.tensor([3]))) == 1
     for wrong in ((x,), (x, edges.T.repeat(2, 1)), (x[:, :3], edges)):
@@ -81,7 +85,7 @@ def test_graphs(monkeypatch, tmp_path):
             model.examples(*wrong)
 
 
-def test_the_example_on_the_front_page(capsys):
+def test_example_of_readme(capsys):
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     code = text.partition("From Python:")[2].partition("```python\n")[2].partition("```")[0]
     assert "profcil.load_model" in code and len(code.splitlines()) < 14
@@ -89,7 +93,7 @@ def test_the_example_on_the_front_page(capsys):
     assert "'faa'" in capsys.readouterr().out
 
 
-def test_mistakes_are_errors_of_the_family(monkeypatch):
+def test_mistakes_raise_errors_of_profcil():
     with pytest.raises(ConfigError, match="did you mean promax"):
         profcil.run("digits", method="promx")
     with pytest.raises(ConfigError, match="did you mean seed"):
@@ -104,7 +108,7 @@ def test_mistakes_are_errors_of_the_family(monkeypatch):
         _ = profcil.rnu
 
 
-def test_a_model_needs_the_data_of_its_run(monkeypatch):
+def test_model_needs_the_data_of_its_run():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
     text = Path("run/run.json").read_text()
     Path("run/run.json").write_text(text.replace(profcil.load_run("run").facts["data"], "0" * 32))
@@ -112,7 +116,7 @@ def test_a_model_needs_the_data_of_its_run(monkeypatch):
         profcil.load_model("run")
 
 
-def test_reading_a_run_needs_no_torch():
+def test_load_run_does_not_import_torch():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
     code = "import sys, profcil; assert 'numpy' not in sys.modules; assert set(profcil.__all__) <= set(dir(profcil)); "
     code += "from profcil import load_run; load_run('run'); assert 'torch' not in sys.modules"

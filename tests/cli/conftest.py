@@ -11,8 +11,8 @@ TINY = [part for item in SMALL for part in ("--set", item)]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every test has its own working folder; the warm-up cache is shared by the session, never the user's."""
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A working folder for every test. The cache of warm-ups is shared by the session and is not the user's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path_factory.getbasetemp() / "warm"))
     monkeypatch.delenv("PROFCIL_DATA", raising=False)
@@ -21,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs, made by the command line itself; tests only read them."""
+    """Finished runs, made by the command line. Tests must not modify them."""
     root = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROFCIL_CACHE", str(tmp_path_factory.getbasetemp() / "warm"))

@@ -1,4 +1,4 @@
-"""A file, a folder or a disk that refuses: one sentence that names it, or time lost and nothing else."""
+"""Errors of files and disks: one sentence that names the file. An unusable cache only costs time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profcil.cli.main import main
 from profcil.io.cache_folder import cache_folder
 
 
-def sentence(capsys: pytest.CaptureFixture[str], *line: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *line: str) -> str:
     assert main(list(line)) == 2
     err = capsys.readouterr().err
     assert err.startswith("profcil: ") and err.count("\n") == 1 and "unexpected" not in err
@@ -26,9 +26,9 @@ def sentence(capsys: pytest.CaptureFixture[str], *line: str) -> str:
 
 
 class Capabilities:
-    """Root may read everything unless it lays that right down for a while."""
+    """The capabilities of this process. Root ignores permissions unless it drops these."""
 
-    MAY_IGNORE_MODES = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    IGNORE_PERMISSIONS = 0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
     def __init__(self) -> None:
         self.libc = ctypes.CDLL(None, use_errno=True)
@@ -44,23 +44,24 @@ class Capabilities:
 
 @pytest.fixture
 def lock() -> Iterator[Callable[[Path], None]]:
-    """Takes all rights on a folder away until the test is over."""
+    """Removes the permissions of a folder until the end of the test."""
     if not sys.platform.startswith("linux"):
-        pytest.skip("capabilities are Linux's")
-    rights, locked = Capabilities(), []
+        pytest.skip("needs Linux capabilities")
+    capabilities = Capabilities()
+    locked = []
 
-    def take(path: Path, mode: int = 0) -> None:
+    def remove(path: Path, mode: int = 0) -> None:
         locked.append(path)
         path.chmod(mode)
-        rights.set(rights.before & ~rights.MAY_IGNORE_MODES)
+        capabilities.set(capabilities.before & ~capabilities.IGNORE_PERMISSIONS)
 
-    yield take
-    rights.set(rights.before)
+    yield remove
+    capabilities.set(capabilities.before)
     for path in locked:
         path.chmod(0o755)
 
 
-def test_an_unreadable_warm_up_cache_costs_time_only(
+def test_unreadable_cache_is_ignored(
     capsys: pytest.CaptureFixture[str], lock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: list[str]
 ) -> None:
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
@@ -73,14 +74,14 @@ def test_an_unreadable_warm_up_cache_costs_time_only(
 
 
 @pytest.mark.parametrize("verb", ["compare", "status", "diagnose", "resume"])
-def test_a_run_that_may_not_be_read(capsys: pytest.CaptureFixture[str], lock, runs, verb: str) -> None:
+def test_run_without_permission(capsys: pytest.CaptureFixture[str], lock, runs, verb: str) -> None:
     shutil.copytree(runs["pro"], "closed")
     lock(Path("closed"))
-    said = sentence(capsys, verb, "closed")
-    assert "closed" in said and "(Permission denied);" in said
+    message = error_of(capsys, verb, "closed")
+    assert "closed" in message and "(Permission denied); " in message
 
 
-def test_a_closed_run_among_others_is_named(capsys: pytest.CaptureFixture[str], lock, runs) -> None:
+def test_report_names_a_run_without_permission(capsys: pytest.CaptureFixture[str], lock, runs) -> None:
     for name in ("pro", "fedavg"):
         shutil.copytree(runs[name], Path("cells") / name)
     lock(Path("cells/pro"))
@@ -88,13 +89,14 @@ def test_a_closed_run_among_others_is_named(capsys: pytest.CaptureFixture[str], 
     out, err = capsys.readouterr()
     assert "1 runs" in out and "left out: cells/pro" in err and "Permission denied" in err
     lock(Path("cells"))
-    assert "(Permission denied)" in sentence(capsys, "report", "cells")
+    assert "(Permission denied)" in error_of(capsys, "report", "cells")
 
 
-def test_data_that_may_not_be_read(capsys: pytest.CaptureFixture[str], lock) -> None:
+def test_data_without_permission(capsys: pytest.CaptureFixture[str], lock) -> None:
     Path("data/cora").mkdir(parents=True)
     lock(Path("data/cora"))
-    assert "data/cora" in (said := sentence(capsys, "run", "cora")) and "(Permission denied)" in said
+    message = error_of(capsys, "run", "cora")
+    assert "data/cora" in message and "(Permission denied)" in message
     assert main(["data", "status", "--json"]) == 0
     rows = {row["dataset"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["digits"]["complete"] and not rows["cora"]["present"]
@@ -103,7 +105,7 @@ def test_data_that_may_not_be_read(capsys: pytest.CaptureFixture[str], lock) -> 
     assert "Permission denied" in capsys.readouterr().out
 
 
-TAKEN = {
+WRITERS = {
     "study": ["study", "demo", "--out", "taken"],
     "app": ["deploy", "app", "--out", "taken"],
     "certs": ["deploy", "certs", "--out", "taken"],
@@ -113,67 +115,67 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_file_in_the_way(capsys: pytest.CaptureFixture[str], runs, name: str) -> None:
+@pytest.mark.parametrize("name", WRITERS)
+def test_file_in_place_of_a_folder(capsys: pytest.CaptureFixture[str], runs, name: str) -> None:
     pytest.importorskip("cryptography")
     Path("taken").write_text("mine")
-    line = [str(runs["pro"]) if word == "RUN" else word for word in TAKEN[name]]
+    line = [str(runs["pro"]) if word == "RUN" else word for word in WRITERS[name]]
     assert main(line) == 2
-    *_, last = capsys.readouterr().err.splitlines()  # a study tells its outlook first
+    *_, last = capsys.readouterr().err.splitlines()  # a study prints its plan first
     assert last.startswith("profcil: taken") and "choose another" in last
     assert Path("taken").read_text() == "mine"
 
 
-def test_a_federation_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nosuch.toml could not be read" in sentence(capsys, "deploy", "app", "--federation", "nosuch.toml")
+def test_missing_federation_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nosuch.toml could not be read" in error_of(capsys, "deploy", "app", "--federation", "nosuch.toml")
     Path("bytes.toml").write_bytes(b"\xff")
-    assert "bytes.toml cannot be read as TOML" in sentence(capsys, "deploy", "app", "--federation", "bytes.toml")
+    assert "bytes.toml cannot be read as TOML" in error_of(capsys, "deploy", "app", "--federation", "bytes.toml")
 
 
 @pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Fills the disk for files whose path ends in something."""
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes writes fail as on a full disk, for files with this ending."""
 
-    def fill(ending: str) -> None:
-        write = os.fsync
+    def fail_for(ending: str) -> None:
+        real_fsync = os.fsync
 
-        def refuse(number: int) -> None:
+        def fsync(number: int) -> None:
             if os.readlink(f"/proc/self/fd/{number}").removesuffix(f".{os.getpid()}.part").endswith(ending):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            write(number)
+            real_fsync(number)
 
-        monkeypatch.setattr(os, "fsync", refuse)
+        monkeypatch.setattr(os, "fsync", fsync)
 
     if not Path("/proc/self/fd").exists():
-        pytest.skip("no /proc here")
-    return fill
+        pytest.skip("needs /proc")
+    return fail_for
 
 
 @pytest.mark.parametrize("name", ["diagnostics.json", "replay.npz"])
-def test_a_full_disk_while_diagnosing(capsys: pytest.CaptureFixture[str], runs, full, name: str) -> None:
+def test_full_disk_during_diagnose(capsys: pytest.CaptureFixture[str], runs, fill_disk, name: str) -> None:
     shutil.copytree(runs["pro"], "tight")
-    full(name)
-    said = sentence(capsys, "diagnose", "tight")
-    assert f"tight/{name} could not be read or written (No space left on device); make room" in said
+    fill_disk(name)
+    message = error_of(capsys, "diagnose", "tight")
+    assert f"tight/{name} could not be read or written (No space left on device); free some space" in message
     assert not list(Path("tight").glob(".*.part"))
 
 
-def test_a_full_disk_while_keeping_memories(capsys: pytest.CaptureFixture[str], full, small: list[str]) -> None:
-    full("position-001.safetensors")
+def test_full_disk_while_writing_memories(capsys: pytest.CaptureFixture[str], fill_disk, small: list[str]) -> None:
+    fill_disk("position-001.safetensors")
     line = ["run", "--method", "pro", "--out", "kept", "--quiet", "--set", "keep_memories=true", *small]
-    assert "profcil resume kept" in sentence(capsys, *line)
+    assert "profcil resume kept" in error_of(capsys, *line)
 
 
 @pytest.mark.parametrize("ending", [".toml", "methods.md"])
-def test_a_full_disk_for_what_is_written_beside_runs(capsys: pytest.CaptureFixture[str], full, ending: str) -> None:
-    full(ending)
+def test_full_disk_for_other_files(capsys: pytest.CaptureFixture[str], fill_disk, ending: str) -> None:
+    fill_disk(ending)
     line = ["study", "demo", "--out", "cells"] if ending == ".toml" else ["list", "methods", "--page", "methods.md"]
     assert main(line) == 2
     assert f"{ending} could not be read or written (No space left on device)" in capsys.readouterr().err
     assert not Path("methods.md").exists()
 
 
-def test_certificates_are_all_there_or_none(
+def test_certificates_are_written_all_or_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cryptography")
@@ -185,7 +187,7 @@ def test_certificates_are_all_there_or_none(
 
     with monkeypatch.context() as patch:
         patch.setattr(certs, "write_public", refuse)
-        assert "certs/ca.crt could not be" in sentence(capsys, "deploy", "certs")
+        assert "certs/ca.crt could not be" in error_of(capsys, "deploy", "certs")
     assert not list(Path("certs").iterdir())
     assert main(["deploy", "certs", "--nodes", "1"]) == 0
 
@@ -200,14 +202,14 @@ def test_certificates_are_all_there_or_none(
         (["--set", "workers=100000"], "workers is 100000, allowed is at most"),
     ],
 )
-def test_a_machine_that_there_is_not(
+def test_impossible_device_or_threads(
     capsys: pytest.CaptureFixture[str], flags: list[str], expected: str, small: list[str]
 ) -> None:
-    assert expected in sentence(capsys, "run", "--quiet", *small, *flags)
+    assert expected in error_of(capsys, "run", "--quiet", *small, *flags)
     assert not list(Path().glob("runs/*"))
 
 
-def test_no_more_workers_than_participants(small: list[str]) -> None:
+def test_workers_are_limited_to_participants(small: list[str]) -> None:
     from profcil.engine.world import make_world
     from profcil.resolve import resolve
 
@@ -215,7 +217,7 @@ def test_no_more_workers_than_participants(small: list[str]) -> None:
     assert world.executor.workers == world.config.stream.participants == 2
 
 
-def test_a_terminal_without_the_letters(runs) -> None:
+def test_terminal_that_lacks_a_character(runs) -> None:
     line = [sys.executable, "-m", "profcil", "diagnose", str(runs["pro"])]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(line, capture_output=True, env=env, check=True)

@@ -1,4 +1,4 @@
-"""A user's mistake is one sentence on stderr and an exit status, never a traceback."""
+"""A mistake of the user gives one sentence on stderr and an exit status, without a traceback."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from profcil.cli import main as cli
 from profcil.cli.main import VERBS, main
 
-LIGHT = "import sys; from profcil.cli.main import main; s = main(sys.argv[1:]); assert s == 0, s; "
-LIGHT += "heavy = {'torch', 'numpy', 'rich', 'sklearn'} & set(sys.modules); assert not heavy, heavy"
+MAIN = "import sys; from profcil.cli.main import main; s = main(sys.argv[1:]); assert s == 0, s; "
+MAIN += "slow = {'torch', 'numpy', 'rich', 'sklearn'} & set(sys.modules); assert not slow, slow"
 
 
-def sentence(capsys: pytest.CaptureFixture[str], *line: str, status: int = 2) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *line: str, status: int = 2) -> str:
     assert main(list(line)) == status
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("profcil: ") and err.count("\n") == 1 and "Traceback" not in err
@@ -30,8 +30,8 @@ def sentence(capsys: pytest.CaptureFixture[str], *line: str, status: int = 2) ->
         (["comapre", "x"], "compare"),
         (["--hlep"], "--help"),
         (["run", "--sede", "3"], "--seed"),
-        (["run", "--see", "3"], "--seed"),  # abbreviations are not guessed
-        (["compare", "--jsno"], "--json"),  # told before the missing RUN
+        (["run", "--see", "3"], "--seed"),  # abbreviations are not accepted
+        (["compare", "--jsno"], "--json"),  # reported before the missing RUN
         (["run", "--dataset", "digit"], "digits"),
         (["run", "--method", "fedavgg"], "fedavg"),
         (["run", "--setting", "sever"], "severe"),
@@ -43,8 +43,9 @@ def sentence(capsys: pytest.CaptureFixture[str], *line: str, status: int = 2) ->
         (["compare", ".", "--reference", "fedagv"], "fedavg"),
     ],
 )
-def test_names_the_nearest(capsys: pytest.CaptureFixture[str], line: list[str], expected: str) -> None:
-    assert "did you mean" in (err := sentence(capsys, *line)) and expected in err.partition("did you mean")[2]
+def test_message_names_the_nearest(capsys: pytest.CaptureFixture[str], line: list[str], expected: str) -> None:
+    _, question, suggestions = error_of(capsys, *line).partition("did you mean")
+    assert question and expected in suggestions
 
 
 @pytest.mark.parametrize(
@@ -67,28 +68,30 @@ def test_names_the_nearest(capsys: pytest.CaptureFixture[str], line: list[str], 
         (["data", "fetch"], "cora"),
     ],
 )
-def test_says_what_is_allowed(capsys: pytest.CaptureFixture[str], line: list[str], expected: str) -> None:
-    assert expected in sentence(capsys, *line)
+def test_message_says_what_is_allowed(capsys: pytest.CaptureFixture[str], line: list[str], expected: str) -> None:
+    assert expected in error_of(capsys, *line)
 
 
-def test_a_run_in_the_way(capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: list[str]) -> None:
-    assert "profcil resume" in sentence(capsys, "run", "--out", str(runs["pro"]), "--quiet", *small)
+def test_existing_run_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: list[str]
+) -> None:
+    assert "profcil resume" in error_of(capsys, "run", "--out", str(runs["pro"]), "--quiet", *small)
 
 
-def test_tensorboard_missing(
+def test_tensorboard_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: list[str]
 ) -> None:
     monkeypatch.setattr("profcil.cli.progress.find_spec", lambda name: None)
-    assert "profcil[tensorboard]" in sentence(capsys, "run", "--tensorboard", *small)
+    assert "profcil[tensorboard]" in error_of(capsys, "run", "--tensorboard", *small)
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("line", [["--help"], [], ["--version"], *([verb, "--help"] for verb in VERBS)])
-def test_help_imports_nothing_heavy(line: list[str]) -> None:
-    subprocess.run([sys.executable, "-c", LIGHT, *line], check=True, capture_output=True)
+def test_help_imports_nothing_slow(line: list[str]) -> None:
+    subprocess.run([sys.executable, "-c", MAIN, *line], check=True, capture_output=True)
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
+def test_import_of_package_imports_nothing_slow() -> None:
     subprocess.run([sys.executable, "-c", "import profcil, sys; assert 'torch' not in sys.modules"], check=True)
 
 
@@ -99,9 +102,9 @@ def failing(error: BaseException):
     return dispatch
 
 
-def test_what_nobody_expected(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "dispatch", failing(ZeroDivisionError("first\nsecond")))
-    err = sentence(capsys, "run", status=1)
+    err = error_of(capsys, "run", status=1)
     assert "ZeroDivisionError" in err and "PROFCIL_DEBUG=1" in err
     monkeypatch.setenv("PROFCIL_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
@@ -110,12 +113,12 @@ def test_what_nobody_expected(capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 def test_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "dispatch", failing(KeyboardInterrupt()))
-    assert "interrupted" in sentence(capsys, "run", status=130)
+    assert "interrupted" in error_of(capsys, "run", status=130)
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-c", LIGHT.partition("; assert")[0], "--help"], stdout=write, stderr=-1)
+    done = subprocess.run([sys.executable, "-c", MAIN.partition("; assert")[0], "--help"], stdout=write, stderr=-1)
     os.close(write)
     assert done.stderr == b""

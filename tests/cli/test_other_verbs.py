@@ -36,14 +36,14 @@ def test_list(capsys: pytest.CaptureFixture[str], kind: str, names: list[str]) -
     rows = json.loads(printed(capsys, "list", kind, "--json"))
     assert [row["name"] for row in rows] == names and all(row["title"] for row in rows)
     lines = printed(capsys, "list", kind).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == names  # one line each, however long
+    assert [line.split()[0] for line in lines[1:]] == names  # one line each, however wide
 
 
 def test_data_status_and_verify(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, "data", "status", "--data-dir", "empty", "--json"))
     assert [row["dataset"] for row in rows if row["complete"]] == ["digits"]
     assert "profcil data fetch cora" in printed(capsys, "data", "status", "cora", "--data-dir", "empty")
-    assert "digits: as it should be" in printed(capsys, "data", "verify", "--data-dir", "empty")
+    assert "digits: ok" in printed(capsys, "data", "verify", "--data-dir", "empty")
     wrong = json.loads(printed(capsys, "data", "verify", "digits", "cora", "--data-dir", "empty", "--json", status=1))
     assert [(row["dataset"], row["ok"]) for row in wrong] == [("digits", True), ("cora", False)]
 
@@ -101,7 +101,7 @@ def test_compare_without_reference(capsys: pytest.CaptureFixture[str], runs: dic
     assert rows[0]["norm_comm"] == 1.0
 
 
-def test_compare_takes_a_folder_of_runs_and_whatever_a_pattern_gives(
+def test_compare_takes_a_folder_and_what_a_shell_pattern_matches(
     capsys: pytest.CaptureFixture[str], runs: dict[str, Path]
 ) -> None:
     for name in ("pro", "fedavg"):
@@ -123,7 +123,7 @@ def no_config(folder: Path) -> None:
     (folder / "config.toml").unlink()
 
 
-def torn_plan(folder: Path) -> None:
+def truncated_plan(folder: Path) -> None:
     (folder / "plan.npz").write_bytes((folder / "plan.npz").read_bytes()[:100])
 
 
@@ -131,11 +131,11 @@ def no_scores(folder: Path) -> None:
     (folder / "scores.json").unlink()
 
 
-def wrong_ledger(folder: Path) -> None:
+def short_ledger_row(folder: Path) -> None:
     (folder / "ledger.csv").write_text("stage,position,round,client,direction,kind,bytes\nround,1\n")
 
 
-def lying(folder: Path) -> None:
+def unscored(folder: Path) -> None:
     scores = json.loads((folder / "scores.json").read_text())
     scores["correct"][-1] = [-1] * len(scores["total"])
     (folder / "scores.json").write_text(json.dumps(scores))
@@ -154,14 +154,15 @@ def empty_facts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [missing, no_config, torn_plan, no_scores, wrong_ledger, lying, other_size, not_toml, empty_facts]
+    "damage",
+    [missing, no_config, truncated_plan, no_scores, short_ledger_row, unscored, other_size, not_toml, empty_facts],
 )
-def test_compare_on_a_broken_folder(capsys: pytest.CaptureFixture[str], runs: dict[str, Path], harm) -> None:
-    shutil.copytree(runs["pro"], "hurt")
-    harm(Path("hurt"))
-    assert main(["compare", str(runs["fedavg"]), "hurt"]) == 2
+def test_compare_on_a_damaged_folder(capsys: pytest.CaptureFixture[str], runs: dict[str, Path], damage) -> None:
+    shutil.copytree(runs["pro"], "damaged")
+    damage(Path("damaged"))
+    assert main(["compare", str(runs["fedavg"]), "damaged"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("profcil: ") and "hurt" in err and err.count("\n") == 1
+    assert out == "" and err.startswith("profcil: ") and "damaged" in err and err.count("\n") == 1
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "profcil[dream]" in found["missing"][0] and "cora" in found["missing"][1]
     assert "profcil[dream]" in printed(capsys, "doctor", "--data-dir", "empty")
     monkeypatch.setenv("CC", "no-such-compiler -O2")
-    assert json.loads(printed(capsys, "doctor", "--json"))["compiler"] is None
-    assert "by torch" in printed(capsys, "doctor")
+    assert json.loads(printed(capsys, "doctor", "--json"))["acceleration"]["compiler"] is None
+    assert "TorchScript" in printed(capsys, "doctor")
     lines[:] = ["no-such-dist"]
-    printed(capsys, "doctor", status=1)  # no run can do without it
+    printed(capsys, "doctor", status=1)  # a required package

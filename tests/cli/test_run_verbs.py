@@ -1,4 +1,4 @@
-"""run, resume and plan: what they write, print and leave alone."""
+"""run, resume and plan: what they write and print."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_run_prints_a_row_and_the_folder(capsys: pytest.CaptureFixture[str], sma
     assert again.split()[:13] == out.split()[:13]  # same command, same accuracies and traffic
 
 
-def test_progress_is_plain_and_sparse(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+def test_progress_without_terminal_is_a_few_plain_lines(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
     assert main(["run", "--method", "fedavg", "--json", *small]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["done"] is True
@@ -60,7 +60,7 @@ def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["again.toml"]
 
 
-def test_dry_run_counts_what_a_run_does(
+def test_dry_run_counts_the_work_of_a_run(
     capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: list[str]
 ) -> None:
     work = json.loads(printed(capsys, "run", "--dry-run", "--json", "--method", "fedavg", *small))["work"]
@@ -71,14 +71,14 @@ def test_dry_run_counts_what_a_run_does(
     assert int(first.split(",")[-1]) <= work["bytes_per_model_broadcast"]
 
 
-def test_dry_run_without_data_still_shows_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dry_run_without_data_shows_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = printed(capsys, "run", "cora-homogeneous", "--dry-run", "--data-dir", "empty")
     assert tomllib.loads(out)["setting"] == "homogeneous" and "profcil data fetch cora" in out
     found = json.loads(printed(capsys, "run", "cora", "--dry-run", "--data-dir", "empty", "--json"))
     assert found["work"] is None and found["settings"]["dataset"] == "cora" and not list(tmp_path.iterdir())
 
 
-def test_interrupt_then_resume_equals_the_whole(
+def test_resume_after_interrupt_equals_an_uninterrupted_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runs: dict[str, Path], small: list[str]
 ) -> None:
     def stop(self: progress.Lines, p: object) -> None:
@@ -93,24 +93,25 @@ def test_interrupt_then_resume_equals_the_whole(
     assert row["done"] is False and row["faa"] is None and row["bytes_up"] is None and row["seconds"] is None
     assert "unfinished" in printed(capsys, "compare", "cut")
     resumed = json.loads(printed(capsys, "resume", "cut", "--json"))
-    whole = json.loads(printed(capsys, "resume", str(runs["pro"]), "--json"))  # finished: only shown
+    whole = json.loads(printed(capsys, "resume", str(runs["pro"]), "--json"))  # finished: the results are only printed
     same = ("faa", "cta", "af", "bytes_down", "bytes_up")
     assert [resumed[k] for k in same] == [whole[k] for k in same]
 
 
-def test_resume_mends_readable_files(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
-    before = json.loads(printed(capsys, "run", "--method", "fedavg", "--out", "hurt", "--json", *small))
-    Path("hurt/scores.json").write_text("{")
-    assert main(["compare", "hurt"]) == 2
+def test_resume_rewrites_damaged_files(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    before = json.loads(printed(capsys, "run", "--method", "fedavg", "--out", "damaged", "--json", *small))
+    Path("damaged/scores.json").write_text("{")
+    assert main(["compare", "damaged"]) == 2
     capsys.readouterr()
-    assert json.loads(printed(capsys, "resume", "hurt", "--json"))["faa"] == before["faa"]
+    assert json.loads(printed(capsys, "resume", "damaged", "--json"))["faa"] == before["faa"]
 
 
 def test_plan(capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: list[str]) -> None:
     found = json.loads(printed(capsys, "plan", "--json", *small))
     assert set(found) == {"tasks", "orders", "audit", "digest"}
     assert sorted(y for task in found["tasks"] for y in task) == list(range(10)) and len(found["orders"]) == 4
-    assert found["digest"] == json.loads((runs["pro"] / "run.json").read_text())["plan"]  # whatever the method
+    recorded = json.loads((runs["pro"] / "run.json").read_text())["plan"]
+    assert found["digest"] == recorded  # the plan does not depend on the method
     text = printed(capsys, "plan", "--limit", "1", *small)
     assert found["digest"] in text and "... and 3 more clients" in text and "support assumption" in text
 
@@ -126,6 +127,6 @@ def test_time_left_counts_only_this_session(capsys: pytest.CaptureFixture[str], 
     for done in range(first + 1, first + 41):
         now[0] += 1.0
         lines(Progress("round", When("round", 0, done - 1, 100), done, 100, {"loss": 1.0, "clients": 2}))
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 4  # one in ten seconds
-    assert said[0].endswith(f"about 0:{1 if not resumed else 0:02d}:30 left")
+    lines_printed = capsys.readouterr().err.splitlines()
+    assert len(lines_printed) == 4  # one in ten seconds
+    assert lines_printed[0].endswith(f"about 0:{1 if not resumed else 0:02d}:30 left")

@@ -1,4 +1,4 @@
-"""Settings of every type: set on the command line, written into a run folder, read back."""
+"""Settings of every type are set on the command line, written into a run folder and read back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from profcil.runs.reader import load_run
 @dataclass(frozen=True)
 class Wide(Params):
     cap: float | None = setting(None, "largest norm; none = no limit", low=0.0)
-    floor: Optional[int] = setting(3, "smallest count")  # noqa: UP045 - people write it so
+    floor: Optional[int] = setting(3, "smallest count")  # noqa: UP045 - a common spelling
     taus: tuple[float, ...] = setting((1.0,), "temperatures", low=0.0)
     pair: tuple[int, str] = setting((1, "a"), "two things")
     name: str | float = setting("x", "a word or a number")
 
 
-class Guest(Method):
+class Plugin(Method):
     """A method of another package."""
 
     Params = Wide
@@ -36,12 +36,12 @@ class Guest(Method):
 
 
 @pytest.fixture(autouse=True)
-def guest(brought: Callable[[type], None]) -> None:
-    brought(Guest)
+def plugin(register_method: Callable[[type], None]) -> None:
+    register_method(Plugin)
 
 
-def made(*sets: str):
-    return resolve("digits", {"method": "guest"}, sets)
+def config_of(*sets: str):
+    return resolve("digits", {"method": "registered"}, sets)
 
 
 @pytest.mark.parametrize(
@@ -60,29 +60,29 @@ def made(*sets: str):
         ("name=word", "word"),
     ],
 )
-def test_a_value_is_read_by_its_type_and_comes_back(tmp_path: Path, item: str, value: object) -> None:
-    config = made(item)
+def test_value_is_parsed_by_type_and_read_back(tmp_path: Path, item: str, value: object) -> None:
+    config = config_of(item)
     found = getattr(config.params, item.partition("=")[0])
     assert found == value and type(found) is type(value)
     (tmp_path / "again.toml").write_text(to_toml(config))
     assert resolve(str(tmp_path / "again.toml")) == config
 
 
-def test_none_is_left_out_where_it_is_the_default() -> None:
-    text = to_toml(made())
+def test_none_is_left_out_if_it_is_the_default() -> None:
+    text = to_toml(config_of())
     assert "cap" not in tomllib.loads(text)["params"]
-    assert tomllib.loads(to_toml(made("floor=none")))["params"]["floor"] == "none"
+    assert tomllib.loads(to_toml(config_of("floor=none")))["params"]["floor"] == "none"
 
 
-def test_none_is_written_where_a_regime_says_otherwise(tmp_path: Path) -> None:
-    assert made("regime=expanded").params.cap == 4.0
-    config = made("regime=expanded", "cap=none")
+def test_none_is_written_if_the_regime_differs(tmp_path: Path) -> None:
+    assert config_of("regime=expanded").params.cap == 4.0
+    config = config_of("regime=expanded", "cap=none")
     (tmp_path / "again.toml").write_text(to_toml(config))
     assert config.params.cap is None and resolve(str(tmp_path / "again.toml")) == config
 
 
-def test_numbers_without_end_and_any_letters_come_back(tmp_path: Path) -> None:
-    config = replace(made("clip=inf"), device="cpu")
+def test_infinity_and_unicode_are_read_back(tmp_path: Path) -> None:
+    config = replace(config_of("clip=inf"), device="cpu")
     config = replace(config, params=replace(config.params, name="Größe 😀"))
     (tmp_path / "again.toml").write_text(to_toml(config), encoding="utf-8")
     again = resolve(str(tmp_path / "again.toml"))
@@ -102,12 +102,12 @@ def test_numbers_without_end_and_any_letters_come_back(tmp_path: Path) -> None:
         ("pair=[1]", r"is not a list \(a whole number, text\)"),
     ],
 )
-def test_a_value_of_another_type_is_refused(item: str, words: str) -> None:
+def test_value_of_wrong_type_is_refused(item: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        made(item)
+        config_of(item)
 
 
-def test_a_run_with_none_ends_and_can_be_read(small: list[str]) -> None:
-    assert main(["run", "--method", "guest", "--out", "run", "--quiet", *small]) == 0
+def test_run_with_none_is_read_back(small: list[str]) -> None:
+    assert main(["run", "--method", "registered", "--out", "run", "--quiet", *small]) == 0
     assert load_run("run").done
     assert main(["resume", "run"]) == 0

@@ -405,7 +405,7 @@ def test_diagnose_prints_and_saves_probe_and_alignment(runs, capsys):
     assert report["probe_warm"]["ridge"] > 20 and len(report["alignment"]) == 2
     assert main(["diagnose", str(runs["pro"])]) == 0
     text = capsys.readouterr().out
-    assert "warmed base: ridge" in text and "what predictions see" not in text
+    assert "warmed base: ridge" in text and "input of predictions" not in text
 
 
 def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
@@ -417,7 +417,7 @@ def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
     report = json.loads(out[out.index("{") :])
     assert report["probe_seen"]["ridge"] != report["probe_final"]["ridge"]
     assert main(["diagnose", str(tmp_path / "run")]) == 0
-    assert f"what predictions see: ridge {report['probe_seen']['ridge']:.1f} %" in capsys.readouterr().out
+    assert f"input of predictions: ridge {report['probe_seen']['ridge']:.1f} %" in capsys.readouterr().out
 
 
 def test_every_built_in_study_is_listed_and_resolves(capsys):

@@ -182,7 +182,7 @@ def test_the_result_is_bit_identical_for_any_order_of_clients_and_global_random_
 
 @for_every_method
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_serial_and_stacked_execution_agree(make, apart, name, optimiser):
+def test_serial_and_stacked_execution_agree(make, max_difference, name, optimiser):
     """They may differ by rounding, but not in batches, draws or steps."""
     servers = []
     for executor in ("serial", "stacked"):
@@ -195,7 +195,7 @@ def test_serial_and_stacked_execution_agree(make, apart, name, optimiser):
         for r in range(2):
             run.play(0, r)
         servers.append(run.server)
-    assert apart(*servers) < 1e-4
+    assert max_difference(*servers) < 1e-4
 
 
 @on_supported

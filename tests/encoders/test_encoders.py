@@ -58,7 +58,7 @@ def fitting(name: str) -> Bundle | None:
     return None
 
 
-ENCODERS = registry.names("encoders")  # a file in that folder without `build` is furniture, and must be named as such
+ENCODERS = registry.names("encoders")  # a file in that folder without `build` must be listed in HELPERS
 
 
 @pytest.fixture(params=ENCODERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profcil.io.atomic_files import copies
+from profcil.io.atomic_files import host_copies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -15,7 +15,7 @@ def test_copies_are_of_what_was_computed_before_and_not_after():
     filters = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     for _ in range(20):
         a = (a @ a).div_(50)
-    told = copies({"a": a, "filters": filters, "host": torch.ones(3)})
+    told = host_copies({"a": a, "filters": filters, "host": torch.ones(3)})
     expected = a.clone(), filters.clone()
     a.zero_()
     filters.zero_()

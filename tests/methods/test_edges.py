@@ -25,7 +25,7 @@ def usable(run) -> bool:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_with_one_example(fresh, deal, method, norm):
+def test_clients_with_one_example(fresh, assign_samples, method, norm):
     """Two clients hold one example of every task, a third holds forty of each class."""
 
     def owner(labels, tasks):
@@ -37,7 +37,7 @@ def test_clients_with_one_example(fresh, deal, method, norm):
             given[np.flatnonzero(labels == task[1])[0]] = 1
         return given
 
-    deal(owner)
+    assign_samples(owner)
     run = fresh(method, clients=3, participants=3, model__norm=norm).stream()
     assert usable(run)
     if method in ("pro", "promax"):
@@ -67,14 +67,14 @@ def test_rounds_in_which_nobody_takes_part(fresh, monkeypatch, method, gone):
     assert before == after
 
 
-def test_a_returning_class_keeps_its_examples_though_a_last_round_was_empty(fresh, deal, monkeypatch):
+def test_a_returning_class_keeps_its_examples_though_a_last_round_was_empty(fresh, assign_samples, monkeypatch):
     """Client 0 meets task 0 at position 0 with ten examples a class, client 1 at position 1 with twenty."""
 
     def owner(labels, tasks):
         rank = [int((labels[:i] == y).sum()) for i, y in enumerate(labels)]
         return [0 if n < 10 else 1 if n < 30 else -1 for n in rank]
 
-    deal(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
+    assign_samples(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
     monkeypatch.setattr(loop, "participants", lambda p, *at: () if at == (0, 2) else participants(p, *at))
     run = fresh("pro", clients=2, participants=2, train__rounds=3, refresh_at="both").stream()
     assert not any(n.startswith("settled") for n in run.after_positions()[0].blocks)

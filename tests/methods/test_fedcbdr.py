@@ -331,7 +331,7 @@ def test_the_ledger_shows_features_up_and_row_numbers_down(tiny):
 
 
 @pytest.mark.parametrize("storage", ["client", "federation"])
-def test_clients_with_one_example_and_alone(fresh, deal, tiny, storage):
+def test_clients_with_one_example_and_alone(fresh, assign_samples, tiny, storage):
     def owner(labels, tasks):
         given = np.full(len(labels), -1)
         for task in tasks:
@@ -342,7 +342,7 @@ def test_clients_with_one_example_and_alone(fresh, deal, tiny, storage):
         return given
 
     alone = tiny("fedcbdr", storage=storage, clients=1, participants=1, setting="homogeneous")
-    deal(owner)
+    assign_samples(owner)
     few = fresh("fedcbdr", storage=storage, clients=3, participants=3).stream()
     for run in (alone, few):
         assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())

@@ -57,13 +57,13 @@ def make(fresh, monkeypatch):
 
 
 @pytest.fixture
-def planted(make, deal):
+def planted(make, assign_samples):
     """Client 1 begins with the task that client 0 has next, and both others have client 0's first task next."""
 
     def owner(labels, tasks):
         return np.arange(len(labels)) // CLASSES % 3
 
-    deal(owner, [[0, 1, 2], [1, 0, 2], [2, 0, 1]])
+    assign_samples(owner, [[0, 1, 2], [1, 0, 2], [2, 0, 1]])
     return make
 
 
@@ -255,7 +255,7 @@ def test_a_single_client_has_nothing_to_choose_from(make):
     assert (run.state.scores.correct[-1] >= 0).all()
 
 
-def test_a_step_can_be_recorded_and_replayed(planted, apart):
+def test_a_step_can_be_recorded_and_replayed(planted, max_difference):
     eager, replayed = (planted(train__batch=8, train__epochs=2) for _ in range(2))
     executor = replayed.world.executor
     executor.graphs, executor.workers, executor.mode = Graphs(replayed.world.net, Repeat()), 1, "stacked"
@@ -263,7 +263,7 @@ def test_a_step_can_be_recorded_and_replayed(planted, apart):
         eager.play(*at), replayed.play(*at)
     assert executor.graphs.made > 0
     models = [ServerState({n: b for n, b in r.server.blocks.items() if b.kind == "model"}) for r in (eager, replayed)]
-    assert apart(*models) < 1e-4  # what is pruned may hang on a rounding
+    assert max_difference(*models) < 1e-4  # what is pruned may hang on a rounding
 
 
 # -- what is sent and deployed ----------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_the_radius_is_the_mean_over_all_who_have_ever_reported_each_once(fresh)
     assert len(latest) > 2
 
 
-def test_a_late_client_with_one_example_of_a_class_leaves_the_radius(fresh, deal):
+def test_a_late_client_with_one_example_of_a_class_leaves_the_radius(fresh, assign_samples):
     def owner(labels, tasks):
         given = np.full(len(labels), -1)
         for label in range(10):
@@ -116,7 +116,7 @@ def test_a_late_client_with_one_example_of_a_class_leaves_the_radius(fresh, deal
             given[rows[60:61]] = 2 if label in tasks[2] else -1
         return given
 
-    deal(owner)
+    assign_samples(owner)
     run = fresh("fedspace", clients=3, participants=3).stream()
     radii = [float(s.blocks["radius"].tensors["radius"]) for s in run.after_positions()]
     assert radii == [radii[0]] * len(radii) and radii[0] > 0.1

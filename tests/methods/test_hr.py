@@ -373,7 +373,7 @@ def fresh_state(run):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_clients_with_one_example_and_alone(fresh, deal, tiny, norm):
+def test_clients_with_one_example_and_alone(fresh, assign_samples, tiny, norm):
     def owner(labels, tasks):
         given = np.full(len(labels), -1)
         for task in tasks:
@@ -384,16 +384,16 @@ def test_clients_with_one_example_and_alone(fresh, deal, tiny, norm):
         return given
 
     alone = tiny("hr", clients=1, participants=1, setting="homogeneous", model__norm=norm)
-    deal(owner)
+    assign_samples(owner)
     few = fresh("hr", clients=3, participants=3, model__norm=norm).stream()
     for run in (alone, few):
         assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
     assert len(few.state.private[0]["later_y"]) == 5  # one example a task
 
 
-def test_a_class_that_comes_with_a_late_client_gets_a_centroid_then(fresh, deal):
+def test_a_class_that_comes_with_a_late_client_gets_a_centroid_then(fresh, assign_samples):
     """Two clients with a class each; one takes part a round."""
-    deal(lambda labels, tasks: [int(y == tasks[0][1]) if y in tasks[0] else -1 for y in labels])
+    assign_samples(lambda labels, tasks: [int(y == tasks[0][1]) if y in tasks[0] else -1 for y in labels])
     run = fresh("hr", clients=2, participants=1)
     rounds = [run.clients(0, r) for r in range(3)]
     assert len(set(rounds)) > 1

@@ -260,7 +260,7 @@ def test_local_statistics_are_not_the_global_ones(tiny):
 
 
 @pytest.mark.parametrize(("merge", "expected"), [("counts", 30), ("replace", 20)])
-def test_a_class_that_returns_at_another_client(fresh, deal, merge, expected):
+def test_a_class_that_returns_at_another_client(fresh, assign_samples, merge, expected):
     """Client 0 meets task 0 first with ten examples a class, client 1 meets it second with twenty."""
 
     def owner(labels, tasks):
@@ -273,7 +273,7 @@ def test_a_class_that_returns_at_another_client(fresh, deal, merge, expected):
                 given[i] = 1
         return given
 
-    deal(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
+    assign_samples(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
     run = fresh("pro", clients=2, participants=2, merge=merge).stream()
     first, second = run.after_positions()[:2]
     tasks = run.world.plan.tasks

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset of another package is told before anything runs."""
+"""A dataset plug-in is checked before a run starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from profcil.engine.world import make_world
 from profcil.errors import ConfigError, DataError
 from profcil.resolve import resolve
 
-Outsider = Callable[..., Path]
+Install = Callable[..., Path]
 
 HEAD = """
 import torch
-from profcil.data.bundle import Bundle, Facts, File, Nodes, Rows
+from profcil.extend import Bundle, Facts, File, Nodes, Rows
 
 def facts(modality, encoder, **more):
     return Facts("mine", "Mine", modality, classes=3, train=None, test=None, encoder=encoder, **more)
@@ -59,8 +59,8 @@ def load(root, seed=0):
 
 
 @pytest.mark.parametrize("source", [IMAGES, FLOATS, TEXTS, GRAPH], ids=["bytes", "floats", "texts", "graph"])
-def test_a_sound_dataset_runs(source: str, outsider: Outsider, tmp_path: Path) -> None:
-    outsider(data={"mine": source})
+def test_valid_dataset_runs(source: str, install_plugin: Install, tmp_path: Path) -> None:
+    install_plugin(data={"mine": source})
     world = make_world(resolve(flags={"dataset": "mine", "method": "fedavg"}), tmp_path)
     assert len(world.bundle.train) == 12
 
@@ -85,19 +85,19 @@ def test_a_sound_dataset_runs(source: str, outsider: Outsider, tmp_path: Path) -
         (IMAGES, "return Bundle(", "return (", "returns tuple where a Bundle is expected"),
     ],
 )
-def test_an_unsound_one_is_told(
-    source: str, old: str, new: str, expected: str, outsider: Outsider, tmp_path: Path
+def test_invalid_dataset_is_refused(
+    source: str, old: str, new: str, expected: str, install_plugin: Install, tmp_path: Path
 ) -> None:
     assert old in source
-    outsider(data={"mine": source.replace(old, new)})
+    install_plugin(data={"mine": source.replace(old, new)})
     with pytest.raises((DataError, ConfigError), match=expected):
         loading.load_bundle("mine", tmp_path)
 
 
-def test_a_loaders_own_statistics_are_kept(outsider: Outsider, tmp_path: Path) -> None:
-    outsider(data={"mine": FLOATS})
+def test_statistics_of_a_loader_are_kept(install_plugin: Install, tmp_path: Path) -> None:
+    install_plugin(data={"mine": FLOATS})
     computed = loading.load_bundle("mine", tmp_path)
-    outsider(data={"mine": FLOATS.replace('tuple("abc")', 'tuple("abc"), mean=(0.1,), std=(0.2,)')})
+    install_plugin(data={"mine": FLOATS.replace('tuple("abc")', 'tuple("abc"), mean=(0.1,), std=(0.2,)')})
     own = loading.load_bundle("mine", tmp_path)
     assert (own.mean, own.std) == ((0.1,), (0.2,)) and own.fingerprint != computed.fingerprint
     x = computed.train.x.double()
@@ -105,7 +105,7 @@ def test_a_loaders_own_statistics_are_kept(outsider: Outsider, tmp_path: Path) -
     assert computed.std == pytest.approx([float(x.std(correction=0))])
 
 
-def test_floats_are_measured_like_the_bytes_they_come_from() -> None:
+def test_floats_and_bytes_have_the_same_statistics() -> None:
     x = torch.randint(0, 256, (5, 2, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for exact, measured in zip(
         loading.channel_statistics(x), loading.channel_statistics(x.double() / 255), strict=True
@@ -113,25 +113,25 @@ def test_floats_are_measured_like_the_bytes_they_come_from() -> None:
         assert measured == pytest.approx(exact)
 
 
-def test_a_file_that_is_not_there(
-    outsider: Outsider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_file_is_reported(
+    install_plugin: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outsider(data={"mine": IMAGES.replace("    return Bundle", '    open(root / "mine.npz")\n    return Bundle')})
+    install_plugin(data={"mine": IMAGES.replace("    return Bundle", '    open(root / "mine.npz")\n    return Bundle')})
     assert main(["run", "--dataset", "mine", "--data-dir", "nowhere"]) == 2
     err = capsys.readouterr().err
     assert "mine.npz" in err and err.count("\n") == 1 and "get it with ;" not in err
     assert loading.verify(tmp_path, "mine") and "mine.npz" in loading.verify(tmp_path, "mine")[0]
 
 
-def test_status_does_not_vouch_for_what_it_cannot_see(
-    outsider: Outsider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_status_is_not_known_without_a_list_of_files(
+    install_plugin: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outsider(data={"mine": IMAGES})
+    install_plugin(data={"mine": IMAGES})
     assert main(["data", "status", "mine", "--data-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "not known" in out and "list no files" in out and "complete" not in out
-    outsider(data={"mine": IMAGES.replace('views=("crop",)', 'files=(File("mine.npz"),)')})
+    assert "unknown" in out and "list no files" in out and "complete" not in out
+    install_plugin(data={"mine": IMAGES.replace('views=("crop",)', 'files=(File("mine.npz"),)')})
     (row,) = [r for r in loading.status(tmp_path) if r["dataset"] == "mine"]
     assert not row["present"] and row["missing"] == ["mine.npz"]
     assert "put it there" in loading.verify(tmp_path, "mine")[0]

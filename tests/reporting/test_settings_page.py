@@ -10,7 +10,7 @@ import pytest
 from profcil import registry
 from profcil.cli.main import main
 from profcil.reporting.settings import list_settings, render_page
-from profcil.resolve import TOP, known_paths
+from profcil.resolve import TOP_LEVEL, known_paths
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -23,7 +23,7 @@ def test_the_committed_page_is_up_to_date():
 def test_every_setting_of_every_method_is_listed_with_a_help_text():
     for name in registry.names("methods"):
         listed = list_settings(name)
-        known = {*known_paths(registry.find("methods", name).METHOD.Params), *TOP}
+        known = {*known_paths(registry.find("methods", name).METHOD.Params), *TOP_LEVEL}
         assert {row["setting"] for row in listed} == known
         assert all(row["help"] and row["type"] for row in listed)
 
@@ -56,8 +56,8 @@ def test_with_a_dataset_defaults_come_from_its_recipe():
     [
         (["list", "settings", "--method", "promx"], "did you mean promax"),
         (["list", "settings", "--dataset", "digit"], "did you mean digits"),
-        (["list", "methods", "--method", "pro"], "it narrows `list settings`"),
-        (["list", "settings", "--method", "pro", "--page", "x.md"], "it narrows `list settings`"),
+        (["list", "methods", "--method", "pro"], "it is for `list settings`"),
+        (["list", "settings", "--method", "pro", "--page", "x.md"], "it is for `list settings`"),
         (["run", "--set", "task_sizes=2"], "`profcil list settings` shows all"),
         (["list", "settings", "--page", "mine.md"], "is not a page of settings"),
     ],

@@ -1,8 +1,7 @@
-"""Hold a method to the contract of all methods, on tiny streams: what it promises, and whether that holds.
+"""Test a method against the contract of all methods, on tiny streams.
 
-METHOD is a method of this package or one that another installed package brings. The streams are of digits, and of a few
-made-up texts and nodes where the method is for these. Nothing is downloaded or kept. The exit status is 1 where
-something does not hold.
+METHOD is a built-in method or a plug-in. The streams consist of digits, and of a few generated texts and nodes if the
+method supports them. Nothing is downloaded or stored. The exit status is 1 if a promise does not hold.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("method", metavar="METHOD", help="method to look at (`profcil list methods`)")
+    parser.add_argument("method", metavar="METHOD", help="method to test (`profcil list methods`)")
     json_flag(parser)
 
 
@@ -26,16 +25,18 @@ def run(args: argparse.Namespace) -> int:
     from profcil.contract.promises import check
 
     rows = []
-    for found in check(args.method):
-        rows.append(found)
+    for row in check(args.method):
+        rows.append(row)
         if not args.json:
-            print(line(found), flush=True)
+            print(describe(row), flush=True)
     if args.json:
         print_json(rows)
     return 1 if any(row["holds"] is False for row in rows) else 0
 
 
-def line(row: dict) -> str:
-    mark = {True: "holds", False: "DOES NOT HOLD", None: "not looked at"}[row["holds"]]
+def describe(row: dict) -> str:
+    """One line for one promise."""
+    mark = {True: "holds", False: "DOES NOT HOLD", None: "not tested"}[row["holds"]]
     data = f"{row['data']}: " if row["data"] else ""
-    return f"{mark:<14} {data}{row['promise']}" + (f" ({row['why_not']})" if row["why_not"] else "")
+    reason = f" ({row['why_not']})" if row["why_not"] else ""
+    return f"{mark:<14} {data}{row['promise']}{reason}"

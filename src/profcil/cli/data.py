@@ -1,4 +1,4 @@
-"""See, check or download datasets: `data status`, `data verify`, `data fetch NAME`."""
+"""Show, check or download datasets: `data status`, `data verify`, `data fetch NAME`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profcil.errors import ConfigError, unknown
 
 def add(parser: Parser) -> None:
     parser.add_argument("action", metavar="ACTION", help="status, verify (checksums and counts) or fetch (download)")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="datasets; status and verify take all there are")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="datasets (status: all; verify: all that are present)")
     data_dir(parser)
     json_flag(parser)
 
@@ -41,25 +41,26 @@ def status(names: list[str], root: Path, as_json: bool) -> int:
 def status_text(rows: list[dict]) -> str:
     from profcil.reporting.tables import text_table
 
-    word = {
+    states = {
         (True, True): "complete",
-        (True, None): "not known",
-        (True, False): "not as it should be",
-        (False, False): "not there",
+        (True, None): "unknown",
+        (True, False): "damaged",
+        (False, False): "missing",
     }
-    lines = [
-        [r["dataset"], r["modality"], word[r["present"], r["complete"]], r["where"], few(r["missing"]), r["how"]]
-        for r in rows
-    ]
+    lines = []
+    for row in rows:
+        state = states[row["present"], row["complete"]]
+        lines.append([row["dataset"], row["modality"], state, row["where"], shorten(row["missing"]), row["how"]])
     return text_table(["dataset", "modality", "state", "where", "what is missing", "how to get it"], lines)
 
 
-def few(items: list[str]) -> str:
+def shorten(items: list[str]) -> str:
+    """The first item and the number of the others."""
     return f"{items[0]} and {len(items) - 1} more" if len(items) > 1 else "".join(items)
 
 
 def verify(names: list[str], root: Path, as_json: bool) -> int:
-    """Without names: whatever is there. A dataset that was asked for and is not there is wrong."""
+    """Checks the named datasets, or all that are present. A named dataset that is missing is a fault."""
     from profcil.data import loading
 
     names = names or [row["dataset"] for row in loading.status(root) if row["present"]]
@@ -67,39 +68,39 @@ def verify(names: list[str], root: Path, as_json: bool) -> int:
     if as_json:
         print_json([{**row, "ok": not row["faults"]} for row in rows])
     else:
-        print("\n".join(f"{r['dataset']}: {fault}" for r in rows for fault in r["faults"] or ["as it should be"]))
+        for row in rows:
+            for fault in row["faults"] or ["ok"]:
+                print(f"{row['dataset']}: {fault}")
     return int(any(row["faults"] for row in rows))
 
 
 def fetch(names: list[str], root: Path, as_json: bool) -> int:
     from profcil import registry
-    from profcil.cli.progress import downloading
+    from profcil.cli.progress import download_observer
     from profcil.data import fetch as fetching
 
     if not names:
-        raise ConfigError(f"data fetch was given no dataset; name one or more of {', '.join(registry.names('data'))}")
+        raise ConfigError(f"data fetch needs a dataset; name one or more of {', '.join(registry.names('data'))}")
     rows = []
-    for facts in (registry.find("data", name).FACTS for name in names):
-        with downloading() as progress:
-            got = fetching.fetch(facts, root, progress) if facts.files else []
-        rows.append({"dataset": facts.name, "files": [str(path) for path in got]})
+    for name in names:
+        facts = registry.find("data", name).FACTS
+        with download_observer() as progress:
+            fetched = fetching.fetch(facts, root, progress) if facts.files else []
+        rows.append({"dataset": facts.name, "files": [str(path) for path in fetched]})
     if as_json:
         print_json(rows)
     else:
         for row in rows:
-            print(
-                f"{row['dataset']}: {len(row['files'])} files under {root}"
-                if row["files"]
-                else f"{row['dataset']}: {unlisted(row['dataset'])}"
-            )
+            result = f"{len(row['files'])} files in {root}" if row["files"] else why_nothing(row["dataset"])
+            print(f"{row['dataset']}: {result}")
     return 0
 
 
-def unlisted(name: str) -> str:
-    """Why nothing is fetched for a dataset without files."""
+def why_nothing(name: str) -> str:
+    """Why there is nothing to download for a dataset."""
     from profcil import registry
 
-    return "its FACTS list no files to fetch" if name in registry.guests("data") else "built in"
+    return "its FACTS list no files to fetch" if name in registry.plugins("data") else "built in"
 
 
 ACTIONS = {"status": status, "verify": verify, "fetch": fetch}

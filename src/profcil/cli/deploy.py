@@ -20,10 +20,10 @@ from profcil.cli.parser import (
     Parser,
     data_root,
     json_flag,
-    machine,
+    machine_flags,
     print_json,
-    resolved,
-    selection,
+    resolve_args,
+    selection_flags,
 )
 from profcil.errors import ConfigError, unknown
 
@@ -35,8 +35,8 @@ def add(parser: Parser) -> None:
     from profcil.deploy.policy import Policy
 
     parser.add_argument("action", metavar="ACTION", help="app, certs, env or demo")
-    selection(parser)
-    machine(parser)
+    selection_flags(parser)
+    machine_flags(parser)
     parser.add_argument("--out", metavar="DIR", help="folder for the app, the certificates, or the demo")
     parser.add_argument("--run", metavar="DIR", help="app: run folder on the server (runs/deployed)")
     parser.add_argument("--federation", metavar="FILE", help="app: federation.toml, if sites have their own data")
@@ -79,7 +79,7 @@ def app_settings(args: argparse.Namespace) -> dict[str, Any]:
     if bool(federation) != bool(args.test):
         raise ConfigError("sites with their own data need both --federation FILE and --test PATH; give both or none")
     args.accelerate = args.accelerate or "off"  # the bits of a simulation on the reference path
-    config = sites_config_of(args, federation) if federation else resolved(args)
+    config = sites_config_of(args, federation) if federation else resolve_args(args)
     data = Path(args.test) if args.test else data_root(args)
     return settings_table(config, Path(args.run or "runs/deployed"), data, federation=federation, **rules)
 
@@ -125,7 +125,7 @@ def demo(args: argparse.Namespace) -> int:
     require_packages("demo", "flwr", *(["ray"] if args.ray else []))
     from profcil.deploy.demo import report, run_demo
     from profcil.engine.run import Interrupted
-    from profcil.io.interrupts import ended_by_a_scheduler
+    from profcil.io.interrupts import sigterm_as_interrupt
 
     settings = DEMO_SETTINGS | ({"clients": args.nodes} if args.nodes else {})
     args.set = [f"{k}={v}" for k, v in settings.items()] + args.set
@@ -134,8 +134,8 @@ def demo(args: argparse.Namespace) -> int:
     if (out / "run").exists():
         raise ConfigError(f"{out} already has a demo; choose another --out")
     try:
-        with ended_by_a_scheduler():
-            found = run_demo(resolved(args), out, data_root(args), ray=args.ray)
+        with sigterm_as_interrupt():
+            found = run_demo(resolve_args(args), out, data_root(args), ray=args.ray)
     except (Interrupted, KeyboardInterrupt):
         raise KeyboardInterrupt(f"interrupted; all started processes are stopped, the files in {out} remain") from None
     print_result(args, found, report(found))

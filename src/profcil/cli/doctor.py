@@ -1,4 +1,4 @@
-"""Say what this machine has, what is missing and how to get it."""
+"""Show what is installed on this machine, what is missing and how to install it."""
 
 from __future__ import annotations
 
@@ -20,42 +20,45 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Status 1 where something is missing that no run can do without."""
+    """The exit status is 1 if a required package is missing."""
     found = examine(data_root(args))
     if args.json:
         print_json(found)
     else:
-        print(told(found))
+        print(describe(found))
     return int(any(not p["version"] and not p["extra"] for p in found["packages"]))
 
 
 def examine(root: Path) -> dict[str, Any]:
-    parts = packages()
-    lacking = [f"{p['name']} is not installed; get it with `{p['get']}`" for p in parts if not p["version"]]
-    able = all(p["version"] for p in parts if not p["extra"])
-    data = datasets(root) if able else []
-    absent = ", ".join(r["dataset"] for r in data if r["complete"] is False)
-    if absent:
-        lacking.append(f"not complete under {root}: {absent}; `profcil data status` says how to get them")
+    """Everything that the report contains."""
+    required_and_extra = packages()
+    missing = [
+        f"{p['name']} is not installed; install it with `{p['get']}`" for p in required_and_extra if not p["version"]
+    ]
+    usable = all(p["version"] for p in required_and_extra if not p["extra"])
+    data = datasets(root) if usable else []
+    incomplete = ", ".join(row["dataset"] for row in data if row["complete"] is False)
+    if incomplete:
+        missing.append(f"incomplete in {root}: {incomplete}; `profcil data status` shows how to get them")
     return {
         "profcil": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "gpu": gpus() if able else [],
-        "acceleration": acceleration() if able else {},
-        "packages": parts,
-        "cache": cache() if able else None,
+        "gpu": gpus() if usable else [],
+        "acceleration": acceleration() if usable else {},
+        "packages": required_and_extra,
+        "cache": cache() if usable else None,
         "data_dir": str(root),
         "data": data,
-        "missing": lacking,
+        "missing": missing,
     }
 
 
 def packages() -> list[dict[str, Any]]:
-    """What the package's own metadata asks for, with the extra that brings it; tools for developers are left out."""
+    """The requirements in the metadata of profcil, with their extras; those for developers are left out."""
     try:
         lines = metadata.requires("profcil") or []
-    except metadata.PackageNotFoundError:  # run from a source tree that was not installed
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
         return []
     rows = []
     for line in lines:
@@ -77,9 +80,9 @@ def version(name: str) -> str | None:
 def gpus() -> list[str]:
     import torch
 
-    return (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def acceleration() -> dict[str, Any]:
@@ -101,14 +104,14 @@ def acceleration_lines(found: dict[str, Any]) -> list[str]:
 
 
 def cache() -> dict[str, Any]:
-    """The folder of the shared warm-ups; one that cannot be written costs time, nothing else."""
+    """The cache folder, its size and whether it is writable. If it is not, warm-ups are computed again."""
     from profcil.io.cache_folder import cache_folder
 
     path = cache_folder()
-    nearest = next(p for p in (path, *path.parents) if os.path.exists(p))
-    kept = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]  # what may be looked into
-    size = sum(os.path.getsize(f) for f in kept if os.path.isfile(f))
-    return {"path": str(path), "bytes": size, "writable": os.access(nearest, os.W_OK | os.X_OK)}
+    existing = next(p for p in (path, *path.parents) if os.path.exists(p))
+    files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]  # skips unreadable folders
+    size = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
+    return {"path": str(path), "bytes": size, "writable": os.access(existing, os.W_OK | os.X_OK)}
 
 
 def datasets(root: Path) -> list[dict[str, Any]]:
@@ -117,17 +120,18 @@ def datasets(root: Path) -> list[dict[str, Any]]:
     return loading.status(root)
 
 
-def told(found: dict[str, Any]) -> str:
+def describe(found: dict[str, Any]) -> str:
+    """The report as text."""
     from profcil.cli.data import status_text
 
     lines = [f"{name:<8} {found[name]}" for name in ("profcil", "python", "machine")]
-    lines += [f"gpu      {', '.join(found['gpu']) or 'none that torch can use'}"]
+    lines += [f"gpu      {', '.join(found['gpu']) or 'none usable by torch'}"]
     lines += acceleration_lines(found["acceleration"])
-    if kept := found["cache"]:
-        lines += [
-            f"cache    {kept['path']}, {kept['bytes'] / 1e6:.1f} MB{'' if kept['writable'] else ', not writable'}"
-        ]
+    if cached := found["cache"]:
+        note = "" if cached["writable"] else ", not writable"
+        lines += [f"cache    {cached['path']}, {cached['bytes'] / 1e6:.1f} MB{note}"]
     lines += ["", *(f"{p['name']:<16} {p['version'] or 'missing'}" for p in found["packages"])]
-    lines += ["", f"data in {found['data_dir']}:", status_text(found["data"])] if found["data"] else []
+    if found["data"]:
+        lines += ["", f"data in {found['data_dir']}:", status_text(found["data"])]
     lines += ["", *(found["missing"] or ["nothing is missing"])]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""List the methods, datasets, recipes, studies, encoders or settings there are.
+"""List methods, datasets, recipes, studies, encoders or settings.
 
-Settings are those of every run and of every method; --method shows one method's only, and --dataset what a run on that
-dataset has instead of the defaults.
+`list settings` shows the settings of every run and of all methods. --method shows one method only, and --dataset the
+values of a run on that dataset instead of the defaults.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from profcil.errors import ConfigError, unknown
 
 def add(parser: Parser) -> None:
     parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes, studies, encoders or settings")
-    parser.add_argument("--page", metavar="FILE", help="write the page of all methods or all settings to FILE")
-    parser.add_argument("--method", help="settings: of this method only, beside those of every run")
-    parser.add_argument("--dataset", help="settings: with the values that a run on this dataset has")
+    parser.add_argument("--page", metavar="FILE", help="methods, settings: write the documentation page to FILE")
+    parser.add_argument("--method", help="settings: those of this method and of every run")
+    parser.add_argument("--dataset", help="settings: with the values of a run on this dataset")
     json_flag(parser)
 
 
@@ -27,18 +27,18 @@ def run(args: argparse.Namespace) -> int:
     from profcil.reporting.tables import text_table
 
     if args.kind not in KINDS:
-        raise unknown("kind of thing to list", args.kind, KINDS)
+        raise unknown("kind", args.kind, KINDS)
     chosen = {name: value for name in ("method", "dataset") if (value := getattr(args, name)) is not None}
     if chosen and (args.kind != "settings" or args.page):
         given = "--page" if args.page else args.kind
-        raise ConfigError(f"--{next(iter(chosen))} was given with {given}, it narrows `list settings`; leave it out")
+        raise ConfigError(f"--{next(iter(chosen))} was given with {given}, it is for `list settings`; leave it out")
     if args.page:
         return write_page(args.kind, Path(args.page))
     rows = KINDS[args.kind](**chosen)
     if args.json:
         print_json(rows)
     else:
-        print(text_table(list(rows[0]), [[spoken(row[key]) for key in rows[0]] for row in rows]))
+        print(text_table(list(rows[0]), [[cell_text(row[key]) for key in rows[0]] for row in rows]))
     return 0
 
 
@@ -47,7 +47,7 @@ def write_page(kind: str, path: Path) -> int:
 
     pages = {"methods": methods.update, "settings": settings.update}
     if kind not in pages:
-        raise ConfigError(f"--page was given with {kind}, there are pages of {' and '.join(pages)}; leave --page out")
+        raise ConfigError(f"--page was given with {kind}, allowed is {' or '.join(pages)}; leave --page out")
     pages[kind](path)
     print(f"written: {path}")
     return 0
@@ -81,14 +81,13 @@ def encoders() -> list[dict[str, Any]]:
     return with_broken("encoders", rows)
 
 
-def with_broken(room: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of what can be used; below them what cannot, and why."""
+def with_broken(group: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and below them one row for each broken plug-in with the reason."""
     from profcil import registry
 
     empty = {key: [] if isinstance(value, list) else "" for key, value in rows[0].items()}
-    return rows + [
-        empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in registry.broken(room).items()
-    ]
+    broken = registry.broken_plugins(group)
+    return rows + [empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in broken.items()]
 
 
 def studies() -> list[dict[str, Any]]:
@@ -99,18 +98,20 @@ def studies() -> list[dict[str, Any]]:
 
 
 def recipes() -> list[dict[str, Any]]:
-    """Every recipe under its plain name, the heterogeneity it can be asked for with, and what it sets."""
+    """Every recipe with its names for each heterogeneity setting and its values."""
     from profcil import registry, resolve
 
     rows = []
     for name in resolve.recipe_names():
         path = resolve.RECIPES / f"{name}.toml"
-        own = path.exists()
-        first = path.read_text(encoding="utf-8").splitlines()[0] if own else title(registry.find("data", name))
+        if path.exists():
+            heading = path.read_text(encoding="utf-8").splitlines()[0]
+        else:
+            heading = title(registry.find("data", name))
         values = resolve.recipe_of(name)
         values.pop("dataset", None)
-        settings = [f"{name}-{setting}" for setting in resolve.SETTINGS]
-        rows.append({"name": name, "title": first.lstrip("# "), "with_setting": settings, "sets": values})
+        with_setting = [f"{name}-{setting}" for setting in resolve.SETTINGS]
+        rows.append({"name": name, "title": heading.lstrip("# "), "with_setting": with_setting, "sets": values})
     return rows
 
 
@@ -132,12 +133,18 @@ KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {
 
 
 def title(module: Any) -> str:
+    """The first line of a module's docstring."""
     return (module.__doc__ or "").strip().partition("\n")[0]
 
 
-def spoken(value: Any) -> str:
-    """A cell: lists by commas, tables as key=value."""
-    if isinstance(value, dict):
-        tables = [(f"{k}.{n}", v) for k, t in value.items() if isinstance(t, dict) for n, v in t.items()]
-        return " ".join(f"{k}={v}" for k, v in tables if not isinstance(v, dict))
-    return ", ".join(value) if isinstance(value, list) else str(value)
+def cell_text(value: Any) -> str:
+    """A table cell: a list with commas, a recipe as section.key=value."""
+    if isinstance(value, list):
+        return ", ".join(value)
+    if not isinstance(value, dict):
+        return str(value)
+    parts = []
+    for section, table in value.items():
+        if isinstance(table, dict):
+            parts += [f"{section}.{key}={each}" for key, each in table.items() if not isinstance(each, dict)]
+    return " ".join(parts)

@@ -1,6 +1,6 @@
-"""The command line: finds the verb, runs it, and turns whatever goes wrong into one sentence and an exit status.
+"""The command line: finds the verb, runs it, and turns an error into one sentence and an exit status.
 
-Nothing heavy is imported here or while a parser is built, so help and mistakes answer at once.
+Nothing slow is imported here or while a parser is built, so that help and error messages appear at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from profcil import __version__
 from profcil.cli.parser import Parser
-from profcil.errors import ProfcilError, of_a_file, refused_by_disk, unknown
+from profcil.errors import ProfcilError, file_error, is_file_error, unknown
 
 VERBS = (
     "run",
@@ -33,38 +33,39 @@ VERBS = (
     "doctor",
     "deploy",
     "status",
-)  # modules of this folder
+)  # modules in this folder
 DEBUG = "PROFCIL_DEBUG"
-INTERRUPTED, BROKEN_PIPE = 130, 141  # what a shell reports for SIGINT and SIGPIPE
+INTERRUPTED = 130  # what a shell reports for SIGINT
+BROKEN_PIPE = 141  # and for SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; the exit status."""
-    spell_anyhow()
+    """Runs a command line and returns the exit status."""
+    allow_any_character()
     try:
         status = dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
-    except SystemExit as done:  # argparse after --help
+    except SystemExit as done:  # from argparse after --help
         return int(done.code or 0)
     except ProfcilError as error:
-        return tell(str(error), error.exit_status)
+        return fail(str(error), error.exit_status)
     except KeyboardInterrupt as stop:
-        return tell(str(stop) or "interrupted; what was not finished was not kept", INTERRUPTED)
+        return fail(str(stop) or "interrupted; unfinished work was not saved", INTERRUPTED)
     except BrokenPipeError:
-        return hush()
+        return close_output()
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        if isinstance(error, OSError) and of_a_file(error):
-            refusal = refused_by_disk(error)
-            return tell(str(refusal), refusal.exit_status)
+        if isinstance(error, OSError) and is_file_error(error):
+            failure = file_error(error)
+            return fail(str(failure), failure.exit_status)
         reason = " ".join(str(error).split())
-        return tell(f"unexpected {type(error).__name__} ({reason}); run again with {DEBUG}=1 for the traceback", 1)
+        return fail(f"unexpected {type(error).__name__} ({reason}); run again with {DEBUG}=1 for the traceback", 1)
 
 
 def dispatch(args: list[str]) -> int:
-    """Hands the rest of the line to a verb; only that verb's module is imported."""
+    """Runs a verb with the rest of the line. Only the module of that verb is imported."""
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -80,7 +81,7 @@ def dispatch(args: list[str]) -> int:
 
 
 def usage() -> str:
-    """The overview; a verb's own first line says what it does."""
+    """The overview of all commands, with the first line of each module's docstring."""
     docs = {verb: importlib.import_module(f"profcil.cli.{verb}").__doc__ or "" for verb in VERBS}
     lines = [f"  {verb:<9} {doc.strip().splitlines()[0]}" for verb, doc in docs.items()]
     head = ["usage: profcil COMMAND ...", "", "Heterogeneous federated class-incremental learning.", "", "commands:"]
@@ -89,21 +90,21 @@ def usage() -> str:
     return "\n".join([*head, *lines, *tail])
 
 
-def spell_anyhow() -> None:
-    """What the terminal's encoding has no letter for is a question mark, not an error."""
+def allow_any_character() -> None:
+    """Prints a question mark, instead of failing, for a character that the terminal's encoding lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")
 
 
-def tell(sentence: str, status: int) -> int:
-    """One sentence for the user; a reader that has gone away is no reason for a second error."""
+def fail(message: str, status: int) -> int:
+    """Prints an error message and returns the exit status. A closed stderr is ignored."""
     with suppress(BrokenPipeError):
-        print(f"profcil: {sentence}", file=sys.stderr)
+        print(f"profcil: {message}", file=sys.stderr)
     return status
 
 
-def hush() -> int:
-    """The reader of our output left (`| head`): nothing more is written, not even by the interpreter at its end."""
+def close_output() -> int:
+    """Redirects stdout to nowhere after its reader has gone (`| head`), so that Python's last flush does not fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE

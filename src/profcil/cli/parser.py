@@ -1,4 +1,4 @@
-"""Arguments: argparse whose mistakes are our errors, and the groups of flags that several verbs share."""
+"""The argument parser, and the groups of flags that several verbs share."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ SELECTION = {
     "dataset": "dataset to learn (`profcil list datasets`)",
     "method": "method to learn it with (`profcil list methods`)",
     "setting": "heterogeneity of the stream: homogeneous or severe",
-    "seed": "seed of everything random",
-    "evaluate": "which part is scored: test or validation",
-    "preset": "settings above the recipe's: paper, the literal reading of the paper",
+    "seed": "seed of all random numbers",
+    "evaluate": "part of the dataset that is scored: test or validation",
+    "preset": "settings that override the recipe: paper (the literal reading of the paper)",
 }
 MACHINE = {
     "device": "torch device: cpu, cuda or cuda:N",
-    "threads": "torch threads; 0 = a sensible number for the data",
+    "threads": "torch threads; 0 = chosen by the data",
     "accelerate": "auto, or off for plain PyTorch: one client and one step after another (auto)",
-    "transfer": "what travels: changed (what the receiver lacks) or full (the paper's accounting)",
+    "transfer": "what is sent: changed (blocks that the receiver lacks) or full (as the paper counts)",
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """Never guesses an abbreviated flag; a mistake is a ConfigError that names the nearest valid flags."""
+    """An argument parser without abbreviated flags. A mistake is a ConfigError that names the nearest valid flags."""
 
     def __init__(self, **kw: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kw)
 
     def read(self, args: list[str]) -> argparse.Namespace:
-        """Flags are checked first: a misspelt one explains whatever else seems to be wrong."""
-        for arg in args[: args.index("--")] if "--" in args else args:
+        """Parses the arguments. Names of flags are checked first: a misspelt flag may cause other errors."""
+        before_dashes = args[: args.index("--")] if "--" in args else args
+        for arg in before_dashes:
             flag = arg.partition("=")[0]
             if flag.startswith("--") and flag not in self._option_string_actions:
                 raise unknown("option", flag, [o for o in self._option_string_actions if o.startswith("--")])
@@ -43,8 +44,8 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see `{self.prog} --help`")
 
 
-def selection(parser: Parser) -> None:
-    """What to learn: a recipe and what overrides it. Values are read and checked where the settings live."""
+def selection_flags(parser: Parser) -> None:
+    """Adds the recipe and the flags that override it. `profcil.resolve` parses and checks their values."""
     parser.add_argument("recipe", nargs="?", help="built-in recipe (NAME or NAME-severe) or a TOML file")
     for name, help in SELECTION.items():
         parser.add_argument(f"--{name}", help=help)
@@ -54,13 +55,14 @@ def selection(parser: Parser) -> None:
     data_dir(parser)
 
 
-def machine(parser: Parser) -> None:
+def machine_flags(parser: Parser) -> None:
+    """Adds the flags for device and threads."""
     for name, help in MACHINE.items():
         parser.add_argument(f"--{name}", help=help)
 
 
 def data_dir(parser: Parser) -> None:
-    parser.add_argument("--data-dir", metavar="DIR", help="where the datasets lie ($PROFCIL_DATA, else data)")
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of the datasets ($PROFCIL_DATA, else data)")
 
 
 def json_flag(parser: Parser) -> None:
@@ -72,14 +74,16 @@ def progress_flags(parser: Parser) -> None:
     parser.add_argument("--tensorboard", action="store_true", help="also write scalars to RUN/tensorboard")
 
 
-def resolved(args: argparse.Namespace) -> Any:
-    """The complete configuration behind the selection flags."""
+def resolve_args(args: argparse.Namespace) -> Any:
+    """The complete configuration of the selection and machine flags."""
     from profcil.resolve import resolve
 
-    return resolve(args.recipe, {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}, args.set)
+    flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
+    return resolve(args.recipe, flags, args.set)
 
 
 def data_root(args: argparse.Namespace) -> Path:
+    """The folder of the datasets."""
     return Path(args.data_dir or os.environ.get("PROFCIL_DATA") or "data")
 
 

@@ -1,4 +1,4 @@
-"""Show who meets which task when, and an audit of it, without training anything."""
+"""Show which client gets which task when, with an audit, without training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, data_root, json_flag, print_json, resolved, selection
+from profcil.cli.parser import Parser, data_root, json_flag, print_json, resolve_args, selection_flags
 
 
 def add(parser: Parser) -> None:
-    selection(parser)
+    selection_flags(parser)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="tasks and clients to print (20)")
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = plan_of(resolved(args), data_root(args))
+    plan = plan_of(resolve_args(args), data_root(args))
     if args.json:
         print_json({"tasks": plan.tasks, "orders": plan.orders.tolist(), "audit": plan.audit(), "digest": plan.digest})
     else:
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_of(config: Any, data: Path) -> Any:
-    """The plan that a run of this configuration would have; no model is built for it."""
+    """The plan of a run with this configuration. No model is built."""
     from profcil.data.loading import load_bundle
     from profcil.engine.world import held_out
     from profcil.protocol.plan import make_plan
@@ -33,4 +33,5 @@ def plan_of(config: Any, data: Path) -> Any:
 
     bundle = held_out(load_bundle(config.dataset, data, config.seed), config)
     labels = bundle.train.y.numpy()
-    return weakened(make_plan(labels, bundle.facts.classes, config.stream, config.seed), labels, config.stream).plan
+    plan = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
+    return weakened(plan, labels, config.stream).plan

@@ -1,4 +1,4 @@
-"""What a user sees while something runs: a bar with the time left on a terminal, sparse plain lines otherwise."""
+"""Progress of runs and downloads: a bar with the time left on a terminal, else a plain line now and then."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from typing import Any
 
 from profcil.errors import ConfigError
 
-SECONDS = 10.0  # between two plain lines
+INTERVAL = 10.0  # seconds between two plain lines
 Observer = Callable[[Any], None]
+DownloadObserver = Callable[[str, int, int | None], None]  # file name, bytes done, bytes in all
 
 
 @contextmanager
-def watching(out: Path, *, quiet: bool = False, tensorboard: bool = False) -> Iterator[Observer]:
-    """One observer for a run; it tells the screen and, when asked, TensorBoard."""
+def run_observer(out: Path, *, quiet: bool = False, tensorboard: bool = False) -> Iterator[Observer]:
+    """The observer of a run. It shows progress on stderr and, if asked, writes TensorBoard events."""
     with ExitStack() as stack:
         observers: list[Observer] = []
         if not quiet:
-            observers.append(stack.enter_context(bar()) if sys.stderr.isatty() else Lines())
+            observers.append(stack.enter_context(progress_bar()) if sys.stderr.isatty() else Lines())
         if tensorboard:
-            observers.append(stack.enter_context(scalars(out)))
+            observers.append(stack.enter_context(tensorboard_writer(out)))
 
         def observe(progress: Any) -> None:
             for each in observers:
@@ -35,27 +36,35 @@ def watching(out: Path, *, quiet: bool = False, tensorboard: bool = False) -> It
 
 
 class Lines:
-    """A plain line after every position, and one when nothing was said for a while."""
+    """Prints a plain line after every position, and one if none was printed for a while."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.stage, self.first = "", 0
-        self.began = self.said = self.heard = clock()
+        self.stage = ""
+        self.done_before = 0  # rounds of this stage that an earlier session has done
+        now = clock()
+        self.stage_start = now
+        self.last_print = now
+        self.last_message = now
 
     def __call__(self, p: Any) -> None:
-        if p.when.stage != self.stage:  # the work before the first message of a stage belongs to it
-            self.stage, self.began, self.first = p.when.stage, self.heard, p.done - 1
-        self.heard = self.clock()
-        if p.what == "position" or self.heard - self.said >= SECONDS:
-            self.said = self.heard
+        if p.when.stage != self.stage:  # a stage starts with the last message of the one before
+            self.stage = p.when.stage
+            self.stage_start = self.last_message
+            self.done_before = p.done - 1
+        self.last_message = self.clock()
+        if p.what == "position" or self.last_message - self.last_print >= INTERVAL:
+            self.last_print = self.last_message
             print(self.line(p), file=sys.stderr, flush=True)
 
     def line(self, p: Any) -> str:
-        left = (self.heard - self.began) / max(1, p.done - self.first) * (p.total - p.done)
+        seconds_per_round = (self.last_message - self.stage_start) / max(1, p.done - self.done_before)
+        left = seconds_per_round * (p.total - p.done)
         return f"{label(p)}, {p.done} of {p.total} rounds, about {clock_time(left)} left"
 
 
 def label(p: Any) -> str:
+    """Stage or position, and the loss if it is known."""
     if p.what == "warmup":
         return f"warm-up, loss {p.facts['loss']:.3g}"
     loss = f", loss {p.facts['loss']:.3g}" if p.facts.get("loss") is not None else " done"
@@ -63,13 +72,14 @@ def label(p: Any) -> str:
 
 
 def clock_time(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 @contextmanager
-def bar() -> Iterator[Observer]:
-    """One bar for the warm-up and one for the stream; a resumed stream begins where it was."""
+def progress_bar() -> Iterator[Observer]:
+    """One bar for the warm-up and one for the stream. A resumed stream starts at its last round."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -86,30 +96,30 @@ def bar() -> Iterator[Observer]:
 
 
 @contextmanager
-def scalars(out: Path) -> Iterator[Observer]:
-    """Losses by round and accuracies by position as TensorBoard events in the run folder."""
+def tensorboard_writer(out: Path) -> Iterator[Observer]:
+    """Writes losses by round and accuracies by position as TensorBoard events into the run folder."""
     if find_spec("tensorboard") is None:
         raise ConfigError(
             "--tensorboard needs the package tensorboard, which is not installed; "
-            "get it with `pip install 'profcil[tensorboard]'` or leave the flag out"
+            "install it with `pip install 'profcil[tensorboard]'` or leave out the flag"
         )
     with ExitStack() as stack:
         writers: list[Any] = []
 
         def observe(p: Any) -> None:
-            if not writers:  # not before the run has its folder
+            if not writers:  # only now does the run folder exist
                 from torch.utils.tensorboard import SummaryWriter
 
                 writers.append(SummaryWriter(str(out / "tensorboard")))
                 stack.callback(writers[0].close)
-            for name, value in readings(p, out):
+            for name, value in scalars(p, out):
                 writers[0].add_scalar(name, value, p.done)
 
         yield observe
 
 
-def readings(p: Any, out: Path) -> Iterator[tuple[str, float]]:
-    """The scalars in one message; accuracies need the number of scored examples, which the run folder knows."""
+def scalars(p: Any, out: Path) -> Iterator[tuple[str, float]]:
+    """Name and value of the scalars in one message. The number of scored examples is read from the run folder."""
     if p.facts.get("loss") is not None:
         yield f"{p.when.stage}/loss", p.facts["loss"]
         yield f"{p.when.stage}/clients", p.facts["clients"]
@@ -121,8 +131,8 @@ def readings(p: Any, out: Path) -> Iterator[tuple[str, float]]:
 
 
 @contextmanager
-def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Progress of downloads, on a terminal as bars, else a line now and then."""
+def download_observer() -> Iterator[DownloadObserver]:
+    """The observer of downloads: bars on a terminal, else plain lines."""
     if not sys.stderr.isatty():
         yield plain_download()
         return
@@ -134,19 +144,21 @@ def downloading() -> Iterator[Callable[[str, int, int | None], None]]:
         tasks: dict[str, Any] = {}
 
         def report(name: str, done: int, total: int | None) -> None:
-            task = tasks[name] if name in tasks else tasks.setdefault(name, screen.add_task(name, total=total))
-            screen.update(task, completed=done, total=total)
+            if name not in tasks:
+                tasks[name] = screen.add_task(name, total=total)
+            screen.update(tasks[name], completed=done, total=total)
 
         yield report
 
 
-def plain_download(clock: Callable[[], float] = time.monotonic) -> Callable[[str, int, int | None], None]:
-    said: dict[str, float] = {}
+def plain_download(clock: Callable[[], float] = time.monotonic) -> DownloadObserver:
+    """Prints a plain line at the end of a file, and now and then before."""
+    last_print: dict[str, float] = {}
 
     def report(name: str, done: int, total: int | None) -> None:
-        if done == total or clock() - said.setdefault(name, clock()) >= SECONDS:
-            said[name] = clock()
-            whole = f" of {total / 1e6:.1f}" if total else ""
-            print(f"{name}: {done / 1e6:.1f}{whole} MB", file=sys.stderr, flush=True)
+        if done == total or clock() - last_print.setdefault(name, clock()) >= INTERVAL:
+            last_print[name] = clock()
+            of_total = f" of {total / 1e6:.1f}" if total else ""
+            print(f"{name}: {done / 1e6:.1f}{of_total} MB", file=sys.stderr, flush=True)
 
     return report

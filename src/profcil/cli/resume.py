@@ -1,4 +1,4 @@
-"""Go on with a run that was stopped, from its last saved state."""
+"""Continue a stopped run from its last saved state."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from profcil.errors import ProfcilError
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run folder that `profcil run` named")
+    parser.add_argument("run", metavar="RUN", help="run folder that `profcil run` printed")
     data_dir(parser)
     progress_flags(parser)
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """A finished run is only shown; the data is looked for where the run found it unless --data-dir says otherwise."""
-    from profcil.cli.run import play, show
+    """Resumes, or prints the results of a finished run. Without --data-dir the data folder is that of the run."""
+    from profcil.cli.run import run_and_show, show
 
     path = Path(args.run)
     if finished(path):
@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
     from profcil.engine.run import resume
 
     given = Path(args.data_dir) if args.data_dir else None
-    play(lambda observe: resume(path, given, observe), path, args)
+    run_and_show(lambda observe: resume(path, given, observe), path, args)
     return 0
 
 
 def finished(path: Path) -> bool:
-    """Readable files that are broken are no obstacle: the saved state is the truth, and resuming writes them anew."""
+    """Whether a run is finished. If its readable files are damaged it is not: resuming rewrites them from the state."""
     from profcil.runs.reader import load_run, read_alignments
 
     try:

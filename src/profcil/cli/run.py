@@ -1,45 +1,56 @@
 """Learn a dataset with a method and write a run folder.
 
-Settings come, later ones winning, from the dataset's built-in recipe, RECIPE, --preset, --setting, flags and --set.
+Settings come from the built-in recipe of the dataset, RECIPE, --preset, --setting, flags and --set, in this order.
+Later ones override earlier ones.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, data_root, json_flag, machine, print_json, progress_flags, resolved, selection
+from profcil.cli.parser import (
+    Parser,
+    data_root,
+    json_flag,
+    machine_flags,
+    print_json,
+    progress_flags,
+    resolve_args,
+    selection_flags,
+)
 
 
 def add(parser: Parser) -> None:
-    selection(parser)
-    machine(parser)
+    selection_flags(parser)
+    machine_flags(parser)
     parser.add_argument("--out", metavar="DIR", help="run folder (runs/DATASET-SETTING-METHOD-seedN)")
-    parser.add_argument("--dry-run", action="store_true", help="show settings and expected work, write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show settings and expected work without running")
     progress_flags(parser)
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = resolved(args)
+    config = resolve_args(args)
     if args.dry_run:
-        return rehearse(config, data_root(args), args.json)
-    from profcil.api import unused
+        return dry_run(config, data_root(args), args.json)
+    from profcil.api import default_folder
     from profcil.engine.run import start
 
-    out = Path(args.out) if args.out else unused(config)
-    play(lambda observe: start(config, out, data_root(args), observe), out, args)
+    out = Path(args.out) if args.out else default_folder(config)
+    run_and_show(lambda observe: start(config, out, data_root(args), observe), out, args)
     return 0
 
 
-def play(work: Any, out: Path, args: argparse.Namespace) -> None:
-    """Runs or resumes with progress on stderr, then shows the result."""
-    from profcil.cli.progress import watching
+def run_and_show(work: Callable[[Any], Any], out: Path, args: argparse.Namespace) -> None:
+    """Runs or resumes with progress on stderr, then prints the result."""
+    from profcil.cli.progress import run_observer
     from profcil.engine.run import Interrupted
 
     try:
-        with watching(out, quiet=args.quiet, tensorboard=args.tensorboard) as observe:
+        with run_observer(out, quiet=args.quiet, tensorboard=args.tensorboard) as observe:
             work(observe)
     except Interrupted as stop:
         raise KeyboardInterrupt(str(stop)) from None
@@ -47,7 +58,7 @@ def play(work: Any, out: Path, args: argparse.Namespace) -> None:
 
 
 def show(path: Path, as_json: bool) -> None:
-    """One finished run: its row of a table, and where it lies."""
+    """Prints the results of a finished run, and its folder."""
     from profcil.reporting.tables import RESULT_COLUMNS, format_row, text_table
     from profcil.runs.reader import load_run, summarise_run
 
@@ -58,41 +69,44 @@ def show(path: Path, as_json: bool) -> None:
     print(f"run folder: {path}")
 
 
-def rehearse(config: Any, data: Path, as_json: bool) -> int:
-    """The settings as a recipe, and the work they mean; where the data is not there, only that is unknown."""
+def dry_run(config: Any, data: Path, as_json: bool) -> int:
+    """Prints the settings as a recipe, and the expected work. Without the data only the settings are known."""
     from profcil.config import plain
     from profcil.errors import DataError
     from profcil.resolve import to_toml
 
-    work, lacking = None, None
+    work = None
+    missing = None
     try:
         work = expected_work(config, data)
     except DataError as error:
-        lacking = str(error)
+        missing = str(error)
     if as_json:
-        print_json({"settings": plain(config), "work": work, "lacking": lacking})
+        print_json({"settings": plain(config), "work": work, "lacking": missing})
         return 0
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in (work or {}).items()]
-    lines = facts or [f"the expected work is not known without the data: {lacking}"]
+    lines = facts or [f"the expected work is unknown without the data: {missing}"]
     print(to_toml(config) + "\n" + "\n".join(f"# {line}" for line in lines))
     return 0
 
 
 def expected_work(config: Any, data: Path) -> dict[str, Any]:
-    """Counted from the plan and the model that a run would have."""
+    """Rounds, client turns and model size, counted from the plan and the model of the run."""
     from profcil.engine.world import make_world
     from profcil.model.net import MODEL
     from profcil.protocol.participation import participants, warmup_participants
 
     world = make_world(config, data)
-    positions, rounds, warmup = world.plan.positions, config.train.rounds, config.warmup.rounds
+    positions = world.plan.positions
+    rounds = config.train.rounds
+    warmup = config.warmup.rounds
     counts = [len(participants(world.plan, p, 0)) for p in range(positions)]
     weights = [t for block in world.net.weights(MODEL).values() for t in block.values()]
     return {
         "positions": positions,
         "rounds": positions * rounds,
         "warmup_rounds": warmup,
-        "participants_per_round": counts,  # by position: fewer clients than asked for may have data
+        "participants_per_round": counts,  # by position: there may be fewer clients with data than requested
         "client_turns": rounds * sum(counts),
         "warmup_client_turns": warmup * len(warmup_participants(world.plan, 0)) if warmup else 0,
         "model_parameters": sum(p.numel() for p in world.net.trainable(MODEL)),

@@ -91,7 +91,7 @@ def broken_methods(study: Any) -> list[str]:
     from profcil import registry
 
     asks_for_group = any(isinstance(variant.get("methods") or study.methods, str) for variant in study.variants)
-    return list(registry.broken("methods").values()) if asks_for_group else []
+    return list(registry.broken_plugins("methods").values()) if asks_for_group else []
 
 
 def describe_work(cells: list[Any], out: Path, jobs: int) -> str:

@@ -18,7 +18,7 @@ from typing import IO
 from profcil.data import files
 from profcil.data._unpack import MAX_BYTES, unpack
 from profcil.data.bundle import Facts, File
-from profcil.errors import DataError, Failure, of_a_file
+from profcil.errors import DataError, Failure, is_file_error
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, total bytes if known
 CHUNK = 1 << 18  # bytes per read
@@ -75,7 +75,7 @@ def download(file: File, target: Path, progress: Progress = no_progress) -> Path
         except urllib.error.HTTPError as error:
             raise Failure(f"{file.url} answered {error.code} {error.reason}; get the file by hand") from error
         except NETWORK_ERRORS as error:
-            if isinstance(error, OSError) and of_a_file(error):
+            if isinstance(error, OSError) and is_file_error(error):
                 raise
             reason = error
     raise Failure(

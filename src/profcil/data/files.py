@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from profcil.data.bundle import Facts, File
-from profcil.errors import DataError, of_a_file
+from profcil.errors import DataError, is_file_error
 
 Arrays = dict[str, np.ndarray]
 CHECKSUMS = ("sha256", "sha1", "md5")
@@ -81,7 +81,7 @@ def read_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not of_a_file(error):
+        if not is_file_error(error):
             raise
         where = error.filename or root
         raise DataError(

@@ -22,7 +22,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard de
 
 def status(root: Path) -> list[dict[str, Any]]:
     """One row per dataset, from file names, sizes and counts alone: nothing is decoded or hashed."""
-    broken = registry.broken("data")
+    broken = registry.broken_plugins("data")
     rows = [status_row(module, Path(root)) for module in registry.usable("data").values()]
     rows += [broken_row(name, why) for name, why in broken.items()]
     return sorted(rows, key=lambda row: row["dataset"])
@@ -31,7 +31,7 @@ def status(root: Path) -> list[dict[str, Any]]:
 def status_row(module: ModuleType, root: Path) -> dict[str, Any]:
     """The status of one dataset. `complete` is None for a plug-in whose facts list no files."""
     facts = module.FACTS
-    if not facts.files and facts.name in registry.guests("data"):
+    if not facts.files and facts.name in registry.plugins("data"):
         return unlisted_row(facts)
     found: dict[File, Path | None] = {}
     wrong: list[str] = []

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from profcil.errors import ConfigError, Failure
-from profcil.io.interrupts import undisturbed
+from profcil.io.interrupts import ignore_interrupts
 
 # No telemetry, no update check, no installation of packages, and a short interval to look for new tasks.
 FLOWER_ENVIRONMENT = {
@@ -64,7 +64,7 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        with undisturbed():
+        with ignore_interrupts():
             for name in reversed(list(self.processes)):
                 self.stop(name)
 

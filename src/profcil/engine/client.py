@@ -16,7 +16,7 @@ from profcil.engine.payload import Block
 from profcil.engine.phases import Batch, Source, Train, source_of
 from profcil.model.net import Net, Weights
 from profcil.protocol.heterogeneity import share_of
-from profcil.randomness import number
+from profcil.randomness import derive_seed
 from profcil.tensors import to_device
 
 Fact = TypeVar("Fact")
@@ -91,7 +91,7 @@ class Client:
     def number(self, *purpose: object) -> int:
         """The seed of a draw: addressed by client and moment, so the order of execution never matters."""
         w = self.when
-        return number(self.seed, "client", self.id, w.stage, w.position, w.round, *purpose)
+        return derive_seed(self.seed, "client", self.id, w.stage, w.position, w.round, *purpose)
 
     def train(
         self,

@@ -23,7 +23,7 @@ from profcil.engine.snapshots import save_memory
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, device_of, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
-from profcil.io.interrupts import undisturbed
+from profcil.io.interrupts import ignore_interrupts
 from profcil.metrics.client_first import summary
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
@@ -132,7 +132,7 @@ def finish(keeper: Keeper, method: Any) -> Path:
         stream(keeper.world, method, keeper.state, keeper.watch)
         keeper.folder.wait_until_written()
     except KeyboardInterrupt:
-        with undisturbed():
+        with ignore_interrupts():
             keeper.save()
             keeper.folder.wait_until_written()
         raise Interrupted(

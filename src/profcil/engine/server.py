@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
 from profcil.model.net import Net
-from profcil.randomness import number
+from profcil.randomness import derive_seed
 
 Step = Callable[[], None]
 
@@ -31,4 +31,4 @@ class Server:
     def number(self, *purpose: object) -> int:
         """The seed of a draw, addressed by moment."""
         w = self.when
-        return number(self.seed, "server", w.stage, w.position, w.round, *purpose)
+        return derive_seed(self.seed, "server", w.stage, w.position, w.round, *purpose)

@@ -113,8 +113,8 @@ def cache_key(world: World) -> str:
     }
     if c.accelerate == "off":
         facts["accelerate"] = "off"
-    if brought := registry.origin("encoders", encoder):
-        facts["brought"] = brought
+    if from_plugin := registry.origin("encoders", encoder):
+        facts["brought"] = from_plugin  # the key is part of the hash
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

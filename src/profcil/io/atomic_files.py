@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, flushed, then renamed. Tensors as safetensors, never pickle."""
+"""Atomic writes: a temporary file is written, flushed and renamed. Tensors are safetensors, never pickle."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:  # text and JSON are written without torch
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replaces a file atomically; a crash leaves the old one or the new one."""
+    """Replaces a file atomically: after a crash there is the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(draft, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(draft, path)
     except BaseException as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # a full disk names no file, and ours is not `beside`
+            # The message names the target: a full disk names no file, and the user does not know the draft.
+            error.filename = str(path)
+            error.filename2 = None
         raise
 
 
@@ -41,22 +43,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Tensors and plain facts in one atomic file, with a digest of both: safetensors itself has none."""
-    write_copies(path, copies(tensors), facts)
+    """Writes tensors and plain facts into one file, atomically. The file contains a digest of both."""
+    write_host_tensors(path, host_copies(tensors), facts)
 
 
-def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as they are now, on the host. From a GPU they come together, and are waited for once."""
+def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies on the host. Copies from a GPU are asynchronous, with one synchronisation for all."""
     import torch
 
-    fetched = {k: v.detach().to("cpu", copy=True, non_blocking=True) for k, v in tensors.items()}
+    copies = {k: v.detach().to("cpu", copy=True, non_blocking=True) for k, v in tensors.items()}
     for device in {v.device for v in tensors.values() if v.is_cuda}:
         torch.cuda.synchronize(device)
-    return {k: v.contiguous() for k, v in fetched.items()}
+    return {k: v.contiguous() for k, v in copies.items()}
 
 
-def write_copies(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """`write_tensors` of tensors that are on the host, without gaps and without memory in common."""
+def write_host_tensors(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Like `write_tensors`, for tensors that are on the host, contiguous and without shared memory."""
     from safetensors.torch import save
 
     text = json.dumps(facts)
@@ -64,19 +66,23 @@ def write_copies(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """What `write_tensors` wrote, or None where a single bit of it is not readable as that."""
+    """The tensors and facts of a file by `write_tensors`; None if it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            # Copied: mapped from the file they lie unaligned, and kernels would round them in another order.
-            tensors, about = {k: file.get_tensor(k).clone() for k in file.keys()}, file.metadata() or {}  # noqa: SIM118
-        return (tensors, json.loads(about["facts"])) if about["digest"] == digest(tensors, about["facts"]) else None
+            # Copied: memory-mapped tensors are unaligned, and kernels would add them in another order.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+        if metadata["digest"] != digest(tensors, metadata["facts"]):
+            return None
+        return tensors, json.loads(metadata["facts"])
     except (SafetensorError, OSError, KeyError, ValueError):
         return None
 
 
 def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """A hash of names, shapes, types and values, and of a text."""
     import torch
 
     total = hashlib.blake2b(text.encode(), digest_size=16)
@@ -84,7 +90,7 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
         t = tensors[name]
         total.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
         flat = t.flatten()
-        if flat.stride() != (1,):  # as a single number may have it
+        if flat.stride() != (1,):  # possible for a single value; `view` needs stride 1
             flat = flat.clone(memory_format=torch.contiguous_format)
         total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -1,4 +1,4 @@
-"""Being told to stop: what counts as Ctrl-C, and what must not be broken off."""
+"""Signal handling: SIGTERM like Ctrl-C, and sections that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from threading import current_thread, main_thread
 from typing import Any
 
 
-def stop(*_: object) -> None:
+def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
 @contextmanager
-def handled(how: dict[signal.Signals, Any]) -> Iterator[None]:
-    """Within: these signals mean this. Only the main thread may say so; in any other nothing changes."""
-    before = {number: signal.signal(number, way) for number, way in how.items()} if on_main() else {}
+def signal_handlers(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
+    """Installs signal handlers for a while. Does nothing outside the main thread, where Python does not allow it."""
+    before = {}
+    if current_thread() is main_thread():
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, way in before.items():
-            signal.signal(number, way)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def ended_by_a_scheduler() -> AbstractContextManager[None]:
-    """Within: SIGTERM, which batch systems send before they kill, ends things as Ctrl-C does."""
-    return handled({signal.SIGTERM: stop})
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Batch systems send it before they kill a job."""
+    return signal_handlers({signal.SIGTERM: raise_interrupt})
 
 
-def undisturbed() -> AbstractContextManager[None]:
-    """Within: who asks once more to stop has to wait."""
-    return handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN})
-
-
-def on_main() -> bool:
-    return current_thread() is main_thread()
+def ignore_interrupts() -> AbstractContextManager[None]:
+    """SIGINT and SIGTERM are ignored."""
+    return signal_handlers({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN})

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.config import limits, plain, spoken
+from profcil.config import describe_range, describe_type, plain
 from profcil.errors import DataError, unknown
 from profcil.io.atomic_files import write_text
-from profcil.resolve import SECTIONS, SETTINGS, TOP, RunConfig, resolve, toml_value
+from profcil.resolve import SECTIONS, SETTINGS, TOP_LEVEL, RunConfig, resolve, toml_value
 from profcil.runs.settings_check import flatten_settings
 
 TITLE = "# Settings"
@@ -58,12 +58,12 @@ def describe_fields(cls: type, prefix: str, of: str) -> Iterator[dict[str, Any]]
     """One row for each field of a dataclass."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        if cls is RunConfig and field.name not in TOP:
+        if cls is RunConfig and field.name not in TOP_LEVEL:
             continue
         yield {
             "setting": prefix + field.name,
             "of": of,
-            "type": re.sub(r"\ba ", "", spoken(hints[field.name])),
+            "type": re.sub(r"\ba ", "", describe_type(hints[field.name])),
             "default": default_text(field, prefix),
             "allowed": allowed_values(field.metadata),
             "help": field.metadata.get("help", ""),
@@ -82,7 +82,7 @@ def default_text(field: dataclasses.Field, prefix: str) -> str | None:
 def allowed_values(rule: Mapping[str, Any]) -> str:
     if rule.get("choices"):
         return ", ".join(str(choice) or '""' for choice in rule["choices"])
-    return limits(rule.get("low"), rule.get("high"))
+    return describe_range(rule.get("low"), rule.get("high"))
 
 
 def render_page() -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil.errors import RunFolderError
-from profcil.io.atomic_files import copies, read_tensors, write_copies, write_json, write_text
+from profcil.io.atomic_files import host_copies, read_tensors, write_host_tensors, write_json, write_text
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, to_toml
 from profcil.runs.state import pack, unpack
@@ -130,7 +130,7 @@ class RunFolder:
         record |= {"events": events, "facts": dict(facts)}
         if self.client_files is not None:
             self.remove_client_files_except([*self.client_files, *client_files_of(record)])
-        self.pending_write = self.writer.submit(self.write, copies(tensors), record)
+        self.pending_write = self.writer.submit(self.write, host_copies(tensors), record)
 
     def write(self, tensors: dict[str, torch.Tensor], record: Mapping[str, Any]) -> None:
         """Writes the state, then the readable files."""
@@ -138,7 +138,7 @@ class RunFolder:
         if self.has_state:
             advice = f"the last saved state is complete, continue with `profcil resume {self.path}`"
         with self.explain_write_errors(advice):
-            write_copies(self.path / "state.safetensors", tensors, record)
+            write_host_tensors(self.path / "state.safetensors", tensors, record)
             self.client_files = client_files_of(record)
             self.write_readable_files(record)
 

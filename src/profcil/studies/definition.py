@@ -102,7 +102,7 @@ def plugin_origins(config: RunConfig) -> dict[str, Any]:
 def part_names(config: RunConfig) -> dict[str, str]:
     """The names of a run's method, dataset and encoder; the encoder is empty if it is a built-in default."""
     encoder = config.model.encoder
-    if not encoder and config.dataset in registry.guests("data"):
+    if not encoder and config.dataset in registry.plugins("data"):
         encoder = registry.find("data", config.dataset).FACTS.encoder
     return {"methods": config.method, "data": config.dataset, "encoders": encoder}
 
@@ -146,7 +146,7 @@ def expand_methods(names: Names) -> tuple[str, ...]:
         return names
     if names not in GROUPS:
         raise unknown("group of methods", names, GROUPS)
-    for name in sorted(registry.own("methods") & registry.guests("methods").keys()):
+    for name in sorted(registry.builtin("methods") & registry.plugins("methods").keys()):
         registry.find("methods", name)  # raises: a plug-in hides a built-in method, so the group would be incomplete
     usable = registry.usable("methods").items()
     return tuple(name for name, module in usable if names == "all" or has_replay(module.METHOD))

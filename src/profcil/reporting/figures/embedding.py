@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profcil.errors import RunFolderError
-from profcil.randomness import generator, number
+from profcil.randomness import derive_seed, generator
 from profcil.reporting.figures import inputs, style
 from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import load_run
@@ -122,7 +122,7 @@ def umap(features: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def fixed_seed(name: str) -> int:
-    return number(0, "figure", "embedding", name) % 2**31  # both libraries take 32-bit seeds
+    return derive_seed(0, "figure", "embedding", name) % 2**31  # both libraries take 32-bit seeds
 
 
 def draw_panel(ax: Axes, points: np.ndarray, data: Features, classes: np.ndarray) -> None:
