@@ -60,7 +60,7 @@ def test_a_proximal_fit_stays_within_the_bound(fresh, blocks, strength):
     run = fresh("pro", train__augment=False)
     phase = phase_of(run, blocks, strength, epochs=200)
     start = run.server.weights()
-    done = steps.run(run.world.net, [phase])[0]
+    done = steps.run(run.world.net, phase)
     drift = vector(run, done.weights, blocks) - vector(run, start, blocks)
     gradient = gradient_of(run, phase, done.weights)
     g = float(gradient.norm())
@@ -75,7 +75,7 @@ def test_a_stronger_proximal_term_means_less_drift(fresh):
     start = run.server.weights()
     moved = []
     for strength in (0.0, 0.1, 1.0, 5.0):
-        done = steps.run(run.world.net, [phase_of(run, MODEL, strength, epochs=30)])[0]
+        done = steps.run(run.world.net, phase_of(run, MODEL, strength, epochs=30))
         moved.append(float((vector(run, done.weights, MODEL) - vector(run, start, MODEL)).norm()))
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] < 0.5 * moved[0]
