@@ -214,7 +214,7 @@ def test_workers_are_limited_to_participants(small: list[str]) -> None:
     from profcil.resolve import resolve
 
     world = make_world(resolve(None, {"method": "fedavg"}, [*small[1::2], "workers=900"]), Path("nowhere"))
-    assert world.executor.workers == world.config.stream.participants == 2
+    assert world.executor.acceleration.workers == world.config.stream.participants == 2
 
 
 def test_terminal_that_lacks_a_character(runs) -> None:

@@ -56,7 +56,7 @@ def test_message_names_the_nearest(capsys: pytest.CaptureFixture[str], line: lis
         (["run", "--set", "train.lr=-1"], "lr"),
         (["run", "--set", "participants=99"], "participants"),
         (["run", "--set", "rounds"], "key=value"),
-        (["run", "--executor", "magic"], "stacked"),
+        (["run", "--accelerate", "magic"], "choose one of auto, off"),
         (["run", "--device", "toaster"], "cpu"),
         (["run", "nowhere.toml"], "profcil list recipes"),
         (["run", "--dataset", "cora", "--data-dir", "empty"], "profcil data fetch cora"),

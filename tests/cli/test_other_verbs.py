@@ -15,7 +15,7 @@ from profcil.resolve import recipe_names
 
 KEYS = {"method", "dataset", "setting", "seed", "faa", "cta", "af", "bytes_down", "bytes_up", "norm_comm", "seconds"}
 KEYS |= {"warmup_seconds", "peak_memory_mb"}
-EXTRA = {"done", "path", "server_memory_bytes", "client_extra_bytes"}
+EXTRA = {"done", "path", "computed", "server_memory_bytes", "client_extra_bytes"}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str:
@@ -172,7 +172,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert [(p["name"], bool(p["version"])) for p in found["packages"]] == [("torch", True), ("no-such-dist", False)]
     assert "profcil[dream]" in found["missing"][0] and "cora" in found["missing"][1]
     assert "profcil[dream]" in printed(capsys, "doctor", "--data-dir", "empty")
-    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    monkeypatch.setattr("profcil.accel.loader.compiler_version", lambda: None)  # cached, so $CC is not read again
     assert json.loads(printed(capsys, "doctor", "--json"))["acceleration"]["compiler"] is None
     assert "TorchScript" in printed(capsys, "doctor")
     lines[:] = ["no-such-dist"]
