@@ -1,5 +1,5 @@
 """A recorder without a GPU that is as literal as a CUDA graph: it repeats operations on the tensors that they were done
-on, and nothing of the Python around them."""
+on, and nothing of the Python around them. It needs the package accel: tests import it by `pytest.importorskip`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profcil.accel.graphs.recorder import Repeat
+from profcil.accel.graphs.recorder import Often, Repeat
+from profcil.accel.graphs.runner import Graphs
 
 
 class Tape(TorchDispatchMode):
@@ -54,3 +55,16 @@ class Literal(Repeat):
                 tape.play()
 
         return replay
+
+
+def recording(recorder: Repeat) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """For `Server.repeated`: steps that are recorded by this recorder."""
+    return lambda step: Often(step, recorder)
+
+
+def replaying(run: Any) -> Graphs:
+    """From here on, the steps of a run are recorded by calling them again, and replayed, as on a GPU."""
+    acceleration = run.world.executor.acceleration
+    acceleration.record_on(Graphs(run.world.net, Repeat()))
+    acceleration.workers = 1
+    return acceleration.graphs

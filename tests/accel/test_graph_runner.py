@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tapes import replaying
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -102,14 +103,6 @@ def eagerly(net: Any, phases: list[Train]) -> list[Trained]:
     """The results without a recording: several adapters and heads as one batched computation, bases one by one."""
     stacked = phases[0].on_features and len(phases) > 1
     return stacked_heads.run(net, phases) if stacked else one_by_one(net, phases)
-
-
-def replaying(run: Any) -> Graphs:
-    """From here on, the run's steps are recorded by a stand-in and replayed."""
-    acceleration = run.world.executor.acceleration
-    acceleration.record_on(Graphs(run.world.net, Repeat()))
-    acceleration.workers = 1
-    return acceleration.graphs
 
 
 def moved(done: list[Trained], phases: list[Train]) -> bool:

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tapes import replaying
 
-from profcil.accel.graphs.recorder import Repeat
-from profcil.accel.graphs.runner import Graphs
 from profcil.accel.graphs.static_steps import OnNets
 from profcil.deploy import expected_reply
 from profcil.engine import executor
@@ -41,11 +40,9 @@ def noted(function, name, found):
     return call
 
 
-def replaying(run):
+def replayed(run):
     """The run with its steps replayed, as on a GPU."""
-    acceleration = run.world.executor.acceleration
-    acceleration.record_on(Graphs(run.world.net, Repeat()))
-    acceleration.workers = 1
+    replaying(run)
     return run
 
 
@@ -109,7 +106,7 @@ def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
 def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, monkeypatch, method):
-    run, seen = replaying(fresh(method)), []
+    run, seen = replayed(fresh(method)), []
     for round in (0, 1):
         run.play(0, round)
     original = executor.read_back
@@ -129,8 +126,8 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
         step.bodies.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
         return end(step, phases, lengths)
 
-    usual = replaying(fresh(method, train__on_divergence="skip-client"))
-    run, strict = (replaying(fresh(method, train__on_divergence=how)) for how in ("skip-client", "fail"))
+    usual = replayed(fresh(method, train__on_divergence="skip-client"))
+    run, strict = (replayed(fresh(method, train__on_divergence=how)) for how in ("skip-client", "fail"))
     first, *_ = others = usual.turns(0, 0)
     lost = first.client
     monkeypatch.setattr(OnNets, "end", spoilt)
@@ -145,7 +142,7 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
 
 
 def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fresh, monkeypatch):
-    end, run = OnNets.end, replaying(fresh("fedavg"))
+    end, run = OnNets.end, replayed(fresh("fedavg"))
     turn = type(run.method).turn
 
     def stumbling(self, client, inbox):

@@ -44,11 +44,11 @@ def test_clients_with_one_example(fresh, assign_samples, method, norm):
         assert run.server.blocks["memory"].tensors["count"].tolist() == [41] * 10
 
 
-@pytest.mark.parametrize("executor", ["stacked", "serial"])
-def test_a_diverging_client_is_named_or_skipped(fresh, executor):
+@pytest.mark.parametrize("accelerate", ["auto", "off"])
+def test_a_diverging_client_is_named_or_skipped(fresh, accelerate):
     with pytest.raises(Diverged, match=r"client \d+ diverged at position 0, round 0"):
-        fresh("pro", loss_limit=0.0, executor=executor, warmup__rounds=0).stream()
-    run = fresh("pro", loss_limit=0.0, executor=executor, warmup__rounds=0, on_divergence="skip-client")
+        fresh("pro", loss_limit=0.0, accelerate=accelerate, warmup__rounds=0).stream()
+    run = fresh("pro", loss_limit=0.0, accelerate=accelerate, warmup__rounds=0, on_divergence="skip-client")
     start = run.server.weights()["head"]["weight"]
     run.play(0, 0)
     assert torch.equal(run.server.weights()["head"]["weight"], start)

@@ -118,7 +118,7 @@ def test_tables_repeat_what_is_there_and_class_means_pool_it():
 
 @pytest.mark.parametrize(("pull", "same"), [(0.0, True), (0.1, False)])
 def test_without_a_pull_the_model_is_fedavgs_to_the_bit(tiny, pull, same):
-    runs = tiny("fedavg", executor="serial"), tiny("fedproto", executor="serial", pull=pull)
+    runs = tiny("fedavg", accelerate="off"), tiny("fedproto", accelerate="off", pull=pull)
     plain, ours = (run.server.weights() for run in runs)
     assert all(torch.equal(t, plain[b][k]) for b in MODEL for k, t in ours[b].items()) == same
 

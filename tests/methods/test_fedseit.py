@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil import registry
-from profcil.accel.graphs.recorder import Repeat
-from profcil.accel.graphs.runner import Graphs
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine import world as worlds
 from profcil.engine.payload import Block, ServerState
@@ -256,12 +254,12 @@ def test_a_single_client_has_nothing_to_choose_from(make):
 
 
 def test_a_step_can_be_recorded_and_replayed(planted, max_difference):
+    tapes = pytest.importorskip("tapes", reason="needs the package accel")
     eager, replayed = (planted(train__batch=8, train__epochs=2) for _ in range(2))
-    executor = replayed.world.executor
-    executor.graphs, executor.workers, executor.mode = Graphs(replayed.world.net, Repeat()), 1, "stacked"
+    graphs = tapes.replaying(replayed)
     for at in ((0, 0), (0, 1), (1, 0), (1, 1)):
         eager.play(*at), replayed.play(*at)
-    assert executor.graphs.made > 0
+    assert graphs.made > 0
     models = [ServerState({n: b for n, b in r.server.blocks.items() if b.kind == "model"}) for r in (eager, replayed)]
     assert max_difference(*models) < 1e-4  # what is pruned may hang on a rounding
 

@@ -76,9 +76,9 @@ def into_the_second(fresh, **settings):
 
 
 def test_without_a_penalty_it_is_fedavg_to_the_bit(tiny, same_bits):
-    plain = tiny("fedavg", executor="serial").server  # stacked, its rounding is another
-    assert same_bits(tiny("fedssi", executor="serial", c=0.0).server, plain)
-    assert not same_bits(tiny("fedssi", executor="serial", c=50.0).server, plain)
+    plain = tiny("fedavg", accelerate="off").server  # stacked, its rounding is another
+    assert same_bits(tiny("fedssi", accelerate="off", c=0.0).server, plain)
+    assert not same_bits(tiny("fedssi", accelerate="off", c=50.0).server, plain)
 
 
 def test_nothing_more_than_fedavg_is_sent(tiny):

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tapes import Literal
 
-from profcil.accel.graphs.recorder import Often
 from profcil.engine.payload import Inbox
 from profcil.errors import NotApplicable
 from profcil.methods import mfcl
@@ -99,9 +97,10 @@ def test_the_generator_goes_on_from_where_it_was(halfway):
 
 
 def test_recorded_steps_train_the_same_generator(halfway):
-    recorder, state = Literal(), halfway.server.put(head=halfway.server.blocks["head"])
+    tapes = pytest.importorskip("tapes", reason="needs the package accel")
+    recorder, state = tapes.Literal(), halfway.server.put(head=halfway.server.blocks["head"])
     server = halfway.world.server(halfway.when(1, 0))
-    servers = server, replace(server, often=lambda step: Often(step, recorder))
+    servers = server, replace(server, repeated=tapes.recording(recorder))
     one, other = (halfway.method.train_server(s, state).blocks["generator"].tensors for s in servers)
     assert recorder.made == 1
     assert all(torch.equal(one[k], other[k]) for k in one)

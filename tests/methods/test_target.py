@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tapes import Literal
 
-from profcil.accel.graphs.recorder import Often
 from profcil.engine.payload import Inbox
 from profcil.errors import NotApplicable
 from profcil.methods.parts import synthesis
@@ -113,14 +111,16 @@ def disagreement_on(work, run) -> float:
 
 
 def test_recorded_steps_make_the_same_images(learned, monkeypatch):
-    def clip(grads, limit, stacked):  # as on a GPU, where no number is read back
+    tapes = pytest.importorskip("tapes", reason="needs the package accel")
+
+    def clip(grads, limit):  # as on a GPU, where no number is read back
         norm = torch.stack(torch._foreach_norm(grads)).norm()
         torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
 
     monkeypatch.setattr(synthesis, "clip_", clip)
-    recorder = Literal()
+    recorder = tapes.Literal()
     server = learned.world.server(learned.when(0, 0))
-    usual, recorded = server, replace(server, often=lambda step: Often(step, recorder))
+    usual, recorded = server, replace(server, repeated=tapes.recording(recorder))
     made = [Synthesis(learned.method.params, s, teacher_of(learned)).pool() for s in (usual, recorded)]
     assert recorder.made == 3  # with the student and without, and the student's own
     for one, other in zip(*made, strict=True):
