@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from profcil.accel import augmentations
 from profcil.data.bundle import Facts
-from profcil.model import augmentations
 
 cuda = torch.cuda.is_available()
 pytestmark = [
@@ -35,10 +35,10 @@ def both(view, names, x, monkeypatch) -> tuple[list[torch.Tensor], list[torch.Te
     """Views by kernels and by formulas, from one generator and from two, and the states that are left behind."""
     seen, states = [], []
     for fits in (True, False):
-        assert augmentations._fits(x)
+        assert augmentations.fits(x)
         with monkeypatch.context() as patch:
             if not fits:
-                patch.setattr(augmentations, "_fits", lambda x: False)
+                patch.setattr(augmentations, "fits", lambda x: False)
             rngs = [draw(1), draw(2)]
             seen.append(torch.cat([*view(facts(*names), (x,), rngs[0]), *view(facts(*names), (x,), rngs)]))
             states.append(torch.stack([g.get_state() for g in rngs]))
@@ -73,5 +73,5 @@ def test_a_recorded_strong_view_draws_and_makes_what_an_eager_one_does():
 
 def test_what_the_kernels_do_not_take_is_left_to_the_formulas():
     x = images(2, 3, 32, 32, numbers=True)
-    assert not augmentations._fits(x.bfloat16()) and not augmentations._fits(x.clone().requires_grad_())
-    assert not augmentations._fits(images(2, 3, 96, 96, numbers=False))
+    assert not augmentations.fits(x.bfloat16()) and not augmentations.fits(x.clone().requires_grad_())
+    assert not augmentations.fits(images(2, 3, 96, 96, numbers=False))

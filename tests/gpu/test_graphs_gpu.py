@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from profcil.accel import stacked_heads
 from profcil.accel.graphs import static_steps
 from profcil.accel.graphs.recorder import Capture
 from profcil.accel.graphs.runner import Graphs
 from profcil.accel.graphs.static_steps import OnFeaturesByKernels, Static
 from profcil.accel.graphs.updates import Descent, MaskedDescent, MaskedRule, Update
+from profcil.accel.net import install
 from profcil.config import TrainSettings
 from profcil.engine import steps
-from profcil.engine.executor import Executor
 from profcil.engine.phases import Train, Trained
+from profcil.model.net import Net
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -26,7 +28,7 @@ SETTINGS = {
     "device": "cuda",
     "setting": "homogeneous",
     "dirichlet": 0.5,
-    "all_seen": True,
+    "label_space": "seen",
     "warmup__rounds": 0,
     "train__batch": 16,
     "train__epochs": 2,
@@ -62,6 +64,16 @@ def asked(run: Any, round: int, rule: dict[str, Any]) -> list[Train]:
     return [replace(p, settings=replace(p.settings, **rule)) for p in phases]
 
 
+def set_precision(net: Net, precision: str) -> None:
+    net.set_precision(precision)
+    install(net)
+
+
+def eagerly(net: Net, phases: list[Train]) -> list[Trained]:
+    """Adapters and heads without a recording: those of several clients in one batch."""
+    return stacked_heads.run(net, phases) if len(phases) > 1 else [steps.run(net, phases[0])]
+
+
 def apart(one: list[Trained], two: list[Trained]) -> float:
     gaps = [abs(a.loss - b.loss) for a, b in zip(one, two, strict=True)]
     for a, b in zip(one, two, strict=True):
@@ -89,8 +101,8 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, method, rule, precision):
     run = fresh(method, **SETTINGS)
     net, phases = run.world.net, asked(run, 0, rule)
-    Executor(net, graphs=False, precision=precision)
-    eager, graphs = [steps.run(net, [p])[0] for p in phases], Graphs(net, Capture(run.world.device))
+    set_precision(net, precision)
+    eager, graphs = [steps.run(net, p) for p in phases], Graphs(net, Capture(run.world.device))
     made = set()
     for _ in range(2):
         assert apart(eager, graphs.run(phases)) < (FLOAT32 if precision == "float32" else BF16)
@@ -103,7 +115,7 @@ def test_the_same_phases_give_the_same_bits_every_time(fresh, method):
     """At the width of the paper's network, where convolutions are our own."""
     run = fresh(method, **{**SETTINGS, "model__width": 64, "train__batch": 64})
     net, phases = run.world.net, asked(run, 0, {})
-    Executor(net, graphs=False, precision="bf16")
+    set_precision(net, "bf16")
     one, *others = (Graphs(net, Capture(run.world.device)).run(phases) for _ in range(5))
     assert all(apart(one, other) == 0 for other in others)
 
@@ -116,7 +128,7 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
     net, phases = run.world.net, asked(run, base_rounds, rule)
     graphs = Graphs(net, Capture(run.world.device))
     for group in (phases, phases[1:], phases[:1], phases):
-        assert apart(steps.run(net, group), graphs.run(group)) < FLOAT32
+        assert apart(eagerly(net, group), graphs.run(group)) < FLOAT32
     assert graphs.made == 1
     by_kernels = all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
     assert by_kernels == (static_steps._tails() is not None)
@@ -183,14 +195,14 @@ def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
 def test_a_run_on_graphs_needs_no_more_memory_with_every_round(fresh, method):
     run = fresh(method, **SETTINGS)
-    executor = run.world.executor = Executor(run.world.net, graphs=True)
+    graphs = run.world.executor.acceleration.graphs
     seen = []
     for position in range(2):
         for round in range(3):
             run.play(position, round)
             run.world.forget_features()
         torch.cuda.synchronize()
-        seen.append((executor.graphs.made, torch.cuda.memory_allocated()))
+        seen.append((graphs.made, torch.cuda.memory_allocated()))
     assert seen[0][0] == seen[1][0]  # nothing new is recorded
     assert seen[1][1] < 1.2 * seen[0][1]
 

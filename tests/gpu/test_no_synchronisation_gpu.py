@@ -36,10 +36,10 @@ ROUNDS = {  # that wait for nothing; at a position's beginning or end these must
 )
 def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
     norm = {"model__norm": "batch"} if method == "target" else {}
-    run, original, times = fresh(method, device="cuda", **norm), executor.settled, []
+    run, original, times = fresh(method, device="cuda", **norm), executor.read_back, []
     rounds = ROUNDS.get(method, (0, 1, 2))
 
-    def settled(*a):
+    def read_back(*a):
         times.append(1)
         with waiting("default"):
             return original(*a)
@@ -50,7 +50,7 @@ def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
     run.world.forget_features()
     for round in range(rounds[0]):
         run.play(1, round)
-    monkeypatch.setattr(executor, "settled", settled)
+    monkeypatch.setattr(executor, "read_back", read_back)
     with pytest.raises(RuntimeError), waiting("error"):
         torch.zeros(1, device="cuda").item()
     with waiting("error"):

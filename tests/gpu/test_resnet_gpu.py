@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from profcil.accel import resnet
-from profcil.encoders.resnet18 import Block, ResNet18
+from profcil.accel.net import FASTER
+from profcil.accel.resnet import FusedBatchNorm, FusedBlock, FusedResNet18
+from profcil.encoders.resnet18 import ResNet18
 from profcil.model.layers import BatchNorm
 
 cuda = torch.cuda.is_available()
@@ -56,6 +58,9 @@ class Plain(nn.Module):
 
 def test_groups_at_once_equal_batches_one_after_another():
     net = ResNet18(Plain(), (3, 32, 32), 16, BatchNorm).cuda().to(memory_format=torch.channels_last).train()  # type: ignore[arg-type]
+    for module in net.modules():
+        module.__class__ = FASTER.get(type(module), type(module))
+    assert isinstance(net, FusedResNet18)
     other, parts = copy.deepcopy(net), [torch.rand(8, 3, 32, 32, device="cuda") for _ in range(3)]
     with torch.autocast("cuda", torch.bfloat16):
         assert resnet.joins(net, [(p,) for p in parts])
@@ -129,8 +134,8 @@ def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits
 def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(channels, size, groups, monkeypatch):
     """Behind a layer, whose twins it reads."""
     torch.manual_seed(0)
-    before, norm = convolution(channels, channels), BatchNorm(channels).cuda().train()
-    block = Block(channels, 2 * channels, 2, BatchNorm).cuda().to(memory_format=torch.channels_last).train()
+    before, norm = convolution(channels, channels), FusedBatchNorm(channels).cuda().train()
+    block = FusedBlock(channels, 2 * channels, 2, FusedBatchNorm).cuda().to(memory_format=torch.channels_last).train()
     for part in block.modules():
         if isinstance(part, nn.Conv2d):
             part.to(torch.bfloat16)
@@ -303,11 +308,11 @@ def test_a_recorded_layer_that_images_enter_by_is_the_library_s():
     """With filters in bfloat16; and replayed, it gives the same bits."""
     torch.manual_seed(0)
     layer, x = convolution(3, 64), pictures(192)
-    norms, d = [BatchNorm(64).cuda().train() for _ in range(3)], images(192, 64, 32, 32, seed=1)
+    norms, d = [FusedBatchNorm(64).cuda().train() for _ in range(3)], images(192, 64, 32, 32, seed=1)
     for norm in norms:
         norm.groups = 3
 
-    def run(norm: BatchNorm) -> list[torch.Tensor]:
+    def run(norm: FusedBatchNorm) -> list[torch.Tensor]:
         with torch.autocast("cuda", torch.bfloat16):
             y, _ = resnet.layer(layer, norm, x)
         return [y, *torch.autograd.grad(y, [layer.weight, norm.weight, norm.bias], d)]

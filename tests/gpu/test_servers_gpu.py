@@ -11,7 +11,7 @@ from profcil import registry
 from profcil.accel import resnet
 from profcil.bench.steps import world_for
 from profcil.engine.channel import When
-from profcil.engine.server import as_written
+from profcil.engine.server import unchanged
 from profcil.methods.parts.distillation import outputs
 from profcil.methods.parts.generator import Statistics, frozen, samples
 from profcil.methods.parts.synthesis import Synthesis
@@ -36,8 +36,8 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
     world = world_for("target", "cuda")
     params = replace(world.config.params, pool=4, synthesis_rounds=1, synthesis_steps=4, student_steps=4)
     recorded, made = world.server(When("round", 0, 0, 1)), []
-    assert recorded.often is not as_written
-    for server in (recorded, replace(recorded, often=resnet.recorded())):  # by the same kernels
+    assert recorded.repeated is not unchanged
+    for server in (recorded, replace(recorded, repeated=resnet.recorded())):  # by the same kernels
         images, answers, _ = Synthesis(params, server, frozen(world.net, world.net.weights())).pool()
         made.append((images.float(), answers))
     (images, answers), (right, _) = made
@@ -52,7 +52,7 @@ def test_recorded_steps_train_the_generator_that_written_ones_train():
     state = state.put(head=state.blocks["head"])  # a newer one than the generator knows
     server = world.server(When("round", 0, 0, 1))
     trained = [
-        method.train_server(s, state).blocks["generator"].tensors for s in (server, replace(server, often=as_written))
+        method.train_server(s, state).blocks["generator"].tensors for s in (server, replace(server, repeated=unchanged))
     ]
     before = state.blocks["generator"].tensors
     for name in ("first.weight", "conv1.weight", "out.weight"):
@@ -65,8 +65,8 @@ def test_what_is_asked_by_replaying_is_what_the_model_says():
     net = frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
     generator, rng = net.get_submodule("generator"), torch.Generator("cuda").manual_seed(0)
     told = []
-    for lookup in (net.lookup, None):
-        net.lookup = lookup
+    for replay in (net.replay, None):
+        net.replay = replay
         x = samples(net, generator, 700, rng.manual_seed(0))
         told.append((x, outputs(net, x)))
     assert x.dtype == torch.uint8 and float((told[0][0].float() - told[1][0].float()).abs().max()) <= 2
