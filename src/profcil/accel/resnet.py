@@ -1,14 +1,15 @@
-"""Convolve, normalise, add, rectify: a layer of a residual network, in as few passes over memory as it needs.
+"""Fused layers of ResNet-18: convolution, BatchNorm, residual sum and ReLU in few passes over memory.
 
-In a small convolutional network on a large GPU, half of a step's time is spent here, not in the products: the library
-takes a pass for the statistics, one for the normalisation, one for the sum, one for the rectifier, and as many back.
-Here a batch is read twice and written once, in both directions. Where the output goes two ways, as around a residual
-block, it is handed out twice, and the kernels add the two gradients that come back as they read them. A batch may
-consist of equal groups that are normalised each by its own statistics, as if they came one after another, while the
-convolutions see one large batch.
+In a small convolutional network on a large GPU, half of a step's time is spent outside the convolutions. cuDNN and
+PyTorch take one pass for the statistics, one for the normalisation, one for the sum and one for ReLU, and as many in
+the backward pass. The fused kernels read a batch twice and write it once, in both directions.
 
-The kernels are written in Triton, which comes with torch's CUDA builds; without it, and on a CPU, nothing here is used.
-`forward` and `backward` in plain torch say what the kernels compute, and are what they are tested against.
+An output that is used twice, as at a residual block, has two autograd handles. The backward kernel then adds the two
+gradients while it reads them. A batch may consist of equal groups: each is normalised by its own statistics, as if the
+groups came one after another, while the convolutions see one large batch.
+
+The kernels are written in Triton, which comes with torch's CUDA builds. Without Triton, and on a CPU, plain torch is
+used. `forward` and `backward` below are the reference of the BatchNorm kernels in tests.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from profcil.accel.loader import found
 from profcil.encoders.resnet18 import Block, ResNet18
 from profcil.model.layers import BatchNorm
 
-Twins = tuple[Tensor, Tensor]  # the same numbers in the same memory, for two readers
+Twins = tuple[Tensor, Tensor]  # two autograd handles to one output, in the same memory
 _recorded = ContextVar("recorded", default=False)
 
 
 class FusedBatchNorm(BatchNorm):
     """BatchNorm whose observer is given the moments of the input too, computed by a kernel where there is one."""
 
-    groups = 1  # equal parts of a batch that are normalised by their own statistics
+    groups = 1  # equal parts of a batch, each normalised by its own statistics
 
     def forward(self, x: Tensor) -> Tensor:
         if self.observer is not None:
@@ -67,19 +68,20 @@ class FusedResNet18(ResNet18):
 def layer(
     convolution: nn.Conv2d, norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True
 ) -> Twins:
-    """relu(norm(convolution(x)) + added) for two readers, by kernels where they fit. Each reader leaves a gradient of
-    its own, and the kernels add them up on their way."""
+    """relu(norm(convolution(x)) + added) as two autograd handles, by fused kernels where they support it. The backward
+    kernel adds the gradients of both handles."""
     return normalised(norm, *convolved(convolution, x, grouped(norm)), added, rectify)
 
 
 def fork(
     convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, other: nn.Module, twins: Twins
 ) -> tuple[Tensor, Tensor]:
-    """relu(norm(convolution(x))) and other(thin(x)), where the second convolution is a 1x1 one. By kernels that know
-    both, one twin is read and one gradient comes back to it; else each layer reads its own."""
+    """relu(norm(convolution(x))) and other(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both uses one
+    handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
     x, aside = twins
     if _alike(convolution, thin) and _recorded.get() and fits(x) and filters() is not None:
-        step, weights = thin.stride[0], [c.weight.to(x.dtype) for c in (convolution, thin)]
+        step = thin.stride[0]
+        weights = [c.weight.to(x.dtype) for c in (convolution, thin)]
         if all(filters().takes(x, weight, step, grouped(norm)) for weight in weights):
             y, sums, z, others = Fork.apply(x, *weights, step)  # type: ignore[no-untyped-call]
             return normalised(norm, y, sums)[0], normalised(other, z, others, rectify=False)[0]
@@ -87,7 +89,7 @@ def fork(
 
 
 def _alike(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
-    """Whether 1x1 filters lie under the middle of 3x3 ones, with as many outputs."""
+    """Whether the 1x1 filters match the centre tap of the 3x3 filters, with the same stride and outputs."""
     sides = (convolution.kernel_size, convolution.padding, thin.kernel_size, thin.padding)
     plain = convolution.bias is None and thin.bias is None and convolution.out_channels == thin.out_channels
     return plain and convolution.stride == thin.stride and sides == ((3, 3), (1, 1), (1, 1), (0, 0))
@@ -96,95 +98,101 @@ def _alike(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
 def normalised(
     norm: nn.Module, y: Tensor, sums: Tensor | None, added: Tensor | None = None, rectify: bool = True
 ) -> Twins:
-    """relu(norm(y) + added) for two readers, given what a convolution has already summed up."""
+    """relu(norm(y) + added) as two autograd handles. `sums`: partial sums for the statistics, where the convolution's
+    kernel has computed them."""
     groups = grouped(norm)
     if isinstance(norm, BatchNorm) and norm.training and fits(y):
-        spread = (norm.running_mean, norm.running_var, float(norm.momentum or 0), norm.eps, groups, rectify)
-        return Normalise.apply(y, norm.weight, norm.bias, added, sums, *spread)  # type: ignore[no-untyped-call]
+        running = (norm.running_mean, norm.running_var, float(norm.momentum or 0), norm.eps)
+        return Normalise.apply(y, norm.weight, norm.bias, added, sums, *running, groups, rectify)  # type: ignore[no-untyped-call]
     if isinstance(norm, BatchNorm) and settled(norm, y):
         y = kernels().apply(y, norm.weight, norm.bias, added, norm.running_mean, norm.running_var, norm.eps, rectify)
         return y, y
     if isinstance(norm, BatchNorm) and passes(norm, y):
-        learned = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
-        one, two, *seen = Settled.apply(y, added, sums, *learned, rectify, norm.observer is not None)  # type: ignore[no-untyped-call]
+        frozen = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
+        observed = norm.observer is not None
+        first, second, *mean_and_var = Settled.apply(y, added, sums, *frozen, rectify, observed)  # type: ignore[no-untyped-call]
         if norm.observer is not None:
-            norm.observer(norm, y, tuple(seen))
-        return one, two
+            norm.observer(norm, y, tuple(mean_and_var))
+        return first, second
     y = norm(y) if added is None else norm(y) + added
     y = y.relu() if rectify else y
     return y, y
 
 
 def grouped(norm: nn.Module) -> int:
+    """The number of groups of a batch that this layer normalises separately."""
     return norm.groups if isinstance(norm, FusedBatchNorm) else 1
 
 
 def settled(norm: BatchNorm, y: Tensor) -> bool:
-    """Whether a kernel can normalise this by what the layer has learned: nothing is trained, and nothing through it."""
+    """Whether the eval-mode kernel without a backward pass can be used."""
     last = y.is_contiguous(memory_format=torch.channels_last)
     return y.is_cuda and last and not (norm.training or torch.is_grad_enabled()) and kernels() is not None
 
 
 def passes(norm: BatchNorm, y: Tensor) -> bool:
-    """Whether kernels can do that where something before the layer is trained, but nothing in it."""
-    learns = norm.training or norm.weight.requires_grad or norm.bias.requires_grad
-    return torch.is_grad_enabled() and not learns and fits(y)
+    """Whether the eval-mode kernel with a backward pass can be used: the layer is frozen, but its input has a
+    gradient."""
+    trained = norm.training or norm.weight.requires_grad or norm.bias.requires_grad
+    return torch.is_grad_enabled() and not trained and fits(y)
 
 
 def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
-    """The convolution, and what its kernel has already summed up for a normalisation."""
+    """The convolution, and the partial sums for a BatchNorm where the kernel computes them."""
     step = convolution.stride[0]
-    first = _recorded.get() and convolution.bias is None and enters(x)
-    if first and stem().takes(x, convolution.weight, step, convolution.padding, groups):
+    may_be_stem = _recorded.get() and convolution.bias is None and enters(x)
+    if may_be_stem and stem().takes(x, convolution.weight, step, convolution.padding, groups):
         return Stem.apply(x, convolution.weight.to(torch.bfloat16))  # type: ignore[no-untyped-call]
     if not fits(x) or convolution.bias is not None:
         return convolution(x), None
     weight = convolution.weight.to(x.dtype)
     if convolution.kernel_size == (1, 1) and step > 1:
         return Thinned.apply(x, weight, step), None  # type: ignore[no-untyped-call]
-    ours = _recorded.get() and convolution.padding == (1, 1) and filters() is not None
-    if ours and filters().takes(x, weight, step, groups):
+    may_be_fused = _recorded.get() and convolution.padding == (1, 1) and filters() is not None
+    if may_be_fused and filters().takes(x, weight, step, groups):
         return Convolve.apply(x, weight, step)  # type: ignore[no-untyped-call]
     return convolution(x), None
 
 
 def fits(x: Tensor) -> bool:
+    """Whether the kernels support this tensor: bfloat16 on a GPU, channels last."""
     last = x.is_contiguous(memory_format=torch.channels_last)
     return x.is_cuda and x.dtype == torch.bfloat16 and last and x.shape[1] % 16 == 0 and kernels() is not None
 
 
 def enters(x: Tensor) -> bool:
-    """Whether these may be images on their way into a network that computes in bfloat16, to be rounded as they are
-    read; no gradient is to come back to them."""
+    """Whether the stem's kernel supports these images: under bfloat16 autocast and without a gradient. It rounds them
+    as it reads them."""
     low = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     return x.is_cuda and low and not x.requires_grad and stem() is not None
 
 
 def kernels() -> Any:
-    """The module with the kernels."""
+    """The module of BatchNorm kernels; None without Triton."""
     return found("triton.batchnorm")
 
 
 @cache
 def filters() -> Any:
-    """The module with the convolutions, where the GPU is of the kind they are made for."""
+    """The module of 3x3 convolution kernels; None where Triton is missing or the GPU is not supported."""
     return found("triton.conv3x3") if _made_for() else None
 
 
 @cache
 def stem() -> Any:
-    """The module with the first convolution, there, too."""
+    """The module of the stem's kernels; None where Triton is missing or the GPU is not supported."""
     return found("triton.conv_stem") if _made_for() else None
 
 
 def _made_for() -> bool:
+    """Whether the GPU has the copy engine that the convolutions use (compute capability 9)."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
 @contextmanager
 def recorded() -> Iterator[None]:
-    """Within: what is computed is recorded, so that starting a kernel costs nothing. Elsewhere the library's
-    convolutions are faster, because Triton takes long to start one of ours."""
+    """Marks code that is recorded as a CUDA graph, in which kernel launches cost nothing. Outside, cuDNN's convolutions
+    are faster, because a launch by Triton takes long."""
     token = _recorded.set(True)
     try:
         yield
@@ -194,7 +202,7 @@ def recorded() -> Iterator[None]:
 
 @contextmanager
 def groups(base: nn.Module, number: int) -> Iterator[None]:
-    """Within: a batch is so many batches, each normalised by itself."""
+    """Inside, every BatchNorm normalises a batch in this number of equal groups."""
     norms = [m for m in base.modules() if isinstance(m, FusedBatchNorm)]
     for m in norms:
         m.groups = number
@@ -206,7 +214,7 @@ def groups(base: nn.Module, number: int) -> Iterator[None]:
 
 
 def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
-    """Whether several batches of images can go through this encoder at once."""
+    """Whether this encoder can compute several batches of images as one."""
     first = batches[0][0]
     same = all(len(b) == 1 and b[0].shape == first.shape and b[0].dtype == first.dtype for b in batches)
     on = first.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
