@@ -228,15 +228,15 @@ def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
 
 
 class Thinned(torch.autograd.Function):
-    """A 1x1 convolution that steps over pixels. Ahead, what it steps over is left out first: the library's kernel for a
-    wide step of a narrow filter takes three times as long. Back, the library does well."""
+    """A strided 1x1 convolution. The forward pass drops the skipped pixels first: cuDNN's kernel for a strided 1x1
+    filter takes three times as long. The backward pass is cuDNN's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.step = step
-        seen = x[:, :, ::step, ::step].contiguous(memory_format=torch.channels_last)
-        return F.conv2d(seen, weight)
+        used = x[:, :, ::step, ::step].contiguous(memory_format=torch.channels_last)
+        return F.conv2d(used, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -245,7 +245,7 @@ class Thinned(torch.autograd.Function):
 
 
 class Convolve(torch.autograd.Function):
-    """A 3x3 convolution by kernels of our own, ahead and back."""
+    """A 3x3 convolution by Triton kernels, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -253,7 +253,7 @@ class Convolve(torch.autograd.Function):
         ctx.step = step
         y, sums = filters().ahead(x, weight, step)
         ctx.mark_non_differentiable(sums)
-        ctx.set_materialize_grads(False)  # or zeros would be made for the sums
+        ctx.set_materialize_grads(False)  # otherwise autograd allocates zeros as the gradient of `sums`
         return y, sums
 
     @staticmethod
@@ -262,38 +262,40 @@ class Convolve(torch.autograd.Function):
         d = grads[0].contiguous(memory_format=torch.channels_last)
         for_x, for_weight, _ = ctx.needs_input_grad
         dx = filters().back(d, weight, ctx.step) if for_x else None
-        return dx, filters().slopes(d, x, ctx.step) if for_weight else None, None
+        dw = filters().slopes(d, x, ctx.step) if for_weight else None
+        return dx, dw, None
 
 
 class Fork(torch.autograd.Function):
-    """A 3x3 and a 1x1 convolution of the same images with the same steps; the images' gradient is made in one go."""
+    """A 3x3 and a 1x1 convolution of the same images with the same stride. One kernel computes the images' gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, thin: Tensor, step: int) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight, thin)
         ctx.step = step
         y, sums = filters().ahead(x, weight, step)
-        z, others = filters().ahead(x, thin, step)
-        ctx.mark_non_differentiable(sums, others)
-        ctx.set_materialize_grads(False)  # or zeros would be made for the sums
-        return y, sums, z, others
+        z, thin_sums = filters().ahead(x, thin, step)
+        ctx.mark_non_differentiable(sums, thin_sums)
+        ctx.set_materialize_grads(False)  # otherwise autograd allocates zeros as the gradients of the sums
+        return y, sums, z, thin_sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, thin = ctx.saved_tensors
-        one, _, two, _ = grads
-        like = two if one is None else one
-        assert like is not None  # or nobody would ask
-        whole = (torch.zeros_like(like) if g is None else g for g in (one, two))  # of what nobody has read
-        d, beside = (g.contiguous(memory_format=torch.channels_last) for g in whole)
+        grad, _, thin_grad, _ = grads
+        existing = thin_grad if grad is None else grad
+        assert existing is not None  # autograd calls `backward` only where an output has a gradient
+        complete = (torch.zeros_like(existing) if g is None else g for g in (grad, thin_grad))
+        d, thin_d = (g.contiguous(memory_format=torch.channels_last) for g in complete)
         for_x, for_weight, for_thin, _ = ctx.needs_input_grad
-        dx = filters().back(d, weight, ctx.step, (beside, thin)) if for_x else None
+        dx = filters().back(d, weight, ctx.step, (thin_d, thin)) if for_x else None
         dw = filters().slopes(d, x, ctx.step, 3) if for_weight else None
-        return dx, dw, filters().slopes(beside, x, ctx.step, 1) if for_thin else None, None
+        dw_thin = filters().slopes(thin_d, x, ctx.step, 1) if for_thin else None
+        return dx, dw, dw_thin, None
 
 
 class Stem(torch.autograd.Function):
-    """The 3x3 convolution that images enter by, which need no gradient, by kernels of our own."""
+    """The first 3x3 convolution of the network, by Triton kernels. Its input, the images, has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,41 +315,44 @@ class Stem(torch.autograd.Function):
 def _library(
     d: Tensor, x: Tensor, weight: Tensor, step: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The library's gradients of a 1x1 convolution's inputs and weights, where they are wanted."""
+    """cuDNN's gradients of a 1x1 convolution's input and weight, where they are wanted."""
     if not any(wanted):
         return None, None
-    shape = (None, [step] * 2, [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False])
-    return torch.ops.aten.convolution_backward(d, x, weight, *shape)[:2]
+    arguments = (None, [step] * 2, [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False])
+    return torch.ops.aten.convolution_backward(d, x, weight, *arguments)[:2]
 
 
 class Normalise(torch.autograd.Function):
-    """Training-mode batch normalisation of channels-last images, with what follows it; the output comes twice."""
+    """Training-mode BatchNorm of channels-last images, with the residual sum and ReLU; two handles to the output."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, sums: Tensor | None, mean: Tensor,
         var: Tensor, momentum: float, eps: float, groups: int, rectify: bool,
     ) -> Twins:  # fmt: skip
-        ahead = kernels().forward if x.is_cuda else forward
-        y, centre, scale = ahead(x, weight, bias, added, mean, var, momentum, eps, groups, rectify, sums)
+        compute = kernels().forward if x.is_cuda else forward
+        y, centre, scale = compute(x, weight, bias, added, mean, var, momentum, eps, groups, rectify, sums)
         ctx.save_for_backward(x, y if added is not None else None, weight, bias, centre, scale)
-        ctx.groups, ctx.rectify, ctx.adds = groups, rectify, added is not None
-        ctx.set_materialize_grads(False)  # a twin that nobody reads has no gradient
+        ctx.groups = groups
+        ctx.rectify = rectify
+        ctx.adds = added is not None
+        ctx.set_materialize_grads(False)  # an unused handle has no gradient
         return y, y.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, centre, scale = ctx.saved_tensors
-        back = kernels().backward if x.is_cuda else backward
-        found = [g.contiguous(memory_format=torch.channels_last) for g in grads if g is not None]
-        dx, dw, db, dadded = back(found, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
+        compute = kernels().backward if x.is_cuda else backward
+        given = [g.contiguous(memory_format=torch.channels_last) for g in grads if g is not None]
+        dx, dw, db, dadded = compute(given, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
         return dx, dw, db, dadded, None, None, None, None, None, None, None
 
 
 class Settled(torch.autograd.Function):
-    """A normalisation by what a layer has learned, with what follows it, through which a gradient comes back; the
-    output comes twice. Where the layer is watched, the moments of what reaches it come, too, and their gradient goes
-    the same way."""
+    """Eval-mode BatchNorm with the residual sum and ReLU, differentiable in its input; two handles to the output.
+
+    Where the layer has an observer, the mean and variance of its input are outputs, too, and differentiable.
+    """
 
     @staticmethod
     def forward(
@@ -355,22 +360,23 @@ class Settled(torch.autograd.Function):
         var: Tensor, eps: float, rectify: bool, watched: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         y = kernels().apply(x, weight, bias, added, mean, var, eps, rectify)
-        seen = kernels().moments(x, sums) if watched else (None, None)
+        batch_mean, batch_var = kernels().moments(x, sums) if watched else (None, None)
         adds = added is not None
-        ctx.save_for_backward(x, y if adds else None, weight, bias, mean, (var + eps).rsqrt(), seen[0])
-        ctx.rectify, ctx.adds = rectify, adds
+        ctx.save_for_backward(x, y if adds else None, weight, bias, mean, (var + eps).rsqrt(), batch_mean)
+        ctx.rectify = rectify
+        ctx.adds = adds
         ctx.set_materialize_grads(False)
-        return y, y.detach(), *seen
+        return y, y.detach(), batch_mean, batch_var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, y, weight, bias, mean, scale, centre = ctx.saved_tensors
-        found = [g.contiguous(memory_format=torch.channels_last) for g in grads[:2] if g is not None]
-        found = found or [torch.zeros_like(x)]
+        x, y, weight, bias, mean, scale, batch_mean = ctx.saved_tensors
+        given = [g.contiguous(memory_format=torch.channels_last) for g in grads[:2] if g is not None]
+        given = given or [torch.zeros_like(x)]
         of_mean, of_var = (torch.zeros_like(mean) if g is None else g for g in grads[2:])
         count = x.numel() // x.shape[1]
-        line = None if centre is None else (centre, of_var * (2 / count), of_mean / count)
-        dx, dadded = kernels().through(found, x, y, weight, bias, mean, scale, ctx.rectify, ctx.adds, line)
+        line = None if batch_mean is None else (batch_mean, of_var * (2 / count), of_mean / count)
+        dx, dadded = kernels().through(given, x, y, weight, bias, mean, scale, ctx.rectify, ctx.adds, line)
         return dx, dadded, None, None, None, None, None, None, None, None
 
 
@@ -378,10 +384,11 @@ def forward(
     x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, running_mean: Tensor, running_var: Tensor,
     momentum: float, eps: float, groups: int, rectify: bool, sums: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The output, and each group's mean and inverse deviation; running statistics see the groups in order. Sums that
-    are known already would say nothing new here."""
+    """The output, and each group's mean and inverse standard deviation. The running statistics are updated by the
+    groups in order. `sums` is for the kernel's signature only."""
     parts = x.float().unflatten(0, (groups, -1))
-    mean, var = parts.mean((1, 3, 4)), parts.var((1, 3, 4), correction=0)
+    mean = parts.mean((1, 3, 4))
+    var = parts.var((1, 3, 4), correction=0)
     count = parts[0].numel() // parts.shape[2]
     for m, v in zip(mean, var, strict=True):
         running_mean.lerp_(m, momentum)
@@ -396,25 +403,26 @@ def backward(
     grads: Sequence[Tensor], x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor,
     groups: int, rectify: bool, adds: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of input, weight, bias and what was added, from those of one or both twins; the output is needed only
-    where something was added. There, and where both twins have a gradient, the one behind the rectifier is written
-    down, and what follows takes it as it was rounded."""
+    """Gradients of input, weight, bias and `added`, from the gradients of one or both handles. The output `y` is needed
+    only where something was added. There, and where both handles have a gradient, the kernel stores the gradient before
+    ReLU and goes on with its rounded value; so does this function."""
     parts = x.float().unflatten(0, (groups, -1))
-    hat = _by_group(parts, mean, scale)
-    out = y if y is not None else (hat * weight[:, None, None] + bias[:, None, None]).flatten(0, 1)
+    normed = _by_group(parts, mean, scale)
+    out = y if y is not None else (normed * weight[:, None, None] + bias[:, None, None]).flatten(0, 1)
     g = torch.stack([grad.float() for grad in grads]).sum(0)
     g = g * (out > 0) if rectify else g
     g = g.to(x.dtype).float() if adds or len(grads) == 2 else g
     dz = g.unflatten(0, (groups, -1))
-    db, dw = dz.sum((1, 3, 4)), (dz * hat).sum((1, 3, 4))
+    db = dz.sum((1, 3, 4))
+    dw = (dz * normed).sum((1, 3, 4))
     count = parts[0].numel() // parts.shape[2]
-    rest = dz - _wide(db / count) - hat * _wide(dw / count)
-    dx = (rest * _wide(scale) * weight[:, None, None]).flatten(0, 1)
+    centred = dz - _wide(db / count) - normed * _wide(dw / count)
+    dx = (centred * _wide(scale) * weight[:, None, None]).flatten(0, 1)
     return dx.to(x.dtype), dw.sum(0), db.sum(0), g.to(x.dtype) if adds else None
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Every channel's mean and variance over a batch of images, by kernels where they fit."""
+    """Every channel's mean and variance over a batch of images, by a kernel where it supports them."""
     if fits(x) and x.numel() > x.shape[1]:
         return Moments.apply(x)  # type: ignore[no-untyped-call]
     var, mean = torch.var_mean(x.float(), (0, 2, 3), correction=0)
@@ -422,7 +430,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Moments(torch.autograd.Function):
-    """The library does it in float32, in many passes; here a batch is read once ahead and once back."""
+    """Mean and variance with one pass over the batch forward and one backward; torch takes many passes in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -433,14 +441,17 @@ class Moments(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         """∂/∂x of the mean is 1/n, of the variance 2 (x − mean)/n."""
-        (x, mean), (of_mean, of_var) = ctx.saved_tensors, grads
+        x, mean = ctx.saved_tensors
+        of_mean, of_var = grads
         count = x.numel() // x.shape[1]
         return kernels().stretched(x, mean, of_var * (2 / count), of_mean / count)
 
 
 def _wide(per_group: Tensor) -> Tensor:
+    """[groups, channels] with axes for broadcasting over images and pixels."""
     return per_group[:, None, :, None, None]
 
 
 def _by_group(parts: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Every group normalised by its own statistics."""
     return (parts - _wide(mean)) * _wide(scale)
