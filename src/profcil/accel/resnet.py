@@ -76,8 +76,8 @@ def layer(
 def fork(
     convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, other: nn.Module, twins: Twins
 ) -> tuple[Tensor, Tensor]:
-    """relu(norm(convolution(x))) and other(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both uses one
-    handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
+    """relu(norm(convolution(x))) and other(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both uses
+    one handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
     x, aside = twins
     if _alike(convolution, thin) and _recorded.get() and fits(x) and filters() is not None:
         step = thin.stride[0]

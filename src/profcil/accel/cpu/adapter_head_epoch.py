@@ -102,8 +102,8 @@ def check() -> str:
 
 @cache
 def trusted() -> ctypes.CDLL | None:
-    """The compiled library if its self-check passes: an epoch on a small example agrees with `descend`. The code may not
-    have been tested on this processor."""
+    """The compiled library if its self-check passes: an epoch on a small example agrees with `descend`. The code may
+    never have been tested on this processor."""
     library = adapter_head_c.library()
     if library is None:
         return None

@@ -1,8 +1,8 @@
 """Layers of a small convolutional network for several clients at once, on a CPU.
 
 The clients' channels are concatenated, so that each client is one group of a grouped convolution. Images are channels
-last: sums over pixels, products with a number a channel, and torch's pooling then run at memory speed. Torch's GroupNorm
-does not, and takes longer than the convolution before it. So a layer with GroupNorm has an analytic gradient here.
+last: sums over pixels, products with a number a channel, and torch's pooling then run at memory speed. GroupNorm of
+torch does not, and takes longer than the convolution before it. So a layer with GroupNorm has an analytic gradient here.
 """
 
 from __future__ import annotations

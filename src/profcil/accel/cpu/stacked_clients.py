@@ -128,7 +128,7 @@ def move(g: Ground, rule: Rule, proximal: float, clip: float) -> None:
 
 
 def descend(g: Ground, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float) -> Tensor:
-    """Steps on batches [steps, batch, …] with classes [steps, clients, batch, 1]; gives the losses, [steps, clients]."""
+    """Steps on batches [steps, batch, …] with classes [steps, clients, batch, 1]; gives losses [steps, clients]."""
     losses = x.new_empty(y.shape[:2])
     for i in range(len(x)):
         losses[i] = slopes(g.weights, g.slopes, layers, x[i], y[i])
