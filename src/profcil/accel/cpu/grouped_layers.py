@@ -2,7 +2,7 @@
 
 The clients' channels are concatenated, so that each client is one group of a grouped convolution. Images are channels
 last: sums over pixels, products with a number a channel, and torch's pooling then run at memory speed. GroupNorm of
-torch does not, and takes longer than the convolution before it. So a layer with GroupNorm has an analytic gradient here.
+torch does not, and takes longer than the convolution before it. So a layer with GroupNorm has an analytic gradient.
 """
 
 from __future__ import annotations

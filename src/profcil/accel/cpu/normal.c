@@ -86,7 +86,7 @@ static long uniform(uint32_t *s, long used, float *to, long n)
     return used;
 }
 
-/* Draws n ≥ 16 numbers. If n is no multiple of a block, the last whole block is drawn again, as torch does. */
+/* Draws n ≥ 16 numbers. If n is no multiple of BLOCK, the last BLOCK numbers are drawn again, as in torch. */
 int64_t normal(uint32_t *s, int64_t used, float *to, int64_t n)
 {
     used = uniform(s, used, to, n);

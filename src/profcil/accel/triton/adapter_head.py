@@ -218,8 +218,8 @@ def _before(
     normed, dh, w, to, who, m, column, B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr,
     SHIFT: tl.constexpr, DOWN: tl.constexpr, DOWN_BIAS: tl.constexpr, BN: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the gradients of `scale`, `shift`, `down` and its bias. With G = Σ n dhᵀ and b = Σ dh, the gradient
-    of `down`ᵀ is scale G + shift bᵀ, that of `scale` the row sums of `down`ᵀ ⊙ G, and that of `shift` is `down`ᵀ b."""
+    """Some columns of the gradients of `scale`, `shift`, `down` and its bias. With G = Σ n dhᵀ and b = Σ dh, the
+    gradient of `down`ᵀ is scale G + shift bᵀ, that of `scale` the row sums of `down`ᵀ ⊙ G, of `shift` `down`ᵀ b."""
     i, j = tl.arange(0, BN), column + tl.arange(0, J)
     g = _read(dh + who * B * N, m, i, N, B, N)
     made = tl.dot(_turned(normed + who * B * D, m, j, D, B, D), g, input_precision="tf32x3")

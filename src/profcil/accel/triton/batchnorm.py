@@ -1,6 +1,6 @@
 """BatchNorm kernels (see `accel.resnet`). Channels-last images are a matrix, one row a pixel and one column a channel.
 
-Sums over pixels take two steps: first over pieces, then over the pieces in a fixed order. There are no atomic additions,
+Sums over pixels take two steps: first over pieces, then over the pieces in a fixed order. No additions are atomic,
 so results are deterministic. Squares are of differences from a piece's own mean, which avoids cancellation for large
 means. Arithmetic is in float32.
 """

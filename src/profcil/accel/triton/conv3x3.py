@@ -4,9 +4,9 @@ They need a GPU with the Tensor Memory Accelerator (compute capability 9), which
 outside. 1x1 convolutions with stride 2 beside a 3x3 one with stride 2, as in a residual block that changes shape, are
 supported, too.
 
-Forward: a program computes a tile of outputs, some rows of some images. For every tap of the filters it loads the inputs
-under the tile and the tap's weights, and multiplies. With stride 2, images are viewed as [images, H/2, 2, W/2, 2 C], so
-that the used pixels are again a tile. The tile's sums for a following BatchNorm are computed before it is written.
+Forward: a program computes a tile of outputs, some rows of some images. For every tap of the filters it loads the
+inputs under the tile and the tap's weights, and multiplies. With stride 2, images are viewed as [images, H/2, 2, W/2,
+2 C], so that the used pixels are again a tile. The tile's sums for a following BatchNorm are computed before it is written.
 
 Gradient of the filters: a program computes a tile of one tap's weights, a sum over pixels. Where there are few weights,
 it sums over a part of the pixels, and the parts are added afterwards, in order, so that results are deterministic.
@@ -144,8 +144,8 @@ def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """The gradient of the inputs of a 3x3 convolution. `beside`: output gradient and filters of a 1x1 convolution of the
-    same inputs, with stride 2 and as many outputs."""
+    """The gradient of the inputs of a 3x3 convolution. `beside`: output gradient and filters of a 1x1 convolution of
+    the same inputs, with stride 2 and as many outputs."""
     (n, k, h, w), c = d.shape, weight.shape[1]
     pixels, channels, warps, stages = _shape(c)
     images, rows, columns = _box(w, pixels)
