@@ -6,7 +6,8 @@ supported, too.
 
 Forward: a program computes a tile of outputs, some rows of some images. For every tap of the filters it loads the
 inputs under the tile and the tap's weights, and multiplies. With stride 2, images are viewed as [images, H/2, 2, W/2,
-2 C], so that the used pixels are again a tile. The sums for a following BatchNorm are computed before a tile is written.
+2 C], so that the used pixels are again a tile. The sums for a following BatchNorm are computed before the tile is
+written.
 
 Gradient of the filters: a program computes a tile of one tap's weights, a sum over pixels. Where there are few weights,
 it sums over a part of the pixels, and the parts are added afterwards, in order, so that results are deterministic.
