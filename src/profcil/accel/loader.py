@@ -1,6 +1,6 @@
-"""Where kernels are found. Those for GPUs are modules that need Triton, which comes with torch's builds for them; those
-for CPUs are files in C, compiled on a machine when they are first used. Without Triton or a compiler, plain torch is
-used, which says what they compute and is what they are tested against."""
+"""Loads kernels. Those for GPUs are modules that need Triton, which comes with torch's CUDA builds. Those for CPUs are
+C files, compiled on first use. Without Triton or a compiler, plain torch is used, which is also the reference in tests.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from profcil.io.cache_folder import cache_folder
 
 PACKAGE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-PATIENCE = 60  # seconds for a compiler that should need one
+PATIENCE = 60  # timeout of the compiler in seconds; it usually takes one
 
-_one = Lock()  # of several threads that ask for a library, one makes it
+_one = Lock()  # only one thread compiles at a time
 
 
 @cache
 def found(module: str) -> Any:
-    """A module of kernels by its name in this package, where Triton can be imported; None elsewhere."""
+    """A module of kernels, by its name in this package; None where Triton cannot be imported."""
     try:
         return import_module(f"profcil.accel.{module}")
     except ImportError:
@@ -39,45 +39,47 @@ def found(module: str) -> Any:
 
 
 def built(file: str) -> ctypes.CDLL | None:
-    """The library that a file in C makes, by its place in the package; None where no compiler makes it."""
+    """The shared library compiled from a C file, by its path in this package; None where it cannot be compiled."""
     with _one:
         return compiled(file)
 
 
 @cache
 def compiled(file: str) -> ctypes.CDLL | None:
+    """As `built`, from the cache where it is there. The cache key covers source, compiler, flags and processor."""
     source = PACKAGE / file
-    facts = [source.read_text(encoding="utf-8"), *compiler(), *FLAGS, processor()]
-    name = f"{source.stem}-{hashlib.blake2b('|'.join(facts).encode(), digest_size=12).hexdigest()}.so"
-    kept = cache_folder() / "kernels" / name
+    key = "|".join([source.read_text(encoding="utf-8"), *compiler(), *FLAGS, processor()])
+    digest = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
+    name = f"{source.stem}-{digest}.so"
+    cached = cache_folder() / "kernels" / name
     with suppress(OSError):
-        return ctypes.CDLL(str(kept))
+        return ctypes.CDLL(str(cached))
     with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory(prefix="profcil-") as folder:
-        made = Path(folder) / name
-        command = [*compiler(), *FLAGS, "-o", str(made), str(source), "-lm"]
+        output = Path(folder) / name
+        command = [*compiler(), *FLAGS, "-o", str(output), str(source), "-lm"]
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
-        library = ctypes.CDLL(str(made))
-        with suppress(OSError):  # a folder that cannot be written costs a second each time, nothing else
-            keep(made, kept)
+        library = ctypes.CDLL(str(output))
+        with suppress(OSError):  # without a writable cache, every process compiles again
+            keep(output, cached)
         return library
     return None
 
 
 def compiler() -> list[str]:
-    """The machine's own, or the one that $CC names."""
+    """The compiler command: $CC, or `cc`."""
     return shlex.split(os.environ.get("CC", "")) or ["cc"]
 
 
 def keep(made: Path, kept: Path) -> None:
-    """Whoever looks meanwhile finds the whole file or none."""
+    """Copies a library into the cache by an atomic write."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    beside = kept.with_name(f"{kept.name}.{os.getpid()}")
-    beside.write_bytes(made.read_bytes())
-    beside.replace(kept)
+    temporary = kept.with_name(f"{kept.name}.{os.getpid()}")
+    temporary.write_bytes(made.read_bytes())
+    temporary.replace(kept)
 
 
 def processor() -> str:
-    """What tells processors apart whose code is not each other's: a cache may be that of several machines."""
+    """The processor's features: machines with different processors may share a cache folder."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
@@ -85,13 +87,14 @@ def processor() -> str:
 
 
 def report(device: torch.device) -> dict[str, Any]:
-    """Which kernels can be used on this machine."""
+    """GPU and Triton version, or the compiler's version; None for what is missing."""
     if device.type == "cuda":
         return {"gpu": torch.cuda.get_device_name(device), "triton": triton_version()}
     return {"compiler": compiler_version()}
 
 
 def triton_version() -> str | None:
+    """Triton's version; None without it."""
     try:
         return str(import_module("triton").__version__)
     except (ImportError, AttributeError):
@@ -100,27 +103,28 @@ def triton_version() -> str | None:
 
 @cache
 def compiler_version() -> str | None:
-    """The first line that the compiler prints about itself; None without one."""
+    """The first line of the compiler's `--version`; None without a compiler."""
     with suppress(OSError, subprocess.SubprocessError, IndexError):
         command = [*compiler(), "--version"]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
-        return done.stdout.splitlines()[0]
+        process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        return process.stdout.splitlines()[0]
     return None
 
 
 def prepare(device: str) -> Thread:
-    """Starts a thread that compiles the kernels for a CPU, or loads Triton for a GPU: that takes a second."""
+    """Starts a thread that compiles the C kernels, or on a GPU loads Triton. Either takes about a second."""
     thread = Thread(target=read_triton if device == "cuda" else build_all, name="kernels", daemon=device == "cuda")
     thread.start()
     return thread
 
 
 def read_triton() -> None:
-    """Triton reads all of itself, to know which compiled kernels are its own."""
-    with suppress(Exception):  # there is none, or it is another one: then nothing is won
+    """Has Triton compute the hash of its own files, which its kernel cache needs. Triton stores the result."""
+    with suppress(Exception):  # no Triton, or a version without this function
         import_module("triton.runtime.cache").triton_key()
 
 
 def build_all() -> None:
+    """Compiles all C files of this package."""
     for source in PACKAGE.rglob("*.c"):
         built(source.relative_to(PACKAGE).as_posix())

@@ -1,15 +1,16 @@
-/* An epoch of steps on adapter and head, for one client: what `descend` in descent.py says, on one core.
+/* An epoch of steps on adapter and head for one client, on one core. The reference is `descend` in
+   adapter_head_epoch.py.
 
-   What belongs to a batch lies feature by feature, examples along the vectors. Then each of a step's eight products
-   reads one factor number by number, whichever way round it lies in memory, and the other vector by vector. Rows of
-   the latter are filled up with zeros to whole vectors. */
+   A batch is stored [features, examples], with SIMD vectors along the examples. Each of a step's eight matrix products
+   then reads one factor by scalars, in any memory order, and the other by vectors. Rows of the latter are padded with
+   zeros to whole vectors. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-/* The sums of a tile, ROWS x PANEL vectors, fill the registers. FIRST and SECOND take turns between the lanes of two
-   vectors' halves. */
+/* The sums of a tile, ROWS x PANEL vectors, fill the registers. FIRST and SECOND interleave the lower and the upper
+   halves of two vectors. */
 #if defined(__AVX512F__)
 enum { LANES = 16, ROWS = 6, PANEL = 4 };
 #define FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -28,7 +29,7 @@ enum { LANES = 8, ROWS = 6, PANEL = 2 };
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
-#define SIMD _Pragma("omp simd") /* of a loop whose rounds do not touch each other */
+#define SIMD _Pragma("omp simd") /* for a loop with independent iterations */
 #define ALWAYS static inline __attribute__((always_inline))
 #if defined(__clang__)
 #define MIXED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -40,9 +41,9 @@ typedef int32_t whole __attribute__((vector_size(4 * LANES)));
 
 typedef struct { const float *at; long row, column; } Numbers; /* element (m, k) is at[m row + k column] */
 typedef struct { const float *at; long stride; } Vectors;
-typedef struct { float *at; long stride; int more; } Into;     /* `more`: added to what is there */
+typedef struct { float *at; long stride; int more; } Into;     /* `more`: add to the present values */
 
-/* A corner of the product; its last vector has so many lanes. */
+/* One tile of the product; its last vector has `lanes` used lanes. */
 ALWAYS void tile(const int rows, const int vectors, long depth, Numbers a, Vectors b, Into c, long lanes)
 {
     vec sum[ROWS][PANEL] = {0};
@@ -72,7 +73,7 @@ ALWAYS void panel(const int vectors, long rows, long depth, Numbers a, Vectors b
     for (; m < rows; m++, a.at += a.row, c.at += c.stride) tile(1, vectors, depth, a, b, c, lanes);
 }
 
-/* c = a b, of so many rows, columns and terms. */
+/* c = a b with `rows` x `columns` results, each a sum of `depth` terms. */
 static void product(long rows, long columns, long depth, Numbers a, Vectors b, Into c)
 {
     while (columns > 0) {
@@ -90,7 +91,7 @@ static void product(long rows, long columns, long depth, Numbers a, Vectors b, I
     }
 }
 
-/* As many rows as a vector has lanes, turned by mixing the first half with the second, again and again. */
+/* Transposes a block of LANES x LANES by repeatedly interleaving the first half of the rows with the second. */
 ALWAYS void turn(const float *const *from, long column, Into to)
 {
     vec x[LANES], y[LANES];
@@ -105,7 +106,7 @@ ALWAYS void turn(const float *const *from, long column, Into to)
     for (int k = 0; k < LANES; k++) *(vec *)(to.at + (column + k) * to.stride) = x[k];
 }
 
-/* to = fromᵀ, of rows that lie anywhere where there is an index of them. */
+/* to = fromᵀ; with `index`, of the rows that it names. */
 static void transpose(long rows, long columns, const float *from, long stride, const int64_t *index, Into to)
 {
     for (long i = 0; i < rows; i += LANES, to.at += LANES) {
@@ -122,14 +123,14 @@ static void transpose(long rows, long columns, const float *from, long stride, c
 /* -- a step -------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    int64_t features, narrow, classes, barred, batch;           /* barred classes come last, and have no slopes */
-    int64_t down, down_bias, up, up_bias, scale, shift, head, parameters; /* where each lies in the vector */
+    int64_t features, narrow, classes, barred, batch;           /* barred classes come last; their gradients are 0 */
+    int64_t down, down_bias, up, up_bias, scale, shift, head, parameters; /* offsets in the vector */
     int64_t kind, time;                                         /* 0 sgd, 1 adam, 2 adamw; steps taken so far */
     double lr, decay, momentum, beta1, beta2, epsilon, proximal, clip;
 } Plan;
 
-typedef struct { /* a batch on its way; `…_rows` lie example by example */
-    long wide, examples, narrow; /* strides: of features, examples and narrow layer */
+typedef struct { /* intermediate results of a batch; `…_rows` are stored [examples, …] */
+    long wide, examples, narrow; /* padded lengths: features, examples and adapter width */
     float *n_rows, *z_rows, *h_rows, *v, *z, *h, *p, *dz, *dh, *x, *mean, *by;
 } Room;
 
@@ -137,7 +138,7 @@ ALWAYS long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
 
 ALWAYS vec larger(vec a, vec b) { const whole yes = a > b; return (vec)(((whole)a & yes) | ((whole)b & ~yes)); }
 
-/* e^x for x ≤ 0: 2^k times a polynomial of what is left, which is at most ln 2 / 2. */
+/* e^x for x ≤ 0: 2^k times a polynomial of the remainder, which is at most ln 2 / 2. */
 ALWAYS vec power(vec x)
 {
     const vec none = {0}, low = none - 87.0f, magic = none + 12582912.0f; /* 1.5·2^23: rounds */
@@ -166,13 +167,13 @@ static float dot(const float *x, const float *y, long n)
     return s;
 }
 
-/* LayerNorm of the batch's rows, without scale and shift, and with what it takes to do it again. */
+/* LayerNorm of the batch's rows without scale and shift; stores mean and inverse standard deviation. */
 static void normalise(const Plan *p, Room *o, const float *u, const int64_t *index)
 {
     const long d = p->features;
     for (long b = 0; b < p->batch; b++) {
         const float *x = u + index[b] * d, *later = u + index[b + 4 < p->batch ? b + 4 : b] * d;
-        for (long j = 0; j < d; j += 16) __builtin_prefetch(later + j); /* rows lie anywhere */
+        for (long j = 0; j < d; j += 16) __builtin_prefetch(later + j); /* rows are scattered in memory */
         const float mean = sum(x, d) / d;
         float *n = o->n_rows + b * o->wide;
 SIMD
@@ -184,7 +185,7 @@ SIMD
     }
 }
 
-/* Logits become (softmax − one-hot) / rows; the losses of the rows are noted where asked for. */
+/* Replaces the logits by (softmax − one-hot) / rows; writes the losses of the rows if `losses` is given. */
 static void excite(const Plan *p, Room *o, const int64_t *labels, float *losses)
 {
     const long e = o->examples;
@@ -221,7 +222,7 @@ SIMD
             v[b] = (z[b] - mean[b]) * by[b] * times + plus;
             z[b] += bias;
         }
-        for (long b = n; b < e; b++) z[b] = 0; /* or it would grow from step to step */
+        for (long b = n; b < e; b++) z[b] = 0; /* padding must stay 0 from step to step */
     }
     product(k, e, d, (Numbers){down, d, 1}, (Vectors){o->v, e}, (Into){o->h, e, 0});
     for (long i = 0; i < k; i++) {
@@ -258,7 +259,7 @@ SIMD
     }
 }
 
-/* Pull, clip and update, as in optim.py. */
+/* Proximal term, clipping and update, as in optim.py. */
 static void update(Plan *p, float *restrict w, float *restrict g, float *restrict m, float *restrict v,
                    const float *restrict anchor)
 {
@@ -291,7 +292,7 @@ SIMD
     }
 }
 
-/* -- what is called ------------------------------------------------------------------------------------------------ */
+/* -- public functions ---------------------------------------------------------------------------------------------- */
 
 static long lay_out(const Plan *p, float *at, Room *o)
 {
@@ -305,15 +306,15 @@ static long lay_out(const Plan *p, float *at, Room *o)
     long used = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].at = at + used;
-        used += (parts[i].size + 15) / 16 * 16; /* lines of the cache */
+        used += (parts[i].size + 15) / 16 * 16; /* aligned to cache lines */
     }
     return used;
 }
 
-/* How many numbers the room must hold. */
+/* The size of the workspace in floats. */
 int64_t room(const Plan *p) { Room o; return lay_out(p, 0, &o); }
 
-/* `index` and `labels` are of [steps, batch]; so are `losses`, where they are asked for. */
+/* `index` and `labels` are [steps, batch]; so is `losses`, or NULL. */
 void epoch(Plan *p, float *w, float *g, float *m, float *v, const float *anchor, const float *u, const int64_t *index,
            const int64_t *labels, int64_t steps, float *space, float *losses)
 {

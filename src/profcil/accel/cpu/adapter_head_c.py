@@ -1,6 +1,8 @@
-"""An epoch of steps on adapter and head in C: the same slopes and updates as those that `descent` has written down, in
-three quarters of their time. Torch's products are made for larger matrices, and every small kernel reads anew what the
-one before has written."""
+"""An epoch of steps on adapter and head in C, with the gradients and updates of `adapter_head_epoch`.
+
+It takes three quarters of the time. Torch's matrix products are made for larger matrices, and every small operation
+reads again from memory what the one before has written.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,15 @@ ALIGNED = 64  # bytes of a line in the cache
 
 
 def library() -> ctypes.CDLL | None:
-    found = built("cpu/adapter_head.c")
-    if found is not None:
-        found.room.restype = ctypes.c_int64
-    return found
+    """The compiled library; None where it cannot be compiled."""
+    compiled = built("cpu/adapter_head.c")
+    if compiled is not None:
+        compiled.room.restype = ctypes.c_int64
+    return compiled
 
 
 class Plan(ctypes.Structure):
-    """Sizes, where each tensor begins in the vector, and the rule: `Plan` in adapter_head.c."""
+    """Sizes, the offset of each tensor in the vector, and the optimiser: `Plan` in adapter_head.c."""
 
     _fields_ = (
         *((k, ctypes.c_int64) for k in ("features", "narrow", "classes", "barred", "batch")),
@@ -39,10 +42,12 @@ class Plan(ctypes.Structure):
 
 
 class Epochs:
-    """The epochs of one phase. Its vectors are moved in place; whoever made them keeps them."""
+    """The epochs of one phase. Vectors are updated in place; the caller must keep references to them."""
 
     def __init__(self, library: ctypes.CDLL, g: Ground, rule: Rule, batch: int, proximal: float, clip: float) -> None:
-        vector, head, (narrow, features) = g.vector[0], g.weights["head"], g.weights["down"].shape
+        vector = g.vector[0]
+        head = g.weights["head"]
+        narrow, features = g.weights["down"].shape
         places = {k: (t.data_ptr() - vector.data_ptr()) // vector.itemsize for k, t in g.weights.items()}
         barred = (len(vector) - places["head"]) // features - len(head)
         self.plan = Plan(
@@ -50,13 +55,17 @@ class Epochs:
             kind=KINDS.index(rule.kind), lr=rule.lr, decay=rule.decay, momentum=rule.momentum, beta1=BETA1,
             beta2=BETA2, epsilon=EPSILON, proximal=proximal, clip=clip, **places,
         )  # fmt: skip
-        self.library, self.moved = library, [vector, g.slope[0], *map(only, (*g.moments[:2], g.anchor))]
-        room = torch.zeros(self.library.room(ctypes.byref(self.plan)) + ALIGNED // vector.itemsize)
-        self.room = room[-room.data_ptr() % ALIGNED // room.itemsize :]
+        self.library = library
+        self.moved = [vector, g.slope[0], *map(only, (*g.moments[:2], g.anchor))]
+        size = self.library.room(ctypes.byref(self.plan)) + ALIGNED // vector.itemsize
+        workspace = torch.zeros(size)
+        self.room = workspace[-workspace.data_ptr() % ALIGNED // workspace.itemsize :]
 
     def __call__(self, u: Tensor, y: Tensor, index: Tensor, last: bool) -> Tensor:
-        """Gives the loss of each row, where it is the last."""
-        u, index, labels = u.float().contiguous(), index.long().contiguous(), y[index].long()
+        """One epoch. Gives the loss of each row in the last epoch, nothing in others."""
+        u = u.float().contiguous()
+        index = index.long().contiguous()
+        labels = y[index].long()
         self.check(u, index, labels)
         losses = torch.zeros(index.shape) if last else None
         self.library.epoch(
@@ -66,7 +75,7 @@ class Epochs:
         return torch.zeros(0) if losses is None else losses
 
     def check(self, u: Tensor, index: Tensor, labels: Tensor) -> None:
-        """What is in C looks at nothing, and would read and write wherever it is sent."""
+        """Checks shapes and indices: the C code has no bounds checks."""
         p = self.plan
         if u.shape[1:] != (p.features,) or index.shape[1:] != (p.batch,) or not inside(index, len(u)):
             raise IndexError(
@@ -77,13 +86,16 @@ class Epochs:
 
 
 def inside(numbers: Tensor, end: int) -> bool:
+    """Whether all numbers are in [0, end)."""
     low, high = numbers.aminmax()
     return int(low) >= 0 and int(high) < end
 
 
 def only(tensors: list[Tensor]) -> Tensor | None:
+    """The first tensor; None for an empty list."""
     return tensors[0] if tensors else None
 
 
 def where(tensor: Tensor | None) -> ctypes.c_void_p:
+    """The pointer to a tensor's data; NULL for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

@@ -1,9 +1,9 @@
-"""One client's phase on features on a CPU, by the gradient that is written down: a whole epoch of steps in one call.
+"""One client's phase on features on a CPU: a whole epoch in one call, with the analytic gradient.
 
-A step is thirty small kernels. Called one by one from Python they cost a tenth more, and clients on other threads wait
-for the interpreter meanwhile. So an epoch is compiled: where the machine has a compiler, from a twin in C (`native`);
-else by TorchScript, which runs the same kernels in the same order; and where torch cannot do that, the function runs as
-it is written.
+A step is thirty small operations. Called one by one from Python they take a tenth longer, and clients on other threads
+wait for the interpreter lock. So an epoch is compiled: from C where there is a compiler (`adapter_head_c`), otherwise
+by TorchScript, which runs the same operations in the same order. Where TorchScript is not available, the Python
+function runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from profcil.engine.optim import Moments, Optimiser, Rule, fused
 from profcil.engine.phases import Features, Train, Trained, batch_rows
 from profcil.model.net import TAIL, Tail, Weights
 
-CLASSES = 11  # of the example by which the twin in C is judged
+CLASSES = 11  # in the example of the self-check
 
 
 def clip_vector_(grad: Tensor, limit: float) -> None:
-    """`optim.clip_` of one vector on a CPU, in a form that TorchScript compiles."""
+    """`optim.clip_` for one vector on a CPU, in a form that TorchScript can compile."""
     if limit != 0:
         norm = float(torch.dot(grad, grad)) ** 0.5
         if not norm + 1e-6 <= limit:
@@ -36,23 +36,24 @@ def clip_vector_(grad: Tensor, limit: float) -> None:
 
 
 class Ground(NamedTuple):
-    """What the steps of a phase are taken on. Updates are of lists, and TorchScript must be handed them: an update of a
-    list that it has made itself looks to it like one that nobody sees, and is left out."""
+    """The tensors of a phase. Some are lists of one tensor, because the optimiser updates lists. These lists must be
+    arguments: TorchScript removes in-place updates of lists that it has built itself as dead code."""
 
-    vector: list[Tensor]  # adapter and head as one
-    slope: list[Tensor]
-    weights: dict[str, Tensor]  # the vector in parts
-    slopes: dict[str, Tensor]
-    room: dict[str, Tensor]
+    vector: list[Tensor]  # adapter and head as one vector
+    slope: list[Tensor]  # the gradient of the vector
+    weights: dict[str, Tensor]  # views of the vector
+    slopes: dict[str, Tensor]  # views of the gradient
+    room: dict[str, Tensor]  # buffers for intermediate results
     moments: Moments
-    anchor: list[Tensor]  # what a proximal term pulls towards; none without one
+    anchor: list[Tensor]  # the anchor of the proximal term; empty without one
 
 
 def descend(
     g: Ground, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
 ) -> Tensor:
-    """An epoch of steps: slopes, proximal pull, clip, update. Gives the loss of each row, where it is the last."""
-    labels, batch = y[index].unsqueeze(1), u.new_empty(index.size(1), u.size(1))
+    """An epoch of steps: gradient, proximal term, clipping, update. Gives the loss of each row in the last epoch."""
+    labels = y[index].unsqueeze(1)
+    batch = u.new_empty(index.size(1), u.size(1))
     losses = u.new_zeros(labels.shape)
     for i in range(len(index)):
         torch.index_select(u, 0, index[i], out=batch)
@@ -67,7 +68,8 @@ def descend(
 
 
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function as TorchScript, which wants its source, may refuse it, and may be gone from a later torch."""
+    """The function compiled by TorchScript, or the function itself where that fails: TorchScript needs the source, may
+    not support it, and may be missing in later versions of torch."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -78,19 +80,21 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 epoch = compiled(descend)
 
-Epoch = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # features, places of labels, cut; whether it is the last
+Epoch = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # features, rows of the head, batches, is it the last epoch
 
 
 def way(g: Ground, rule: Rule, phase: Train) -> Epoch:
-    """How an epoch is computed on this machine."""
-    proximal, clip, library = phase.proximal, phase.settings.clip, trusted()
+    """The function that computes an epoch on this machine: C, or TorchScript."""
+    proximal = phase.proximal
+    clip = phase.settings.clip
+    library = trusted()
     if library is not None and g.vector[0].dtype == torch.float32:
         return adapter_head_c.Epochs(library, g, rule, phase.settings.batch or phase.source.size, proximal, clip)
     return lambda u, y, index, last: epoch(g, u, y, index, rule, proximal, clip, last)
 
 
 def check() -> str:
-    """Whether the compiled epoch is used, in a word."""
+    """The result of the self-check of the compiled epoch: "passed", "failed" or "no compiler"."""
     if adapter_head_c.library() is None:
         return "no compiler"
     return "passed" if trusted() is not None else "failed"
@@ -98,27 +102,33 @@ def check() -> str:
 
 @cache
 def trusted() -> ctypes.CDLL | None:
-    """The twin in C, if it takes the steps that are written here: nobody may have run it on such a processor yet."""
+    """The compiled library if its self-check passes: an epoch on a small example agrees with `descend`. The code may
+    never have been tested on this processor."""
     library = adapter_head_c.library()
     if library is None:
         return None
-    phase, order = example(), torch.arange(CLASSES)
-    (_, ours, rule, _), (_, written, *_) = (prepared(phase, order) for _ in range(2))
-    rows, index = (
-        phase.source.epoch(torch.Generator()),
-        batch_rows(phase.source, phase.settings.batch, torch.Generator()),
-    )
-    before, where = ours.vector[0].clone(), (rows["u"], rows["y"], index)
-    expected = descend(written, *where, rule, phase.proximal, phase.settings.clip, True).squeeze(1)
-    take = adapter_head_c.Epochs(library, ours, rule, phase.settings.batch, phase.proximal, phase.settings.clip)
-    near = torch.allclose(take(*where, True), expected, rtol=1e-3, atol=1e-3)
-    gap, way = ours.vector[0] - written.vector[0], written.vector[0] - before
-    return library if near and bool(gap.norm() < 1e-3 * way.norm()) else None
+    phase = example()
+    order = torch.arange(CLASSES)
+    _, in_c, rule, _ = prepared(phase, order)
+    _, reference, _, _ = prepared(phase, order)
+    rows = phase.source.epoch(torch.Generator())
+    index = batch_rows(phase.source, phase.settings.batch, torch.Generator())
+    data = (rows["u"], rows["y"], index)
+    before = in_c.vector[0].clone()
+    expected = descend(reference, *data, rule, phase.proximal, phase.settings.clip, True).squeeze(1)
+    take = adapter_head_c.Epochs(library, in_c, rule, phase.settings.batch, phase.proximal, phase.settings.clip)
+    losses_agree = torch.allclose(take(*data, True), expected, rtol=1e-3, atol=1e-3)
+    difference = in_c.vector[0] - reference.vector[0]
+    change = reference.vector[0] - before
+    return library if losses_agree and bool(difference.norm() < 1e-3 * change.norm()) else None
 
 
 def example() -> Train:
-    """A small phase whose sizes fill no vector."""
-    rng, width, narrow, rows = torch.Generator().manual_seed(0), 37, 9, 50
+    """A small phase. Its sizes are no multiples of a SIMD vector, so that the remainders are checked, too."""
+    rng = torch.Generator().manual_seed(0)
+    width = 37
+    narrow = 9
+    rows = 50
     shapes = {"down": (narrow, width), "down_bias": (narrow,), "up": (width, narrow), "up_bias": (width,)}
     shapes |= {"scale": (width,), "shift": (width,), "weight": (CLASSES, width)}
     drawn = {k: torch.randn(shape, generator=rng) * width**-0.5 for k, shape in shapes.items()}
@@ -131,13 +141,16 @@ def example() -> Train:
 
 @torch.no_grad()
 def run(phase: Train, rng: torch.Generator) -> Trained:
-    """The phase with adapter and head as one vector: one pull, one clipping, one update."""
-    s, order, losses, steps = phase.settings, Classification.order(phase.constants), torch.zeros(0), 0
-    with torch.inference_mode():  # like no_grad, and tensors made in it need less around every kernel
+    """Runs a phase with adapter and head as one vector: one proximal term, one clipping, one update a step."""
+    order = Classification.order(phase.constants)
+    losses = torch.zeros(0)
+    steps = 0
+    with torch.inference_mode():  # like no_grad, with less overhead for every operation
         tail, ground, rule, place = prepared(phase, order)
         take = way(ground, rule, phase)
     for number in range(phase.epochs):
-        rows, index = phase.source.epoch(rng), batch_rows(phase.source, s.batch, rng)
+        rows = phase.source.epoch(rng)
+        index = batch_rows(phase.source, phase.settings.batch, rng)
         last = number == phase.epochs - 1
         with torch.inference_mode():
             losses = take(rows["u"], place[rows["y"]], index, last)
@@ -148,15 +161,18 @@ def run(phase: Train, rng: torch.Generator) -> Trained:
 
 
 def prepared(phase: Train, order: Tensor) -> tuple[Tail, Ground, Rule, Tensor]:
-    (vector, tail), (slope, into) = joined(phase.weights, order), joined(phase.weights, order)
+    """Adapter and head as views, the tensors of the phase, the optimiser, and each class's row in the head."""
+    vector, tail = joined(phase.weights, order)
+    gradient, into = joined(phase.weights, order)
     g = Classification(tail, into, phase.settings.batch or phase.source.size, phase.constants)
-    anchor, optimiser = [vector.clone()] if phase.proximal else [], Optimiser(phase.settings, [vector])
-    ground = Ground([vector], [slope], g.weights, g.slopes, g.room, optimiser.moments, anchor)
+    anchor = [vector.clone()] if phase.proximal else []
+    optimiser = Optimiser(phase.settings, [vector])
+    ground = Ground([vector], [gradient], g.weights, g.slopes, g.room, optimiser.moments, anchor)
     return tail, ground, optimiser.rule, g.place
 
 
 def joined(weights: Weights, order: Tensor) -> tuple[Tensor, Tail]:
-    """A copy of adapter and head in one vector, the head's rows in this order, and the tail made of views of it."""
+    """A copy of adapter and head in one vector, with the head's rows in this order, and a tail of views of it."""
     named = [(b, k, t[order] if b == "head" else t) for b in TAIL for k, t in weights[b].items()]
     vector = torch.cat([t.flatten() for _, _, t in named])
     views = vector.split([t.numel() for _, _, t in named])

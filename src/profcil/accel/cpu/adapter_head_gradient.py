@@ -1,6 +1,6 @@
-"""The gradient of `losses.classification` written down, for one client on a CPU. Most steps of a stream are such steps.
+"""The analytic gradient of `losses.classification`, for one client on a CPU. Most steps of a stream are such steps.
 
-Autograd needs one more matrix product, twice as many small kernels, and a fresh tensor for each result.
+Autograd needs one more matrix product, twice as many small operations, and a new tensor for each result.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from profcil.model.net import Tail
 
 
 class Classification:
-    """What `slopes` computes with: the gradient of cross_entropy(tail.classify(u), y, allowed), for a linear head.
+    """The buffers of `slopes`, which is the gradient of cross_entropy(tail.classify(u), y, allowed) for a linear head.
 
-    The head's rows are in the order of `order`, classes that are not allowed behind the others, so that nothing is
-    computed of them: their slopes are 0. Logits lie class by class, because products are at their fastest where a side
-    of odd length comes first.
+    The head's rows are sorted by `order`: allowed classes first. Nothing is computed for the others, whose gradients
+    are 0. Logits are stored [classes, rows], because matrix products are fastest with an odd length first.
     """
 
     def __init__(self, tail: Tail, into: Tail, rows: int, constants: Mapping[str, Tensor]) -> None:
-        new, few = tail.head["weight"].new_empty, int(constants["allowed"].sum())
+        new = tail.head["weight"].new_empty
+        few = int(constants["allowed"].sum())
         narrow, d = tail.adapter["down"].shape
-        self.place = self.order(constants).argsort()  # of each class in the head
+        self.place = self.order(constants).argsort()  # the row of each class in the head
         self.weights = {**tail.adapter, "head": tail.head["weight"][:few]}
         self.slopes = {**into.adapter, "head": into.head["weight"][:few], "barred": into.head["weight"][few:]}
         shapes = {"v": (rows, d), "z": (rows, d), "dz": (rows, d), "h": (rows, narrow), "dh": (rows, narrow)}
@@ -38,13 +38,21 @@ class Classification:
 
 
 def slopes(a: dict[str, Tensor], to: dict[str, Tensor], room: dict[str, Tensor], u: Tensor, y: Tensor) -> None:
-    """Writes the slopes of one batch of features and the rows of the head that they should excite; leaves its logits.
+    """Writes the gradients of one batch of features `u` with the head rows `y` of their classes. The logits stay in
+    `room`.
 
-    With n = LayerNorm(u), v = scale ⊙ n + shift, h = ReLU(down v + bias) and X = dhᵀ n, the slope of `down` is
-    X ⊙ scale + Σdh shiftᵀ and that of `scale` the column sums of X ⊙ down: v itself needs none, which saves a product.
+    With n = LayerNorm(u), v = scale ⊙ n + shift, h = ReLU(down v + bias) and X = dhᵀ n, the gradient of `down` is
+    X ⊙ scale + Σdh shiftᵀ, and that of `scale` is the column sums of X ⊙ down. The gradient of v is not needed, which
+    saves a matrix product.
     """
     n = torch.native_layer_norm(u, u.shape[1:], None, None, 1e-5)[0]
-    v, z, h, p, dz, dh, x = room["v"], room["z"], room["h"], room["p"], room["dz"], room["dh"], room["x"]
+    v = room["v"]
+    z = room["z"]
+    h = room["h"]
+    p = room["p"]
+    dz = room["dz"]
+    dh = room["dh"]
+    x = room["x"]
     torch.addcmul(a["shift"], n, a["scale"], out=v)
     torch.addmm(a["down_bias"], v, a["down"].t(), out=h).relu_()
     torch.add(u, a["up_bias"], out=z).addmm_(h, a["up"].t())

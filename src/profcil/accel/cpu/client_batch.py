@@ -1,4 +1,4 @@
-"""Values of several clients at once, in the place of one client's tensors.
+"""Batched values of several clients, which a loss can use like one client's tensors.
 
 A loss is written for one client. If it only passes its tensors to the model and to the functions in `BATCHED`, the same
 lines give the losses of several clients in one computation. Any other operation, such as indexing, reducing or
@@ -28,7 +28,7 @@ class Many:
 
     def __add__(self, other: Any) -> Many:
         if isinstance(other, Many) and _shape(self) != _shape(other):
-            raise Refused("sum of values that are not alike")
+            raise Refused("sum of values with different shapes")
         return Many(self.of + _number(other))
 
     def __mul__(self, number: Any) -> Many:
@@ -57,13 +57,13 @@ class Many:
 
 
 def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """`losses.contrast` of several clients, one value each."""
+    """`losses.contrast` with a leading client axis: one value a client."""
     similarity = a @ b.mT / temperature
     both = similarity.log_softmax(1) + similarity.log_softmax(2)
     return -0.5 * both.diagonal(dim1=1, dim2=2).mean(1)
 
 
-# Losses that can be computed for several clients, and how. The cross-entropy's own formula has no fixed leading axes.
+# Losses with a batched version. `cross_entropy` supports leading axes itself.
 BATCHED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     losses.contrast: contrast,
     losses.cross_entropy: losses.cross_entropy,
@@ -76,7 +76,7 @@ def _inner(value: Any) -> Any:
 
 def _number(value: Any) -> Any:
     if not isinstance(value, int | float | Many):
-        raise Refused("one client's tensor among those of many")
+        raise Refused("one client's tensor combined with those of several clients")
     return _inner(value)
 
 

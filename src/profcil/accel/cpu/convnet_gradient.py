@@ -1,7 +1,7 @@
-"""The gradient of `losses.supervised` for ConvNet with GroupNorm written down, for several clients on a CPU.
+"""The analytic gradient of `losses.supervised` for ConvNet with GroupNorm, for several clients on a CPU.
 
-Autograd is called from Python a hundred times a step, and two stacks on two cores compete for the interpreter. Written
-down, an epoch of steps is one compiled call (see `stacked_clients`).
+With autograd, a step is a hundred calls from Python, and two threads compete for the interpreter lock. With the
+analytic gradient, an epoch of steps is one compiled call (see `stacked_clients`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from profcil.encoders.convnet import ConvNet
 
 
 class Layers(NamedTuple):
-    """What the slopes depend on besides weights and batches."""
+    """Constants of the gradient."""
 
-    first: Tensor  # takes sums over the pixels of a channel to means of its group
-    second: Tensor
+    first: Tensor  # the group mean matrix of the first layer (see `evener`)
+    second: Tensor  # that of the second layer
     eps: float
     barred: Tensor  # [clients, 1, classes]: 0, or the lowest number where a class is not allowed
 
 
 def layers_of(base: ConvNet, images: Tensor, allowed: Tensor) -> Layers:
+    """The constants for these images and allowed classes."""
     height, width = images.shape[-2:]
-    first, second = base.norm1, base.norm2
+    first = base.norm1
+    second = base.norm2
     assert isinstance(first, nn.GroupNorm) and isinstance(second, nn.GroupNorm)
     one = evener(first.num_channels, first.num_groups, height * width, images.dtype)
     two = evener(second.num_channels, second.num_groups, (height // 2) * (width // 2), images.dtype)
@@ -35,21 +37,26 @@ def layers_of(base: ConvNet, images: Tensor, allowed: Tensor) -> Layers:
 
 
 def slopes(w: dict[str, Tensor], to: dict[str, Tensor], layers: Layers, x: Tensor, y: Tensor) -> Tensor:
-    """Writes the slopes of a batch of each client, [batch, clients * channels, height, width] channels last, with its
-    classes [clients, batch, 1]; gives the losses. Tensors are named block.name and have a leading client axis."""
-    batch, clients = x.shape[0], y.shape[0]
+    """Writes the gradients of a batch of each client and gives the losses. Images `x` are [batch, clients * channels,
+    height, width], channels last; classes `y` are [clients, batch, 1]. Tensors are named block.name and have a leading
+    client axis."""
+    batch = x.shape[0]
+    clients = y.shape[0]
     one = ahead(
         x, filters(w["base.conv1.weight"]), w["base.norm1.weight"], w["base.norm1.bias"], layers.first, layers.eps
     )
     two = ahead(
         one[0], filters(w["base.conv2.weight"]), w["base.norm2.weight"], w["base.norm2.bias"], layers.second, layers.eps
     )
-    pooled = two[0].reshape(batch, clients, -1).permute(1, 2, 0)  # a column an image
+    pooled = two[0].reshape(batch, clients, -1).permute(1, 2, 0)  # one column an image
     u = torch.baddbmm(w["base.out.bias"].unsqueeze(2), w["base.out.weight"], pooled).relu_().mT.contiguous()
 
     # The tail: v = scale ⊙ LayerNorm(u) + shift, h = ReLU(down v), z = u + up h, logits = head z.
     n, mean, inverse = torch.native_layer_norm(u, u.shape[2:], None, None, 1e-5)
-    scale, down, up, head = w["adapter.scale"].unsqueeze(1), w["adapter.down"], w["adapter.up"], w["head.weight"]
+    scale = w["adapter.scale"].unsqueeze(1)
+    down = w["adapter.down"]
+    up = w["adapter.up"]
+    head = w["head.weight"]
     v = torch.addcmul(w["adapter.shift"].unsqueeze(1), n, scale)
     h = torch.baddbmm(w["adapter.down_bias"].unsqueeze(1), v, down.mT).relu_()
     z = (u + w["adapter.up_bias"].unsqueeze(1)).baddbmm_(h, up.mT)

@@ -1,8 +1,8 @@
 """Layers of a small convolutional network for several clients at once, on a CPU.
 
-The clients' channels lie side by side, so that each client is a group of one convolution. Images lie channels last:
-there, sums over pixels and products with a number a channel run at the speed of memory, and so does torch's pooling.
-Its group normalisation does not, and takes longer than the convolution before it: a layer with one is written down.
+The clients' channels are concatenated, so that each client is one group of a grouped convolution. Images are channels
+last: sums over pixels, products with a number a channel, and torch's pooling then run at memory speed. GroupNorm of
+torch does not, and takes longer than the convolution before it. So a layer with GroupNorm has an analytic gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LAST = torch.channels_last
 
 
 def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors of a module within another, by their names in it."""
+    """The tensors of a submodule, by their names in it."""
     return {k.removeprefix(f"{name}."): v for k, v in own.items() if k.startswith(f"{name}.")}
 
 
@@ -29,12 +29,12 @@ def side_by_side(x: Tensor) -> Tensor:
 
 
 def filters(weight: Tensor) -> Tensor:
-    """The same for a convolution's weights, [clients, channels, ...] → [clients * channels, ...]."""
+    """A convolution's weights for all clients, [clients, channels, ...] → [clients * channels, ...]."""
     return weight.movedim(2, 4).flatten(0, 1).movedim(3, 1)
 
 
 def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping[str, Tensor]) -> Tensor:
-    """relu(max_pool(norm(conv(x)))), with tensors of all clients for a 3x3 convolution and the normalisation."""
+    """relu(max_pool(norm(conv(x)))) of all clients, with a 3x3 convolution. Tensors have a leading client axis."""
     if isinstance(norm, nn.GroupNorm):
         tensors = (conv["weight"], state["weight"], state["bias"])
         return GroupLayer.apply(x, *tensors, norm.num_groups, norm.eps)  # type: ignore[no-untyped-call]
@@ -45,13 +45,13 @@ def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping
 
 
 class GroupLayer(torch.autograd.Function):
-    """Such a layer with group normalisation."""
+    """`layer` with GroupNorm and an analytic gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
         even = evener(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
-        out, *seen = ahead(x, filters(weight), scale, shift, even, eps)
-        ctx.save_for_backward(out, *seen)
+        out, *saved = ahead(x, filters(weight), scale, shift, even, eps)
+        ctx.save_for_backward(out, *saved)
         return out
 
     @staticmethod
@@ -61,11 +61,13 @@ class GroupLayer(torch.autograd.Function):
 
 
 def ahead(x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor, even: Tensor, eps: float) -> list[Tensor]:
-    """y = conv(x), z = scale·(y − mean)·inverse + shift, relu(max_pool(z)): the last, and behind it what `back` needs.
+    """relu(max_pool(z)) with y = conv(x) and z = scale·(y − mean)·inverse + shift, followed by the tensors that `back`
+    needs.
 
-    A window's largest number is chosen before the normalisation, which then touches a quarter of the numbers only.
+    Pooling comes before the normalisation, which then computes a quarter of the values only.
     """
-    clients, channels = scale.shape[0], scale.shape[1]
+    clients = scale.shape[0]
+    channels = scale.shape[1]
     y = torch.conv2d(x, kernel, None, [1, 1], [1, 1], [1, 1], clients).contiguous(memory_format=torch.channels_last)
     largest, places = chosen(y, scale)
     mean = y.sum([2, 3]).view(-1, channels) @ even
@@ -79,14 +81,16 @@ def ahead(x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor, even: Tensor,
 
 
 def back(grad: Tensor, seen: list[Tensor], wanted: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """The slopes of x, where wanted, and of kernel, scale and shift. With ŷ = (y − mean)·inverse, factor =
+    """The gradients of x, where wanted, and of kernel, scale and shift. With ŷ = (y − mean)·inverse, factor =
     scale·inverse, and means over the pixels and channels of a group: dy = factor·dz − mean(factor·dz) −
     ŷ·mean(factor·dz·ŷ)."""
     out, x, kernel, y, largest, places, mean, inverse, factor, even = seen
-    image, window = [y.shape[0], y.shape[1], 1, 1], [2, 2]
-    # at the largest; 0 elsewhere
+    image = [y.shape[0], y.shape[1], 1, 1]
+    window = [2, 2]
+    # The gradient at the maximum of each window; it is 0 elsewhere.
     dz = torch.ops.aten.threshold_backward(grad.contiguous(memory_format=torch.channels_last), out, 0)
-    shift, scale = dz.sum([2, 3]).view(mean.shape), (dz * largest).sum([2, 3]).view(mean.shape)
+    shift = dz.sum([2, 3]).view(mean.shape)
+    scale = (dz * largest).sum([2, 3]).view(mean.shape)
     scale.addcmul_(shift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
     flat = factor.view(mean.shape)
     tilt = (scale * flat @ even).mul_(inverse)
@@ -102,13 +106,14 @@ def back(grad: Tensor, seen: list[Tensor], wanted: bool) -> tuple[Tensor | None,
 
 @lru_cache(maxsize=64)
 def evener(channels: int, groups: int, pixels: int, dtype: torch.dtype) -> Tensor:
-    """Sums over pixels, a row of channels times this matrix: each channel gets the mean of its group."""
+    """The group mean matrix: sums over the pixels of each channel, times this matrix, give each channel the mean of its
+    group."""
     group = torch.arange(channels) // (channels // groups)
     return (group[:, None] == group).to(dtype) / (pixels * channels // groups)
 
 
 def chosen(y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every window the number that is largest once it is scaled, and its place."""
+    """The value of every window that is largest after scaling, and its index. A negative scale selects the minimum."""
     if float(scale.min()) >= 0:
         largest, places = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
         return largest, places

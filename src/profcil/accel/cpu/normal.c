@@ -1,5 +1,5 @@
-/* Normal numbers as torch draws them on a CPU, from the same state to the same state: the Mersenne twister one number at
-   a time is what takes it longest, and it can be turned by whole vectors. */
+/* Normal numbers as torch draws them on a CPU, with the same states before and after. Most of torch's time is the
+   Mersenne twister, one number at a time; here it is advanced by whole SIMD vectors. */
 
 #include <math.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ static void turn(uint32_t *restrict s)
     s[WORDS - 1] = turned(s[WORDS - 1], s[0], s[AHEAD - 1]);
 }
 
-/* Numbers in [0, 1) of 24 bits, from as many words. */
+/* n numbers in [0, 1) with 24 bits, from n words. */
 static void spread(const uint32_t *restrict s, float *restrict to, long n)
 {
 #pragma omp simd
@@ -49,7 +49,7 @@ static inline float logarithm(float x)
     return 2 * t * series + k * 0.693147181f;
 }
 
-/* cos and sin of x quarters of a turn, x in [0, 4). */
+/* cos and sin of x · π/2, x in [0, 4). */
 static inline void around(float x, float *cosine, float *sine)
 {
     const int32_t quarter = (int32_t)(x + 0.5f);
@@ -61,7 +61,7 @@ static inline void around(float x, float *cosine, float *sine)
     *sine = quarter & 2 ? -b : b;
 }
 
-/* Box and Muller: of a block's numbers the first half gives radii and the second angles. */
+/* Box–Muller transform: the first half of a block gives the radii, the second half the angles. */
 static void bend(float *x)
 {
 #pragma omp simd
@@ -74,7 +74,7 @@ static void bend(float *x)
     }
 }
 
-/* Fills the next numbers; `used` words of the state have been given out. Gives how many have been then. */
+/* Draws n uniform numbers. `used`: words of the state used so far; returns the new value. */
 static long uniform(uint32_t *s, long used, float *to, long n)
 {
     while (n) {
@@ -86,7 +86,7 @@ static long uniform(uint32_t *s, long used, float *to, long n)
     return used;
 }
 
-/* n ≥ 16 numbers. What does not fill a block is drawn again together with what stands before it. */
+/* Draws n ≥ 16 numbers. If n is no multiple of BLOCK, the last BLOCK numbers are drawn again, as in torch. */
 int64_t normal(uint32_t *s, int64_t used, float *to, int64_t n)
 {
     used = uniform(s, used, to, n);

@@ -1,7 +1,8 @@
-"""Standard normal numbers on a CPU: those that torch draws but for rounding, in a quarter of its time.
+"""Standard normal numbers on a CPU: those of torch up to rounding, in a quarter of the time.
 
-Torch turns its generator one number at a time; `normal.c` turns the same one by whole vectors, and leaves it where
-torch would. How torch keeps a generator's state is not promised to anyone, so both are compared before the first draw.
+Torch advances its Mersenne twister one number at a time. `normal.c` advances the same state by whole SIMD vectors, and
+leaves it where torch would. The layout of a generator's state is no stable API of torch, so a self-check compares both
+before the first draw.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from torch import Tensor
 
 from profcil.accel.loader import built
 
-SIZE = 5056  # bytes of a state
-LEFT, NEXT, STATE = 8, 16, 24  # bytes at which it holds: words left and one; the next one; the words, eight each
-WORDS, LEAST = 624, 16  # fewer numbers than that torch draws in another way
+SIZE = 5056  # bytes of a generator's state
+LEFT = 8  # offset of: the number of unused words plus one
+NEXT = 16  # offset of: the index of the next word
+STATE = 24  # offset of: the words, eight bytes each
+WORDS = 624  # words of the Mersenne twister
+LEAST = 16  # for fewer numbers torch uses another algorithm
 
 
 def normal_(out: Tensor, rng: torch.Generator) -> Tensor:
@@ -27,14 +31,17 @@ def normal_(out: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def draw_(library: ctypes.CDLL, out: Tensor, rng: torch.Generator) -> Tensor:
+    """Fills a tensor by the compiled library and updates the generator's state."""
     state = rng.get_state()
-    left, following = state[LEFT : LEFT + 4].view(torch.int32), state[NEXT:STATE].view(torch.int64)
-    held = state[STATE : STATE + 8 * WORDS].view(torch.int64)
-    words = held.to(torch.int32)  # of which only the bits count
+    left = state[LEFT : LEFT + 4].view(torch.int32)
+    following = state[NEXT:STATE].view(torch.int64)
+    stored = state[STATE : STATE + 8 * WORDS].view(torch.int64)
+    words = stored.to(torch.int32)  # bit patterns of unsigned numbers
     used = WORDS if int(left) == 1 else int(following)
-    where = [ctypes.c_void_p(t.data_ptr()) for t in (words, out)]
-    used = library.normal(where[0], ctypes.c_int64(used), where[1], ctypes.c_int64(out.numel()))
-    held.copy_(words.long() & 0xFFFFFFFF)
+    words_pointer = ctypes.c_void_p(words.data_ptr())
+    out_pointer = ctypes.c_void_p(out.data_ptr())
+    used = library.normal(words_pointer, ctypes.c_int64(used), out_pointer, ctypes.c_int64(out.numel()))
+    stored.copy_(words.long() & 0xFFFFFFFF)
     left.fill_(WORDS - used + 1)
     following.fill_(used)
     rng.set_state(state)
@@ -42,7 +49,7 @@ def draw_(library: ctypes.CDLL, out: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def check() -> str:
-    """Whether the compiled draws are used, in a word."""
+    """The result of the self-check of the compiled draws: "passed", "failed" or "no compiler"."""
     if built("cpu/normal.c") is None:
         return "no compiler"
     return "passed" if trusted() is not None else "failed"
@@ -50,17 +57,19 @@ def check() -> str:
 
 @cache
 def trusted() -> ctypes.CDLL | None:
+    """The compiled library if its self-check passes."""
     library = built("cpu/normal.c")
     return library if library is not None and agrees(library) else None
 
 
 def agrees(library: ctypes.CDLL) -> bool:
-    """Whether it draws what torch draws, and leaves the generator where torch does."""
+    """The self-check: the same numbers as torch up to rounding, and the same final state."""
     library.normal.restype = ctypes.c_int64
-    theirs, ours = (torch.Generator().manual_seed(0) for _ in range(2))
+    theirs = torch.Generator().manual_seed(0)
+    ours = torch.Generator().manual_seed(0)
     if len(ours.get_state()) != SIZE:
         return False
-    for count in (LEAST, WORDS + 5):  # within the words that there are, beyond them, and with a rest
+    for count in (LEAST, WORDS + 5):  # within the state's words; beyond them, with a remainder
         expected = torch.empty(count).normal_(generator=theirs)
         if not torch.allclose(draw_(library, torch.empty(count), ours), expected, rtol=1e-4, atol=1e-5):
             return False

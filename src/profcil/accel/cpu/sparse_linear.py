@@ -1,6 +1,6 @@
-"""Products with features of which few are not zero, such as the words of a paper; on a CPU only those are multiplied.
+"""Products with sparse features, such as bags of words. On a CPU only the nonzero entries are multiplied.
 
-They are found once a tensor, and kept as long as it lives and is not written to.
+The sparse form of a tensor is cached as long as the tensor exists and is not modified.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-SPARSE = 0.05  # share of entries that are not zero up to which it pays
+SPARSE = 0.05  # largest share of nonzero entries for which the sparse product is faster
 
-Bag = tuple[Tensor, Tensor]  # a matrix and its transpose, each by rows without their zeros
+Bag = tuple[Tensor, Tensor]  # a matrix and its transpose, each in CSR format
 
-known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → its version, and Bag or None where it is full
+known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → (version, Bag, or None for a dense tensor)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x weightᵀ, by whichever way is faster."""
+    """x weightᵀ, by the sparse product where x is sparse."""
     bag = bag_of(x) if x.device.type == "cpu" and not x.requires_grad else None
     return F.linear(x, weight) if bag is None else Product.apply(weight, *bag)
 
 
 def bag_of(x: Tensor) -> Bag | None:
+    """The cached sparse form of a tensor; None for a dense one."""
     version, bag = known.get(x, (None, None))
     if version != x._version:
         bag = made(x) if int(torch.count_nonzero(x)) <= SPARSE * x.numel() else None
@@ -35,13 +36,14 @@ def bag_of(x: Tensor) -> Bag | None:
 
 
 def made(x: Tensor) -> Bag:
+    """The sparse form of a matrix."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch calls this layout new, and may change how it is made
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that sparse CSR is in beta
         return x.to_sparse_csr(), x.t().to_sparse_csr()
 
 
 class Product(torch.autograd.Function):
-    """The same with a gradient for the weight."""
+    """The sparse product, with a gradient for the weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Phases that move the base, of several clients in one computation on a CPU.
+"""Phases that train the base, for several clients in one computation on a CPU.
 
-An encoder that can be computed so has a method `over_clients(own, *inputs)`, and `mixes` says whether the examples of
-a batch depend on each other. Losses need no mark (see `client_batch`). Draws, batches and steps of a client do not
-depend on the others; only the rounding differs. Each client's parameters are one row of a matrix, so that proximal
-term, clipping and update of all clients are a few operations. With a written gradient an epoch is one call of
+An encoder that supports this has a method `over_clients(own, *inputs)`; its attribute `mixes` says whether the examples
+of a batch depend on each other. Losses need no mark (see `client_batch`). Draws, batches and steps of a client do not
+depend on the other clients; only the rounding does. Each client's parameters are one row of a matrix, so that proximal
+term, clipping and update of all clients are a few operations. With an analytic gradient, an epoch is one call of
 TorchScript.
 """
 
@@ -27,16 +27,16 @@ from profcil.engine.steps import generator_of
 from profcil.model.layers import unit
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, project
 
-PIECE = 32  # steps whose views are made at once, where an epoch is one call
+PIECE = 32  # steps whose views are computed at once, where an epoch is one call
 
 At = tuple[str, str]  # block and tensor
 Seen = tuple[Many, ...]  # inputs of an encoder
 
 
 def run(net: Net, phases: Sequence[Train], written: bool) -> list[Trained]:
-    """As `steps.run` for each. `written`: whether the loss's gradient is written down (`convnet_gradient`)."""
+    """As `steps.run` for each phase. `written`: use the analytic gradient (`convnet_gradient`)."""
     net.train()
-    rows = (Written if written else Rows)(net, phases)
+    rows = Written(net, phases) if written else Rows(net, phases)
     rngs = [generator_of(net, p) for p in phases]
     losses = torch.zeros(0)
     for table, _ in epochs(phases, rngs):
@@ -47,7 +47,7 @@ def run(net: Net, phases: Sequence[Train], written: bool) -> list[Trained]:
 
 
 def batch_of(phases: Sequence[Train], rows: Tensors) -> Batch:
-    """One batch of each, with the encoder's inputs where a phase has any."""
+    """One batch of each client, with the encoder's inputs where a phase has them."""
     batch: Batch = {k: Many(v) for k, v in rows.items()}
     if phases[0].inputs is not None:
         each = [p.inputs(index) for p, index in zip(phases, rows["index"], strict=True) if p.inputs is not None]
@@ -56,10 +56,12 @@ def batch_of(phases: Sequence[Train], rows: Tensors) -> Batch:
 
 
 class Stack:
-    """The models of several clients in the place of one: the part of `Net` that losses of many clients can do with."""
+    """The models of several clients with the interface of one `Net`, as far as batched losses need it. Other attributes
+    raise `Refused`."""
 
     def __init__(self, net: Net, weights: Weights) -> None:
-        self._net, self._weights = net, weights
+        self._net = net
+        self._weights = weights
 
     def __getattr__(self, name: str) -> Any:
         raise Refused(name)
@@ -74,9 +76,10 @@ class Stack:
         return self._through(augmentations.strong, inputs, rng)
 
     def encode(self, *batches: Seen) -> Seen:
-        """u of several batches as if one after another; at once where no image depends on another."""
+        """The features u of several batches; in one pass where no example depends on another."""
         base: Any = self._net.base
-        if getattr(base, "mixes", True) or len({tuple(x.of.dtype for x in inputs) for inputs in batches}) > 1:
+        types = {tuple(x.of.dtype for x in inputs) for inputs in batches}
+        if getattr(base, "mixes", True) or len(types) > 1:
             own = self._block("base")
             return tuple(Many(base.over_clients(own, *(unit(x.of) for x in inputs))) for inputs in batches)
         joined = (unit(torch.cat([x.of for x in parts], 1)) for parts in zip(*batches, strict=True))
@@ -94,37 +97,38 @@ class Stack:
         return self._weights[name]
 
     def _through(self, view: Callable[..., Inputs], inputs: Seen, rng: Many) -> Seen:
-        """Views of all, each client's by its own draws."""
+        """Views of all clients' inputs, each client's from its own generator."""
         flat = tuple(x.of.flatten(0, 1) for x in inputs)
         return tuple(Many(x.unflatten(0, (len(rng.of), -1))) for x in view(self._net.facts, flat, rng.of))
 
 
 class Ground(NamedTuple):
-    """What the steps of a stack are taken on; as lists, for TorchScript (see `descent`)."""
+    """The tensors of a stack; some as lists, for TorchScript (see `adapter_head_epoch.Ground`)."""
 
-    matrix: list[Tensor]  # what moves, a client in each row
-    slope: list[Tensor]
-    weights: dict[str, Tensor]  # the matrix in parts, each with a leading client axis, by block.name
-    slopes: dict[str, Tensor]
+    matrix: list[Tensor]  # the trained parameters, one client in each row
+    slope: list[Tensor]  # the gradient of the matrix
+    weights: dict[str, Tensor]  # views of the matrix with a leading client axis, by block.name
+    slopes: dict[str, Tensor]  # views of the gradient
     moments: Moments
-    anchor: list[Tensor]  # what a proximal term pulls towards; none without one
+    anchor: list[Tensor]  # the anchor of the proximal term; empty without one
 
 
 def move(g: Ground, rule: Rule, proximal: float, clip: float) -> None:
-    """Pull, clip and update of all clients, in words that TorchScript reads."""
-    matrix, slope = g.matrix[0], g.slope[0]
+    """Proximal term, clipping and update of all clients, in a form that TorchScript can compile."""
+    matrix = g.matrix[0]
+    gradient = g.slope[0]
     for anchor in g.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         n = anchor.shape[1]
-        slope[:, :n].add_(matrix[:, :n] - anchor, alpha=2 * proximal)
+        gradient[:, :n].add_(matrix[:, :n] - anchor, alpha=2 * proximal)
     if clip != 0:
-        norms = slope.norm(2, [1], True) + 1e-6
+        norms = gradient.norm(2, [1], True) + 1e-6
         if not float(norms.amax()) <= clip:
-            slope.mul_((clip / norms).clamp_(max=1.0))
+            gradient.mul_((clip / norms).clamp_(max=1.0))
     fused(g.matrix, g.slope, g.moments, rule)
 
 
 def descend(g: Ground, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float) -> Tensor:
-    """Steps on batches, [steps, batch, …] and their classes [steps, clients, batch, 1]: the losses of each."""
+    """Steps on batches [steps, batch, …] with classes [steps, clients, batch, 1]; gives losses [steps, clients]."""
     losses = x.new_empty(y.shape[:2])
     for i in range(len(x)):
         losses[i] = slopes(g.weights, g.slopes, layers, x[i], y[i])
@@ -136,35 +140,40 @@ walk = compiled(descend)
 
 
 class Rows:
-    """The tensors of a stack: what moves as rows of a matrix, all else with a leading client axis."""
+    """The tensors of a stack: trained parameters as rows of a matrix, all others with a leading client axis."""
 
     def __init__(self, net: Net, phases: Sequence[Train]) -> None:
-        first, moving = phases[0], sorted(phases[0].blocks, key=lambda b: b not in MODEL)  # what is pulled comes first
-        self.net, self.phases = net, phases
-        self.places = {(b, k): p.shape for b in moving for k, p in getattr(net, b).named_parameters()}
-        matrix = torch.stack([torch.cat([lying(p.weights[b][k]) for b, k in self.places]) for p in phases])
-        slope, optimiser = torch.empty_like(matrix), Optimiser(first.settings, [matrix])
-        moved, into = self.views(matrix), self.views(slope)
-        self.own = {
-            b: {k: moved[b, k] if (b, k) in moved else together(phases, b, k) for k in tensors}
-            for b, tensors in first.weights.items()
-        }
-        pulled = sum(t[0].numel() for (b, _), t in moved.items() if b in MODEL)
+        self.net = net
+        self.phases = phases
+        first = phases[0]
+        trained = sorted(first.blocks, key=lambda b: b not in MODEL)  # blocks with a proximal term first
+        self.places = {(b, k): p.shape for b in trained for k, p in getattr(net, b).named_parameters()}
+        rows = [torch.cat([lying(p.weights[b][k]) for b, k in self.places]) for p in phases]
+        matrix = torch.stack(rows)
+        gradient = torch.empty_like(matrix)
+        optimiser = Optimiser(first.settings, [matrix])
+        parameters = self.views(matrix)
+        gradients = self.views(gradient)
+        self.own: Weights = {b: {} for b in first.weights}
+        for b, tensors in first.weights.items():
+            for k in tensors:
+                self.own[b][k] = parameters[b, k] if (b, k) in parameters else together(phases, b, k)
+        pulled = sum(t[0].numel() for (b, _), t in parameters.items() if b in MODEL)
         anchor = [matrix[:, :pulled].clone()] if first.proximal else []
-        weights, slopes = ({f"{b}.{k}": t for (b, k), t in ts.items()} for ts in (moved, into))
-        self.ground = Ground([matrix], [slope], weights, slopes, optimiser.moments, anchor)
+        self.ground = Ground([matrix], [gradient], by_name(parameters), by_name(gradients), optimiser.moments, anchor)
         self.how = (optimiser.rule, first.proximal, first.settings.clip)
         self.constants = {k: torch.stack([p.constants[k] for p in phases]) for k in first.constants}
 
     def views(self, matrix: Tensor) -> dict[At, Tensor]:
-        """The tensors in a matrix, with a leading client axis."""
+        """The tensors as views of a matrix, with a leading client axis."""
         pieces = matrix.split([shape.numel() for shape in self.places.values()], 1)
         return {at: standing(piece, shape) for (at, shape), piece in zip(self.places.items(), pieces, strict=True)}
 
     def epoch(self, table: Tensors, rngs: Sequence[torch.Generator]) -> Tensor:
         """The losses of an epoch's steps, [steps, clients], by autograd."""
         leaves = [t.requires_grad_() for t in self.ground.weights.values()]
-        model, steps = Stack(self.net, self.own), []
+        model = Stack(self.net, self.own)
+        steps = []
         more = {k: Many(v) for k, v in (self.constants | {"rng": list(rngs)}).items()}
         for number in range(self.phases[0].length):
             batch = batch_of(self.phases, {k: v[:, number] for k, v in table.items()})
@@ -177,14 +186,14 @@ class Rows:
         return torch.stack(steps)
 
     def end(self, row: int, phase: Train) -> Weights:
-        """A client's weights with the blocks that moved replaced."""
+        """A client's weights with the trained blocks replaced."""
         plain = torch.contiguous_format
         own = {b: {k: v[row].detach().clone(memory_format=plain) for k, v in self.own[b].items()} for b in phase.blocks}
         return {**phase.weights, **own}
 
 
 class Written(Rows):
-    """A stack whose slopes are written down."""
+    """A stack with an analytic gradient."""
 
     @torch.no_grad()
     def epoch(self, table: Tensors, rngs: Sequence[torch.Generator]) -> Tensor:
@@ -193,7 +202,7 @@ class Written(Rows):
         return torch.cat([self.piece(index, y, rngs) for index, y in pieces])
 
     def piece(self, index: Tensor, y: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
-        """Some steps. Their views are made at once, from the draws that each would make by itself."""
+        """Some steps. Their views are computed at once, from the same draws as one step after another."""
         clients, steps, batch = index.shape
         base: Any = self.net.base
         rows = [p.inputs(i.flatten())[0] for p, i in zip(self.phases, index, strict=True) if p.inputs is not None]
@@ -205,27 +214,32 @@ class Written(Rows):
         return walk(self.ground, layers_of(base, x, self.constants["allowed"]), x, y, *self.how)
 
 
+def by_name(tensors: dict[At, Tensor]) -> dict[str, Tensor]:
+    return {f"{b}.{k}": t for (b, k), t in tensors.items()}
+
+
 def together(phases: Sequence[Train], block: str, name: str) -> Tensor:
+    """One tensor of all clients, stacked."""
     return torch.stack([p.weights[block][name] for p in phases])
 
 
 def lying(tensor: Tensor) -> Tensor:
-    """A tensor as it lies in a row: a convolution's weights channels last, which spares every step some copies."""
+    """A tensor flattened for a row. Convolution weights are channels last, which saves copies in every step."""
     return (tensor if tensor.dim() < 4 else tensor.movedim(1, 3)).flatten()
 
 
 def standing(piece: Tensor, shape: torch.Size) -> Tensor:
-    """And back, with a leading client axis."""
+    """The inverse of `lying`: a tensor with a leading client axis, as a view."""
     if len(shape) < 4:
         return piece.view(-1, *shape)
     return piece.view(-1, shape[0], *shape[2:], shape[1]).movedim(4, 2)
 
 
 def losses_of(model: Stack, phase: Train, batch: Batch) -> Tensor:
-    """One value a client."""
+    """The losses of all clients, one value each."""
     try:
         loss = phase.loss(model, batch)
-    except TypeError as error:  # an operation that `Many` does not have; a true mistake shows when clients are alone
+    except TypeError as error:  # an operation without a batched version; a real error occurs again for single clients
         raise Refused(str(error)) from error
     if not isinstance(loss, Many) or loss.of.dim() != 1:
         raise Refused("not one value a client")

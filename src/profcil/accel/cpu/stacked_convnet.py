@@ -27,5 +27,7 @@ class StackedConvNet(ConvNet):
         clients, batch = x.shape[:2]
         x = layer(side_by_side(self.pixels(x)), part(own, "conv1"), self.norm1, part(own, "norm1"))
         x = layer(x, part(own, "conv2"), self.norm2, part(own, "norm2"))
-        x = x.reshape(batch, clients, -1).permute(1, 2, 0)  # one image a column: gradients then lie like the weights
+        x = x.reshape(batch, clients, -1).permute(
+            1, 2, 0
+        )  # one column an image: gradients then have the weights' memory format
         return F.relu(torch.baddbmm(own["out.bias"].unsqueeze(2), own["out.weight"], x)).mT

@@ -1,5 +1,7 @@
-"""What a model says of many examples, by replaying: on a GPU, to start a deep network's kernels one by one takes longer
-than a few hundred images take to go through it."""
+"""Inference over many rows by CUDA graph replay.
+
+On a GPU, launching the kernels of a deep network one by one takes longer than computing a few hundred images.
+"""
 
 from __future__ import annotations
 
@@ -11,46 +13,50 @@ from torch import Tensor
 
 from profcil.accel.graphs.recorder import Do, Recorder, refused
 
-PIECES = (512, 128)  # rows that go through at a time, as many as there are left for
-LIVE = 8  # recordings kept
+PIECES = (512, 128)  # rows of one replay: the largest size that the remaining rows fill
+LIVE = 8  # recordings in the cache
 
 Answers = Callable[[Tensor], Tensor]
 
 
 class Lookup:
-    """Functions of rows, each row for itself, under whatever weights the model holds when they are asked: a recording
-    refers to where these lie."""
+    """Recorded functions of rows, in which no row depends on another. A recording refers to the memory of the weights,
+    so a replay uses the weights that the model has at that time."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.known: dict[tuple[int, int], tuple[object, Tensor, Tensor, Do]] = {}  # whose; rows that are due; answers
+        # By function and number of rows: the function's key object, input buffer, output buffer, replay.
+        self.known: dict[tuple[int, int], tuple[object, Tensor, Tensor, Do]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Of the weights of a copy it knows nothing."""
+        """A copy of the model starts without recordings, because its weights lie elsewhere."""
 
     def __call__(self, whose: object, function: Answers, rows: Tensor) -> Tensor:
-        """The function's answers to all rows. It is recorded the first time that `whose` is given, which stands for
-        it from then on."""
+        """The function's results for all rows. The object `whose` identifies the function, which is recorded the first
+        time that this object is given."""
         return torch.cat([self.piece(whose, function, rows[a:b], size) for a, b, size in pieces(len(rows))])
 
     def piece(self, whose: object, function: Answers, rows: Tensor, size: int) -> Tensor:
+        """The results for at most `size` rows, by one replay."""
         if (id(whose), size) not in self.known:
             if len(self.known) == LIVE:
                 self.known.clear()
-            due = rows.new_zeros(size, *rows.shape[1:])
-            self.known[id(whose), size] = whose, due, *self.recorded(function, due)
-        _, due, found, replay = self.known[id(whose), size]
-        due[: len(rows)].copy_(rows)
+            inputs = rows.new_zeros(size, *rows.shape[1:])
+            outputs, replay = self.recorded(function, inputs)
+            self.known[id(whose), size] = whose, inputs, outputs, replay
+        _, inputs, outputs, replay = self.known[id(whose), size]
+        inputs[: len(rows)].copy_(rows)
         replay()
-        return found[: len(rows)].clone()
+        return outputs[: len(rows)].clone()
 
     def recorded(self, function: Answers, due: Tensor) -> tuple[Tensor, Do]:
-        shown: list[Tensor] = []
+        """The output buffer of a new recording, and its replay. An eager call first gives the output's shape."""
+        eager: list[Tensor] = []
         try:
-            self.recorder.aside(lambda: shown.append(function(due)))
-            found = torch.zeros_like(shown.pop())
-            return found, self.recorder.record(lambda: answer(function, due, found), 0)
-        except Exception as error:  # of torch, or of a compiler of kernels
+            self.recorder.aside(lambda: eager.append(function(due)))
+            outputs = torch.zeros_like(eager.pop())
+            return outputs, self.recorder.record(lambda: answer(function, due, outputs), 0)
+        except Exception as error:  # raised by torch or by a kernel compiler
             raise refused("the model in evaluation mode", error) from error
 
 
@@ -59,7 +65,7 @@ def answer(function: Answers, due: Tensor, found: Tensor) -> None:
 
 
 def pieces(number: int) -> Iterator[tuple[int, int, int]]:
-    """From where to where, and in how large a piece; the last one is filled up."""
+    """Start, end and size of each replay; the last one may be larger than the rows that are left."""
     start = 0
     while start < number:
         size = next((s for s in PIECES if s <= number - start), PIECES[-1])

@@ -1,5 +1,7 @@
-"""Where a client's tensors lie in a row of a matrix, so that a network's parameters, gradients and moments are one
-tensor each."""
+"""The layout of a client's tensors in one row of a matrix.
+
+With it, all parameters of a network are one tensor, and so are its gradients and its moments.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +18,39 @@ At = tuple[str, str]  # block and tensor
 
 
 class Layout:
-    """Named tensors side by side in one row of a matrix, each in the order in which it lies in memory."""
+    """Named tensors one after another in a row of a matrix, each in its own memory format."""
 
     def __init__(self, tensors: Mapping[At, Tensor]) -> None:
         self.places = {at: (t.shape, t.numel(), is_channels_last(t)) for at, t in tensors.items()}
         self.size = sum(size for _, size, _ in self.places.values())
 
     def matrix(self, like: Tensor) -> Tensor:
+        """Zeros with one row for each element of `like`, of its type and on its device."""
         return like.new_zeros(len(like), self.size)
 
     def views(self, row: Tensor, low: Tensor | None = None) -> dict[At, Tensor]:
-        """The tensors in a row; the filters among them in another row where one is given."""
+        """The tensors as views of a row. With a second row `low`, the convolution filters are views of that one."""
         pieces = row.split([size for _, size, _ in self.places.values()])
-        found = {
-            at: _shaped(v, shape, last) for (at, (shape, _, last)), v in zip(self.places.items(), pieces, strict=True)
-        }
-        return found if low is None else found | {at: v for at, v in self.views(low).items() if v.dim() == 4}
+        tensors: dict[At, Tensor] = {}
+        for (at, (shape, _, last)), piece in zip(self.places.items(), pieces, strict=True):
+            tensors[at] = _shaped(piece, shape, last)
+        if low is None:
+            return tensors
+        return tensors | {at: v for at, v in self.views(low).items() if v.dim() == 4}
 
     def filters(self) -> slice:
-        """Where in a row the filters are, given that they are side by side."""
+        """The columns of the convolution filters, which must be contiguous (see `filters_together`)."""
         sizes = [(len(shape) == 4, size) for shape, size, _ in self.places.values()]
         start = sum(size for _, size in takewhile(lambda piece: not piece[0], sizes))
         return slice(start, start + sum(size for filters, size in sizes if filters))
 
     def flat(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Tensors as they would be in a row; not copied where they have that order already."""
+        """Tensors flattened in the order of a row; a copy only where the memory format differs."""
         lasts = [last for _, _, last in self.places.values()]
         return [_in_order(t, last).reshape(-1) for t, last in zip(tensors, lasts, strict=True)]
 
     def load(self, row: Tensor, weights: Weights) -> None:
-        """Copies tensors into a row."""
+        """Copies weights into a row."""
         if self.places:
             torch.cat(self.flat(weights[b][k] for b, k in self.places), out=row)
 
@@ -66,7 +71,7 @@ def parameters_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
 
 
 def filters_together(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
-    """In an order in which what can be pulled comes first, and all filters are side by side."""
+    """Sorts the blocks with a proximal term first, and all convolution filters next to each other."""
 
     def place(at: At) -> tuple[bool, bool]:
         free = at[0] not in MODEL
@@ -76,7 +81,7 @@ def filters_together(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
 
 
 def buffers_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
-    """What a block's state holds beside parameters, such as running statistics."""
+    """The buffers of the blocks, such as running statistics."""
     known = parameters_of(net, blocks)
     state = {(b, k): v for b in blocks for k, v in getattr(net, b).state_dict().items()}
     return {at: v for at, v in state.items() if at not in known}

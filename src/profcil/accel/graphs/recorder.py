@@ -1,8 +1,8 @@
-"""How a step is recorded: as a CUDA graph, or, where there is no GPU, by calling it again.
+"""Records a step as a CUDA graph. Without a GPU, a stand-in calls the step again.
 
-Draws: views inside a recorded step use the recorder's generators, one for each client in a step, seeded anew for every
-phase. A replay begins at a generator's present offset and moves it on by what the recording used, which is what the
-kernels would have done one by one. So a phase draws the same numbers eagerly and replayed, shuffles included.
+Random numbers: views inside a recorded step use the recorder's generators, one for each client, seeded anew for every
+phase. A replay starts at the current offset of a generator and advances it by the numbers drawn in the capture, as the
+eager kernels do. So a phase draws the same numbers eagerly and replayed.
 """
 
 from __future__ import annotations
@@ -17,44 +17,49 @@ import torch
 from profcil.accel.resnet import recorded
 from profcil.errors import Failure
 
-WARM = 1  # steps before a recording, in which libraries choose kernels and allocate what they keep
-WIDTH = 10  # parts of a step that may be recorded side by side
+WARM = 1  # warm-up steps before a capture, in which libraries choose kernels and allocate workspaces
+WIDTH = 10  # most parallel parts of a step
 
 Do = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Makes a function that repeats what another does to the tensors it touches."""
+    """Records a step and gives a function that repeats it on the same tensors."""
 
     def generator(self, row: int) -> torch.Generator:
-        """The one that a recorded step draws from for the client in this row."""
+        """The generator of the client in this row, for draws inside a recorded step."""
         ...
 
     def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
-        """`warm` = a step of the same kind, where none has run yet."""
+        """Records `step` with the generators of the first `rows` clients. `warm`: the warm-up step, if none has run."""
         ...
 
     def aside(self, step: Do) -> None:
-        """Takes a step as it is written, where recordings are made."""
+        """Runs a step eagerly, on the stream of the captures."""
         ...
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
-        """Within a step: parts that do not depend on each other."""
+        """Inside a step: runs independent parts, in parallel where possible."""
         ...
 
     def clear(self) -> None:
-        """What was recorded is gone."""
+        """Frees the memory of all recordings."""
         ...
 
 
 class Capture:
-    """CUDA graphs. They share one pool of memory, which is safe because none leaves a result in it and no two run at
-    the same time; warming up and capturing share one stream, so that libraries keep their workspaces. Independent
-    parts of a step are captured on streams of their own, so that small kernels of different clients run at once."""
+    """Captures CUDA graphs.
+
+    All graphs share one memory pool. That is safe because no graph leaves a result in it and no two run at the same
+    time. Warm-up and capture share one stream, so that libraries reuse their workspaces. Independent parts of a step
+    are captured on separate streams, so that small kernels of different clients run concurrently.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.generators = device, [torch.Generator(device) for _ in range(WIDTH)]
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.device = device
+        self.generators = [torch.Generator(device) for _ in range(WIDTH)]
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
         self.sides = [torch.cuda.Stream(device) for _ in range(WIDTH)]
 
     def generator(self, row: int) -> torch.Generator:
@@ -67,13 +72,13 @@ class Capture:
             graph = torch.cuda.CUDAGraph()
             for row in range(rows):
                 graph.register_generator_state(self.generators[row])
-            torch.cuda.synchronize()  # torch.cuda.graph would also collect garbage and return memory: seconds a run
+            torch.cuda.synchronize()  # `torch.cuda.graph` also collects garbage and frees memory: seconds a run
             with torch.cuda.stream(self.stream), uncollected():
                 graph.capture_begin(pool=self.pool)
                 try:
                     step()
                 except BaseException:
-                    with suppress(Exception):  # what went wrong first is the reason
+                    with suppress(Exception):  # the first error is the one to report
                         graph.capture_end()
                     raise
                 graph.capture_end()
@@ -84,10 +89,10 @@ class Capture:
         with torch.cuda.stream(self.stream):
             step()
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        torch.cuda.empty_cache()  # what that stream keeps is of no use to others
+        torch.cuda.empty_cache()  # cached blocks of this stream cannot be used by other streams
 
     def side_by_side(self, parts: Sequence[Do]) -> None:
-        if not torch.cuda.is_current_stream_capturing():  # each stream would keep memory of its own for this one time
+        if not torch.cuda.is_current_stream_capturing():  # for one eager step, each stream would cache memory
             for part in parts:
                 part()
             return
@@ -105,18 +110,18 @@ class Capture:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leaves garbage lying: an earlier recording among it, taken away now, could spoil the one that is being made."""
-    collects = gc.isenabled()
+    """Disables garbage collection: destroying an old CUDA graph during a capture could invalidate the capture."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 class Repeat:
-    """A stand-in without a GPU: replaying is calling again. Like a capture it leaves everything it touches changed."""
+    """A stand-in without a GPU: a replay is another call. As with CUDA graphs, the warm-up changes tensors."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.generators = [torch.Generator(device) for _ in range(WIDTH)]
@@ -137,15 +142,16 @@ class Repeat:
             part()
 
     def clear(self) -> None:
-        """There is nothing but calls."""
+        """Nothing to free."""
 
 
 class Often:
-    """A step that is taken many times and touches only tensors that stay where they are: the first time as it is
-    written, while libraries choose kernels and allocate what they keep; then it is recorded, and replayed."""
+    """A step that is repeated on tensors that keep their memory. The first call is eager, as warm-up; the second call
+    records the step and replays it; later calls replay it."""
 
     def __init__(self, step: Do, recorder: Recorder) -> None:
-        self.step, self.recorder = recorded()(step), recorder
+        self.step = recorded()(step)
+        self.recorder = recorder
         self.taken = False
         self.replay: Do | None = None
 
@@ -156,15 +162,16 @@ class Often:
         if self.replay is None:
             try:
                 self.replay = self.recorder.record(self.step, 0)
-            except Exception as error:  # of torch, or of a compiler of kernels
+            except Exception as error:  # raised by torch or by a kernel compiler
                 raise refused("a step of the server", error) from error
         self.replay()
 
 
 def refused(what: str, error: Exception) -> Failure:
+    """The error for a step that could not be recorded."""
     return Failure(f"{what} could not be recorded as a CUDA graph ({short(error)}); run with --set accelerate=off")
 
 
 def short(error: Exception) -> str:
-    """The first line of what torch says."""
+    """The first line of an error message."""
     return str(error).partition("\n")[0]

@@ -1,5 +1,7 @@
-"""Training steps recorded once and replayed for every client: on a GPU a step is many small kernels, and starting them
-one by one from Python takes longer than computing them. See `static` for what is recorded and `recorders` for how.
+"""Training steps recorded once as CUDA graphs and replayed for every client.
+
+On a GPU a step is many small kernels, and launching them one by one from Python takes longer than computing them.
+`static_steps` says what is recorded, `recorder` says how.
 """
 
 from __future__ import annotations
@@ -25,62 +27,68 @@ from profcil.engine.phases import Train, Trained
 from profcil.errors import Failure
 from profcil.model.net import MODEL, Net
 
-ROWS = 4  # stacks on features are filled up to a multiple of this many clients, so that few widths occur
-NARROW = 5  # clients in a group whose step trains more than the model
-LIVE = 16  # steps kept at a time
-MOST = 256  # recordings made in a run; a method that needs more has shapes that never come back
+ROWS = 4  # stacks on features are padded to a multiple of this many clients, so that few shapes occur
+NARROW = 5  # most clients in a group whose step trains more than the model
+LIVE = 16  # steps in the cache
+MOST = 256  # recordings in a run; a method that needs more has shapes that do not occur again
 
 
 class Graphs:
     """The recorded steps of one model, and how phases run on them."""
 
     def __init__(self, net: Net, recorder: Recorder) -> None:
-        self.net, self.recorder, self.lookup = net, recorder, Lookup(recorder)
-        self.known: OrderedDict[tuple, Static] = OrderedDict()  # the one used last comes last
-        self.bodies: WeakValueDictionary[tuple, Bodies] = WeakValueDictionary()  # those of the steps that are known
-        self.made = 0
-        self.eager: Counter[str] = Counter()  # phases whose step could not be recorded, by name
-        self.most = WIDTH  # clients whose bases move in one recorded step
+        self.net = net
+        self.recorder = recorder
+        self.lookup = Lookup(recorder)
+        self.known: OrderedDict[tuple, Static] = OrderedDict()  # cached steps, the most recently used last
+        self.bodies: WeakValueDictionary[tuple, Bodies] = WeakValueDictionary()  # shared by the cached steps
+        self.made = 0  # recordings so far
+        self.eager: Counter[str] = Counter()  # phases whose step was not recorded, by name
+        self.most = WIDTH  # most clients that train their bases in one recorded step
 
     def width(self, phase: Train) -> int:
-        """How many of these. A step that trains more than the model has several views of each image: a few clients
-        fill a GPU with those, and more of them would only take memory."""
+        """The most clients in a group of this phase. A step that trains more than the model has several views of each
+        image: few clients then use the whole GPU, and more clients would only need more memory."""
         return min(self.most, WIDTH if set(phase.blocks) <= set(MODEL) else NARROW)
 
     def run(self, phases: Sequence[Train]) -> list[Trained]:
-        """As `steps.run`, by replaying; losses and sizes are left on the device, which may be far behind. Where it has
-        no room for so many clients at a time, they begin again in smaller groups."""
+        """As `steps.run`, by replaying. Losses and largest values stay on the device, so that the host does not
+        synchronise. When the GPU runs out of memory, the phases start again in smaller groups."""
         while True:
-            now = self.width(phases[0])
+            width = self.width(phases[0])
             try:
                 return self.in_groups(phases)
             except torch.OutOfMemoryError as error:
-                if phases[0].on_features or now == 1:
+                if phases[0].on_features or width == 1:
                     raise no_room(phases[0], error) from error
-            self.narrow(now)  # after the exception, which holds what was under way
+            self.narrow(width)  # outside the handler: the exception refers to tensors that must be freed
 
     def narrow(self, width: int) -> None:
-        """Half as many clients at a time from here on; what was recorded goes, for its memory."""
+        """Halves the group size for the rest of the run and frees all recordings."""
         self.most = width // 2
         warnings.warn(f"the GPU's memory has no room for {width} clients at a time: now {self.most}", stacklevel=3)
         self.forget()
 
     def in_groups(self, phases: Sequence[Train]) -> list[Trained]:
+        """Runs the phases group by group, the longest epochs first."""
         order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
+        groups = [order] if phases[0].on_features else shares(order, self.width(phases[0]))
         done: dict[int, Trained] = {}
-        for group in [order] if phases[0].on_features else shares(order, self.width(phases[0])):
+        for group in groups:
             stack = [phases[i] for i in group]
-            done |= zip(group, self.play(stack, self.generators(stack)), strict=True)
+            results = self.play(stack, self.generators(stack))
+            done |= zip(group, results, strict=True)
         return [done[i] for i in range(len(phases))]
 
     def generators(self, stack: Sequence[Train]) -> list[torch.Generator]:
-        """A stack of features draws between steps only; what moves the base draws views inside the recorded step."""
+        """A generator for each phase. Phases on features draw between steps only. Phases that train the base draw views
+        inside the recorded step, so they use the recorder's generators."""
         if stack[0].on_features:
             return [steps.generator_of(self.net, p) for p in stack]
         return [self.recorder.generator(row).manual_seed(p.seed) for row, p in enumerate(stack)]
 
     def play(self, phases: Sequence[Train], rngs: Sequence[torch.Generator]) -> list[Trained]:
-        """A group; eagerly where its step cannot be recorded."""
+        """Runs a group of phases by replaying, or eagerly where the step cannot be recorded."""
         step: Static | None = None
         lengths: list[int] = []
         for table, lengths in epochs(phases, rngs):
@@ -93,16 +101,18 @@ class Graphs:
         return step.end(phases, lengths)
 
     def run_eagerly(self, phases: Sequence[Train]) -> list[Trained]:
+        """Runs a group of phases without recordings, and counts them."""
         self.eager[phases[0].name] += len(phases)
         if phases[0].on_features and len(phases) > 1:
             return stacked_heads.run(self.net, phases)
         return [steps.run(self.net, phase) for phase in phases]
 
     def begin(self, phases: Sequence[Train], table: Table) -> Static | None:
-        """The step of these phases with the phases copied in; None where it cannot be recorded."""
+        """The step of these phases, recorded, with the phases copied in; None where it cannot be recorded."""
         p = phases[0]
-        rows = -(-len(phases) // ROWS) * ROWS if p.on_features else self.width(p)
-        sizes = shapes(table, 2), shapes(p.constants, 0)
+        padded = -(-len(phases) // ROWS) * ROWS
+        rows = padded if p.on_features else self.width(p)
+        sizes = (shapes(table, 2), shapes(p.constants, 0))
         key = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes, rows if p.on_features else 0)
         step = self.known.get(key)
         if step is None:
@@ -110,7 +120,7 @@ class Graphs:
                 return None
             step = self.made_for(p, table, rows)
         missing = step.plan([p.length for p in phases]) - step.replays.keys()
-        for recording in sorted(missing, reverse=True):  # with most clients first: it warms up for the others
+        for recording in sorted(missing, reverse=True):  # most clients first: one warm-up then serves all
             if self.full():
                 return None
             self.record(step, phases, recording)
@@ -122,59 +132,68 @@ class Graphs:
         return step
 
     def made_for(self, phase: Train, table: Table, rows: int) -> Static:
+        """A new step for such phases."""
         if phase.on_features:
-            by_kernels = OnFeaturesByKernels.fits(self.net, phase)
-            return (OnFeaturesByKernels if by_kernels else OnFeatures)(self.net, phase, table, rows)
+            step_class = OnFeaturesByKernels if OnFeaturesByKernels.fits(self.net, phase) else OnFeatures
+            return step_class(self.net, phase, table, rows)
         bodies = self.bodies.get(kind(phase, rows)) or Bodies(self.net, phase, rows)
         self.bodies[kind(phase, rows)] = bodies
         return OnNets(bodies, phase, table, self.recorder)
 
     def record(self, step: Static, phases: Sequence[Train], recording: tuple[int, int]) -> None:
-        """Recording takes real steps; the caller copies its phases in again, and here the draws are taken back."""
-        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else recording[0])]
-        states, self.made = [rng.get_state() for rng in rngs], self.made + 1
+        """Records a step for this number of clients and of steps. The warm-up changes weights and generators: the
+        caller copies the weights in again, and the generators are restored here."""
+        clients, _ = recording
+        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else clients)]
+        states = [rng.get_state() for rng in rngs]
+        self.made += 1
         step.begin(phases)
-        again, once = partial(step.step, *recording), partial(step.step, recording[0], 1)
+        captured = partial(step.step, *recording)
+        warm_up = None if step.replays else partial(step.step, clients, 1)
         try:
-            step.replays[recording] = self.recorder.record(again, len(rngs), None if step.replays else once)
+            step.replays[recording] = self.recorder.record(captured, len(rngs), warm_up)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of torch, or of a compiler of kernels
+        except Exception as error:  # raised by torch or by a kernel compiler
             raise refused(f"the step of phase '{phases[0].name}'", error) from error
         for rng, state in zip(rngs, states, strict=True):
             rng.set_state(state)
 
     def forget(self) -> None:
-        """Where nothing that was recorded will come back: the memory that it works on is returned."""
+        """Drops all recordings and frees their memory."""
         self.known.clear()
         self.lookup.known.clear()
         gc.collect()
         self.recorder.clear()
 
     def full(self) -> bool:
+        """Whether the limit of recordings is reached."""
         if self.made == MOST:
-            warnings.warn(f"{MOST} steps were recorded and still new shapes appear; they run eagerly", stacklevel=2)
+            warnings.warn(f"{MOST} steps were recorded and new shapes still appear; those run eagerly", stacklevel=2)
         return self.made >= MOST
 
 
 def no_room(phase: Train, error: Exception) -> Failure:
+    """The error for a step that does not fit into GPU memory even for one client."""
     advice = "free some of it, or set a smaller train.batch"
     return Failure(f"the GPU's memory has no room for the step of phase '{phase.name}' ({short(error)}); {advice}")
 
 
 def shares(order: Sequence[int], most: int) -> list[Sequence[int]]:
-    """As few groups of at most so many as possible, of nearly equal size, neighbours together."""
+    """Splits into as few groups of at most `most` as possible, contiguous and of nearly equal size."""
     number = -(-len(order) // most)
     cuts = [len(order) * i // number for i in range(number + 1)]
     return [order[a:b] for a, b in pairwise(cuts)]
 
 
 def shapes(tensors: Table, skip: int) -> tuple:
+    """Names, shapes without the first `skip` axes, and types."""
     return tuple((k, v.shape[skip:], v.dtype) for k, v in tensors.items())
 
 
 def regular(phase: Train, table: Table) -> bool:
-    """Whether inputs are one row an example; where examples need their surroundings, the sizes are a client's own."""
+    """Whether the inputs have one row an example. Examples of a graph need their neighbours, so their number of rows
+    differs between clients."""
     if phase.inputs is None:
         return True
     index = table["index"][0, 0]

@@ -1,9 +1,9 @@
-"""Training steps on buffers that never move, so that they can be recorded once and replayed for every client.
+"""Training steps on static buffers, which a CUDA graph can record once and replay for every client.
 
-What is recorded refers to memory by its address: the parameters, moments and anchor; the phase's constants; a table
-with the next CHUNK batches; and a counter on the device that says which of them is due. A client's phase is copied in,
-replayed, and copied out. Nothing recorded depends on a client's number of examples, and nothing is read back before a
-phase ends.
+A CUDA graph refers to memory by address. The static buffers are: the parameters, moments and anchor; the phase's
+constants; a table with the next CHUNK batches; and a counter on the device, the index of the next batch. A client's
+phase is copied in, replayed, and copied out. A recording does not depend on a client's number of examples, and nothing
+is read back before a phase ends.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from profcil.engine.steps import loss_of
 from profcil.model import losses
 from profcil.model.net import TAIL, Net, Tail, Weights
 
-UNROLL = (5, 4, 3)  # steps in one recording, so that clients side by side need not wait for each other after each
-PAYS = 1000  # steps of bases after which it has paid to have recorded several as one: recording takes as long as many
-ROOM = 256, 128, 128  # classes, width of an adapter and batch that a gradient by kernels has room for
-CHUNK = 60  # steps whose batches lie ready on the device: whole recordings, however long
+UNROLL = (5, 4, 3)  # steps in one recording: parallel clients then wait for each other less often
+PAYS = 1000  # steps after which recording several as one pays: a capture takes as long as many steps
+ROOM = 256, 128, 128  # most classes, adapter width and batch size of the gradient kernels
+CHUNK = 60  # batches in the table: a multiple of every number in UNROLL
 
 Table = dict[str, Tensor]
 
 
 class Static:
-    """A step on buffers that never move, for up to `width` clients; subclasses say what it does."""
+    """A step on static buffers, for up to `width` clients. Subclasses define the step."""
 
     def __init__(self, phase: Train, table: Table, width: int) -> None:
-        nothing = Shuffled(torch.empty(0), torch.empty(0))
+        empty_source = Shuffled(torch.empty(0), torch.empty(0))
         self.unroll = unroll(phase.length)
-        self.replays: dict[tuple[int, int], Do] = {}  # recordings by number of clients and of steps
-        self.like = replace(phase, weights={}, source=nothing, constants={})  # what its phases have in common
+        self.replays: dict[tuple[int, int], Do] = {}  # recordings, by number of clients and number of steps
+        self.like = replace(phase, weights={}, source=empty_source, constants={})  # what all its phases have in common
         self.table = {k: v.new_zeros(CHUNK, width, *v.shape[2:]) for k, v in table.items()}
         self.constants = {k: v.new_zeros(width, *v.shape) for k, v in phase.constants.items()}
         device = next(iter(table.values())).device
-        self.number = torch.zeros(1, dtype=torch.long, device=device)  # of the step in its epoch
-        self.total = torch.zeros(width, device=device)  # of the epoch's losses
-        self.lengths = torch.zeros(width, dtype=torch.long, device=device)  # steps in each one's epoch
+        self.number = torch.zeros(1, dtype=torch.long, device=device)  # index of the step in its epoch
+        self.total = torch.zeros(width, device=device)  # sum of the epoch's losses
+        self.lengths = torch.zeros(width, dtype=torch.long, device=device)  # steps in each client's epoch
 
     def begin(self, phases: Sequence[Train]) -> None:
-        """Copies the phases in."""
+        """Copies the phases into the static buffers."""
         self.lengths.zero_()
         for row, phase in enumerate(phases):
-            self.lengths[row].fill_(phase.length)  # a copy from the host would wait for the device
+            self.lengths[row].fill_(phase.length)  # a copy from the host would synchronise
             for k, v in phase.constants.items():
                 self.constants[k][row].copy_(v)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
-        """Replays an epoch of batches, [clients, steps, batch, …], of which each client has its own number."""
+        """Replays an epoch of batches, [clients, steps, batch, …]. `lengths`: the steps of each client."""
         self.number.zero_()
         self.total.zero_()
         for number, recording in self.course(lengths):
@@ -70,11 +70,11 @@ class Static:
             self.replays[recording]()
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
-        """The recordings that a phase with epochs of these lengths needs, settled before it begins."""
+        """The recordings that a phase with epochs of these lengths needs, chosen before the phase begins."""
         return {recording for _, recording in self.course(lengths)}
 
     def course(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
-        """An epoch of these lengths: after so many steps, which recording is due, by its clients and steps."""
+        """The replays of an epoch: the index of the first step, and the recording's numbers of clients and steps."""
         number = 0
         while number < max(lengths):
             rows, steps = self.due(number, lengths)
@@ -82,49 +82,55 @@ class Static:
             number += steps
 
     def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+        """The recording for the step with this index: numbers of clients and of steps."""
         raise NotImplementedError
 
     def several(self, number: int, most: int = CHUNK) -> int:
-        """Steps to take at once: one where the table ends, or this most is reached, among the next few."""
+        """Steps of the next replay: `unroll`, or 1 where the table or the limit `most` ends before."""
         return self.unroll if min(most, CHUNK - number % CHUNK) >= self.unroll else 1
 
     def rows(self) -> Table:
-        """The batch that is due. The counter is a tensor of one element: as a number it would have to be read back."""
+        """The next batch. The counter stays a tensor, because reading its value would synchronise."""
         place = self.number.remainder(CHUNK)
         return {k: v.index_select(0, place)[0] for k, v in self.table.items()}
 
     def step(self, rows: int, steps: int) -> None:
-        """What is recorded, for so many clients."""
+        """The computation that is recorded: `steps` steps of the first `rows` clients."""
         raise NotImplementedError
 
     def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
-        """Copies the results out; losses and sizes are not read back yet."""
-        sizes = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.outcome() if m.shape[1]]
-        losses, largest = (self.total / self.lengths).unbind(), torch.stack(sizes).amax(0).unbind()
+        """Copies the results out. Losses and largest absolute values stay on the device."""
+        norms = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.outcome() if m.shape[1]]
+        losses = (self.total / self.lengths).unbind()
+        largest = torch.stack(norms).amax(0).unbind()
         return [
             Trained({**phase.weights, **self.own(row)}, losses[row], lengths[row] * phase.epochs, largest[row])
             for row, phase in enumerate(phases)
         ]
 
     def outcome(self) -> list[Tensor]:
-        """What moved, a client in each row."""
+        """The trained tensors, one client in each row."""
         raise NotImplementedError
 
     def own(self, row: int) -> Weights:
-        """A copy of the blocks that moved for one client."""
+        """A copy of one client's trained blocks."""
         raise NotImplementedError
 
 
 class OnNets(Static):
-    """The step of phases that move the base, of several clients side by side, each on a module of its own. Longest
-    epochs come first, so that the clients still at work are a prefix, for each length of which there is a recording."""
+    """The step of phases that train the base: several clients in parallel, each on its own module.
+
+    The longest epochs come first, so that the active clients are the first rows. There is a recording for each number
+    of active clients.
+    """
 
     def __init__(self, bodies: Bodies, phase: Train, table: Table, recorder: Recorder) -> None:
         super().__init__(phase, table, len(bodies.nets))
-        self.bodies, self.recorder = bodies, recorder
-        self.numbers = torch.zeros_like(self.lengths)  # of each one's step in its epoch
-        self.taken: Counter[int] = Counter()  # steps, by the number of clients at work in them
-        self.ripe: set[int] = set()  # numbers of clients for which several steps are taken at once
+        self.bodies = bodies
+        self.recorder = recorder
+        self.numbers = torch.zeros_like(self.lengths)  # index of each client's step in its epoch
+        self.taken: Counter[int] = Counter()  # steps so far, by number of active clients
+        self.ripe: set[int] = set()  # numbers of active clients for which several steps are recorded as one
 
     def begin(self, phases: Sequence[Train]) -> None:
         super().begin(phases)
@@ -141,7 +147,7 @@ class OnNets(Static):
             self.taken[rows] += steps
 
     def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
-        """Those still at work; several steps where none of them finishes in between."""
+        """The active clients; several steps where none of them finishes in between."""
         left = [length - number for length in lengths if length > number]
         return len(left), self.several(number, min(left)) if len(left) in self.ripe else 1
 
@@ -149,11 +155,12 @@ class OnNets(Static):
         self.recorder.side_by_side([partial(self.many, row, steps) for row in range(rows)])
 
     def many(self, row: int, steps: int) -> None:
+        """Several steps of one client."""
         for _ in range(steps):
             self.one(row)
 
     def one(self, row: int) -> None:
-        """One client's step: `steps.step` on its row."""
+        """One step of one client, as `steps.step`."""
         with recorded():
             loss = loss_of(self.bodies.nets[row], self.like, self.batch(row))
         self.bodies.descend(row, loss.sum())
@@ -161,10 +168,11 @@ class OnNets(Static):
         self.numbers[row].add_(1)
 
     def batch(self, row: int) -> Batch:
-        """The client's batch that is due."""
+        """The client's next batch."""
         place = self.numbers[row : row + 1].remainder(CHUNK)
         batch: Batch = {k: v[:, row].index_select(0, place)[0] for k, v in self.table.items()}
-        batch |= {k: v[row] for k, v in self.constants.items()} | {"rng": self.recorder.generator(row)}
+        batch |= {k: v[row] for k, v in self.constants.items()}
+        batch["rng"] = self.recorder.generator(row)
         if self.like.inputs is not None:
             batch["inputs"] = self.like.inputs(batch["index"])
         return batch
@@ -177,27 +185,30 @@ class OnNets(Static):
 
 
 class OnFeatures(Static):
-    """The step of a stack of adapters and heads. All tensors of a client lie in one row of a matrix, so that pull, clip
-    and update are a few kernels; a client that has finished its epoch, or an empty row, stands still by a mask."""
+    """The step of a stack of adapters and heads.
+
+    All tensors of a client lie in one row of a matrix, so that proximal term, clipping and update are a few kernels. A
+    mask excludes empty rows and clients that have finished their epoch.
+    """
 
     def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
         super().__init__(phase, table, width)
-        blocks = [*phase.blocks, *(b for b in TAIL if b not in phase.blocks)]  # those that move come first
+        blocks = [*phase.blocks, *(b for b in TAIL if b not in phase.blocks)]  # trained blocks first
         self.shapes = {(b, k): v.shape for b in blocks for k, v in phase.weights[b].items()}
         sizes = [shape.numel() for shape in self.shapes.values()]
-        moving = sum(n for (b, _), n in zip(self.shapes, sizes, strict=True) if b in phase.blocks)
+        trained = sum(n for (b, _), n in zip(self.shapes, sizes, strict=True) if b in phase.blocks)
         self.flat = self.total.new_zeros(width, sum(sizes))
-        self.moved = self.flat[:, :moving]
+        self.moved = self.flat[:, :trained]
         tensors: dict[str, Table] = {b: {} for b in blocks}
         for ((b, k), shape), piece in zip(self.shapes.items(), self.flat.split(sizes, 1), strict=True):
             tensors[b][k] = piece.view(width, *shape).detach().requires_grad_(b in phase.blocks)
         self.parameters = [v for b in phase.blocks for v in tensors[b].values()]
         self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
-        made = MaskedDescent if Descent.fits(self.moved, phase.settings) else MaskedRule
-        self.rule = made(phase.settings, self.moved, phase.proximal)
+        rule_class = MaskedDescent if Descent.fits(self.moved, phase.settings) else MaskedRule
+        self.rule = rule_class(phase.settings, self.moved, phase.proximal)
 
     def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
-        """All rows; whoever has finished in between stands still."""
+        """All rows; a client that finishes in between becomes inactive."""
         return len(self.total), self.several(number)
 
     def begin(self, phases: Sequence[Train]) -> None:
@@ -211,6 +222,7 @@ class OnFeatures(Static):
             self.one()
 
     def one(self) -> None:
+        """One step of all active clients."""
         active = self.number < self.lengths
         loss = loss_of(self.tail, self.like, self.rows() | self.constants)
         grads = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
@@ -222,7 +234,7 @@ class OnFeatures(Static):
         return [self.moved]
 
     def own(self, row: int) -> Weights:
-        """A copy of the blocks that moved for one client."""
+        """A copy of one client's trained blocks."""
         shapes = {at: shape for at, shape in self.shapes.items() if at[0] in self.like.blocks}
         pieces = self.moved[row].clone().split([shape.numel() for shape in shapes.values()])
         blocks: Weights = {b: {} for b in self.like.blocks}
@@ -232,7 +244,7 @@ class OnFeatures(Static):
 
 
 class OnFeaturesByKernels(OnFeatures):
-    """The same with the gradient that is written down, by kernels that find the batch in the table by themselves."""
+    """`OnFeatures` with the analytic gradient in Triton kernels, which read the batch from the table themselves."""
 
     def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
         super().__init__(net, phase, table, width)
@@ -242,16 +254,20 @@ class OnFeaturesByKernels(OnFeatures):
 
     @staticmethod
     def fits(net: Net, phase: Train) -> bool:
-        written = phase.blocks == TAIL and phase.loss is losses.classification
-        narrow = net.adapter["down"]
-        sizes = net.classes, len(narrow), phase.settings.batch
-        if not narrow.is_cuda or any(a > b for a, b in zip(sizes, ROOM, strict=True)) or _tails() is None:
+        """Whether the kernels support this model, phase and GPU."""
+        supported_loss = phase.blocks == TAIL and phase.loss is losses.classification
+        down = net.adapter["down"]
+        sizes = (net.classes, len(down), phase.settings.batch)
+        too_large = any(size > limit for size, limit in zip(sizes, ROOM, strict=True))
+        if not down.is_cuda or too_large or _tails() is None:
             return False
-        new = torch.cuda.get_device_capability(narrow.device) >= (8, 0)  # older ones have too little shared memory
-        return written and new and not net.cosine
+        supported_gpu = torch.cuda.get_device_capability(down.device) >= (8, 0)  # older: too little shared memory
+        return supported_loss and supported_gpu and not net.cosine
 
     def one(self) -> None:
-        active, allowed = self.number < self.lengths, self.constants["allowed"]
+        """One step of all active clients."""
+        active = self.number < self.lengths
+        allowed = self.constants["allowed"]
         self.slopes(self.flat, self.table["u"], self.table["y"], self.number, allowed, self.gradient)
         self.rule.step(self.gradient, active)
         self.slopes.count(self.total, self.number, active)
@@ -262,5 +278,5 @@ def _tails() -> Any:
 
 
 def unroll(length: int) -> int:
-    """The number of steps to record as one for epochs of this length: one that leaves few over."""
+    """The number of steps to record as one for epochs of this length: the one with the smallest remainder."""
     return min(UNROLL, key=lambda n: length % n)

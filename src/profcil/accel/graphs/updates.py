@@ -1,5 +1,8 @@
-"""Pull, clip and update of one client's row, or of a matrix with a client in each row. On a GPU, SGD is done by kernels
-that pass over the memory twice (`_kernels`); the plain rules are the reference."""
+"""Proximal term, clipping and update of one client's row, or of a matrix with one client in each row.
+
+On a GPU, SGD uses fused kernels that pass over the memory twice (`triton.sgd`). The versions in plain torch are the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,14 @@ from profcil.engine.phases import Train
 
 
 class Update:
-    """Pull, clip and update of one client's row; what is rounded for the convolutions follows."""
+    """Proximal term, clipping and update of one client's row; then the bfloat16 copy is refreshed."""
 
     def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
-        self.row, self.low, self.anchor, self.filters, self.s = row, low, anchor, filters, phase.settings
+        self.row = row
+        self.low = low
+        self.anchor = anchor
+        self.filters = filters
+        self.s = phase.settings
         self.twice = 2 * phase.proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         self.optimiser = Optimiser(phase.settings, [row])
 
@@ -28,7 +35,7 @@ class Update:
         self.optimiser.reset()
 
     def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
-        """In place; filters' gradients are in the second row where there is one."""
+        """One update in place. With `low_grad`, the filters' gradients are read from there."""
         if low_grad is not None:
             grad[self.filters].copy_(low_grad[self.filters])
         if self.anchor is not None:
@@ -41,7 +48,7 @@ class Update:
 
 
 class Descent(Update):
-    """The same for SGD in bfloat16 on a GPU, by kernels that pass over the row twice."""
+    """`Update` for SGD in bfloat16 on a GPU, by fused kernels that pass over the row twice."""
 
     def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
         super().__init__(phase, row, low, anchor, filters)
@@ -49,53 +56,65 @@ class Descent(Update):
 
     @staticmethod
     def fits(matrix: Tensor, settings: TrainSettings) -> bool:
+        """Whether the kernels support this matrix and optimiser."""
         return matrix.is_cuda and settings.optimiser == "sgd" and _kernels() is not None
 
     def step(self, grad: Tensor, low_grad: Tensor | None) -> None:
         grads = (grad, low_grad, self.filters)
         _kernels().squares(*grads, self.row, self.anchor, self.twice, self.partial)
-        length = self.partial.sum().sqrt() + 1e-6
-        excess = (length / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(length)
-        where = (self.row, self.optimiser.moments.first[0], self.anchor, self.low)
-        _kernels().descend(*grads, *where, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
+        norm = self.partial.sum().sqrt() + 1e-6
+        excess = (norm / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(norm)
+        tensors = (self.row, self.optimiser.moments.first[0], self.anchor, self.low)
+        _kernels().descend(*grads, *tensors, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
 
 
 class MaskedRule:
-    """Pull, clip and update of a matrix with a client in each row, of which some stand still. Which, a mask on the
-    device says: a number of rows would change shapes. What stands still may hold anything, so nothing is multiplied
-    away."""
+    """Proximal term, clipping and update of a matrix with one client in each row, of which some are inactive.
+
+    A mask on the device says which rows are active, because a CUDA graph needs fixed shapes. Inactive rows may be NaN,
+    so they are excluded by `where` and `masked_fill`, not by a product with 0.
+    """
 
     def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
-        self.s, self.p = settings, matrix
+        self.s = settings
+        self.p = matrix
         self.twice = 2 * proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         new = partial(matrix.new_zeros, matrix.shape)
         self.anchor = new() if proximal else None
-        self.first, self.second = new(), new()
-        self.times = matrix.new_zeros(len(matrix), 1)
-        self.beta1, self.beta2 = matrix.new_tensor(BETA1), matrix.new_tensor(BETA2)
+        self.first = new()
+        self.second = new()
+        self.times = matrix.new_zeros(len(matrix), 1)  # updates of each row
+        self.beta1 = matrix.new_tensor(BETA1)
+        self.beta2 = matrix.new_tensor(BETA2)
 
     def reset(self) -> None:
-        """A phase begins: what is in the matrix is what it will be pulled back to."""
+        """Starts a phase: the moments become 0, and the matrix becomes the anchor of the proximal term."""
         torch._foreach_zero_([self.first, self.second, self.times])
         if self.anchor is not None:
             self.anchor.copy_(self.p)
 
     @torch.no_grad()
     def step(self, g: Tensor, active: Tensor) -> None:
-        """One update of the active rows from this gradient, which is overwritten."""
+        """One update of the active rows. The gradient is overwritten."""
         if self.anchor is not None:
             g.add_(self.p - self.anchor, alpha=self.twice)
         clip_rows_([g], self.s.clip)
-        (self.adam if self.s.optimiser == "adam" else self.sgd)(g, ~active.unsqueeze(1))
+        update = self.adam if self.s.optimiser == "adam" else self.sgd
+        update(g, ~active.unsqueeze(1))
 
     def sgd(self, g: Tensor, still: Tensor) -> None:
-        s, p, m = self.s, self.p, self.first
+        s = self.s
+        p = self.p
+        m = self.first
         g.add_(p, alpha=s.weight_decay)
         m.copy_(torch.where(still, m, (m * s.momentum).add_(g)))
         p.add_(m.masked_fill(still, 0.0), alpha=-s.lr)
 
     def adam(self, g: Tensor, still: Tensor) -> None:
-        s, p, m, v = self.s, self.p, self.first, self.second
+        s = self.s
+        p = self.p
+        m = self.first
+        v = self.second
         t = self.times.add_(~still).clamp(min=1)
         if s.decay == "coupled":
             g.add_(p, alpha=s.weight_decay)
@@ -108,7 +127,7 @@ class MaskedRule:
 
 
 class MaskedDescent(MaskedRule):
-    """The same for SGD on a GPU, by kernels that pass over the matrix twice."""
+    """`MaskedRule` for SGD on a GPU, by fused kernels that pass over the matrix twice."""
 
     def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
         super().__init__(settings, matrix, proximal)
@@ -116,10 +135,10 @@ class MaskedDescent(MaskedRule):
 
     @torch.no_grad()
     def step(self, g: Tensor, active: Tensor) -> None:
-        s, twice = self.s, self.twice
-        _kernels().squares_of_rows(g, self.p, self.anchor, twice, self.partial)
-        where = (self.p, self.first, self.anchor)
-        _kernels().descend_rows(g, *where, self.partial, s.clip, active, twice, s.lr, s.momentum, s.weight_decay)
+        s = self.s
+        _kernels().squares_of_rows(g, self.p, self.anchor, self.twice, self.partial)
+        tensors = (self.p, self.first, self.anchor, self.partial)
+        _kernels().descend_rows(g, *tensors, s.clip, active, self.twice, s.lr, s.momentum, s.weight_decay)
 
 
 def _kernels() -> Any:

@@ -1,10 +1,9 @@
 """The gradient of cross_entropy(tail.classify(u), y, allowed) for a stack of adapters and linear heads, in six kernels.
 
-Rehearsal is many steps on little data, and step by step the library's kernels for it take longer to begin than to
-compute. Here every product on the way is one kernel, with what stands before and behind it: normalisation, rectifier,
-softmax. A program makes some columns of some examples of one client, so that even a few clients keep a GPU busy.
-Products are in float32 precision, each put together from three in TensorFloat32. `cross_entropy` and autograd are the
-reference.
+Rehearsal is many steps on little data: launching torch's kernels takes longer than computing them. Here every matrix
+product is one fused kernel, with the normalisation, ReLU or softmax before or after it. A program computes some columns
+of some examples of one client, so that even a few clients occupy a GPU. Products have float32 precision, as three
+TensorFloat32 products each ("tf32x3"). The reference is `cross_entropy` with autograd.
 """
 # mypy: ignore-errors
 
@@ -15,19 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FEW, MANY, CLIENTS = 16, 32, 8  # examples of a program in stacks of up to so many clients, and in larger ones
-DEEP = 64  # what is summed over at a time
-NARROW, WIDE = 32, 64  # columns of a program: where the sum is long, and where it is short
-SLIM = 16  # and where it has all that belongs to them
+FEW, MANY, CLIENTS = 16, 32, 8  # examples of a program: in stacks of up to CLIENTS clients, and in larger ones
+DEEP = 64  # block size along the summed axis
+NARROW, WIDE = 32, 64  # columns of a program: for long sums, and for short ones
+SLIM = 16  # columns of a program of `_before`
 HOW = {"num_warps": 4, "num_stages": 3}
 
 
 class Slopes:
-    """What the kernels need for stacks of one shape: `shapes` of a client's tensors, in the order of its row."""
+    """The buffers for stacks of one shape. `shapes`: a client's tensors in the order of its row."""
 
     def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:
         (narrow, d), classes, self.width = shapes["down"], shapes["weight"][0], len(flat)
-        self.at, end = {}, 0  # where each tensor begins in a row
+        self.at, end = {}, 0  # offset of each tensor in a row
         for name, shape in shapes.items():
             self.at[name.upper()], end = end, end + prod(shape)
         self.rows = FEW if self.width <= CLIENTS else MANY
@@ -38,11 +37,11 @@ class Slopes:
         self.losses = flat.new_empty(self.width, self.parts)
 
     def __call__(self, flat: Tensor, u: Tensor, y: Tensor, number: Tensor, allowed: Tensor, grad: Tensor) -> None:
-        """Writes the gradient of every row for the batch that is due of the tables u and y, and its loss by parts."""
+        """Writes the gradient of every row for the next batch of the tables u and y, and partial sums of its loss."""
         at, r, (b, d, n, c) = self.at, self.room, self.sizes.values()
         due, short, long = (number, len(u), self.width, flat, flat.stride(0)), {"J": WIDE}, {"K": DEEP, "J": NARROW}
         narrow, classes = max(16, triton.next_power_of_2(n)), max(16, triton.next_power_of_2(c))
-        _hidden[(self.width, triton.cdiv(b, FEW), triton.cdiv(n, NARROW))](  # with more it would run out of registers
+        _hidden[(self.width, triton.cdiv(b, FEW), triton.cdiv(n, NARROW))](  # more examples would spill registers
             u, *due, r["normed"], r["hidden"], b, d, n, FEW, triton.next_power_of_2(d),
             at["SCALE"], at["SHIFT"], at["DOWN"], at["DOWN_BIAS"], **long, **HOW,
         )  # fmt: skip
@@ -73,7 +72,7 @@ class Slopes:
         return self.width, self.parts, triton.cdiv(columns, tile)
 
     def count(self, total: Tensor, number: Tensor, active: Tensor) -> None:
-        """Adds the losses of those at work, and a step."""
+        """Adds the losses of the active clients to `total`, and 1 to the step counter."""
         _count[(1,)](self.losses, total, number, active, len(total), self.parts, triton.next_power_of_2(len(total)))
 
 
@@ -84,7 +83,7 @@ def _read(x, i, j, stride, high, wide):
 
 @triton.jit
 def _turned(x, i, j, stride, high, wide):
-    """The same block with rows as columns: [j, i]."""
+    """The transposed block, [j, i]."""
     return tl.load(x + i[None, :] * stride + j[:, None], mask=(i < high)[None, :] & (j < wide)[:, None], other=0.0)
 
 
@@ -106,7 +105,7 @@ def _place(R: tl.constexpr, J: tl.constexpr):
 
 @triton.jit
 def _due(table, number, chunk, width, who, size):
-    """Where the client's batch is."""
+    """The address of the client's next batch."""
     return table + ((tl.load(number) % chunk) * width + who) * size
 
 
@@ -142,7 +141,8 @@ def _times(
     R: tl.constexpr, AT: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr, ADDS: tl.constexpr,
     RECTIFIED: tl.constexpr, K: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """What a client's matrix, or its transpose, makes of a; plus the batch and a bias, or only where `other` > 0."""
+    """The product of `a` with a client's matrix or its transpose. ADDS: plus the batch and a bias. RECTIFIED: masked by
+    `other` > 0."""
     who, m, j = _place(R, J)
     a, w, total = a + who * B * IN, flat + who * stride, tl.zeros((R, J), tl.float32)
     for k in range(0, IN, K):
@@ -162,8 +162,8 @@ def _softmax(
     y, number, chunk, width, flat, stride, allowed, logits, slope, dz, losses, B: tl.constexpr, D: tl.constexpr,
     C: tl.constexpr, R: tl.constexpr, ALL: tl.constexpr, WEIGHT: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """g = (softmax − one-hot) / B over the allowed classes, and dz = g weight; the first columns' programs also leave g
-    and the loss."""
+    """g = (softmax − one-hot) / B over the allowed classes, and dz = g weight. The programs of the first columns also
+    store g and the loss."""
     who, m, j = _place(R, J)
     q, y = tl.arange(0, ALL), _due(y, number, chunk, width, who, B)
     may = tl.load(allowed + who * C + q, mask=q < C, other=0) != 0
@@ -188,7 +188,7 @@ def _over(
     DOWN_BIAS: tl.constexpr, UP: tl.constexpr, UP_BIAS: tl.constexpr, WEIGHT: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, TALL: tl.constexpr, SLIM: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the batch: tiles of the head's gradient, of `up`'s with its bias, and columns of what stands before."""
+    """Sums over the batch: tiles of the gradients of the head and of `up` with its bias, then columns of `_before`."""
     who, tile = tl.program_id(0), tl.program_id(1)
     m, w, to = tl.arange(0, K), flat + who * stride, grad + who * apart
     if tile < first:
@@ -218,8 +218,8 @@ def _before(
     normed, dh, w, to, who, m, column, B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr,
     SHIFT: tl.constexpr, DOWN: tl.constexpr, DOWN_BIAS: tl.constexpr, BN: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of all that `hidden` is made with. With G = Σ n dhᵀ and b = Σ dh, the gradient of `down`, turned, is
-    scale G + shift bᵀ, that of the scale the sums of `down`, turned, times G, and that of the shift the same of b."""
+    """Some columns of the gradients of `scale`, `shift`, `down` and its bias. With G = Σ n dhᵀ and b = Σ dh, the
+    gradient of `down`ᵀ is scale G + shift bᵀ, that of `scale` the row sums of `down`ᵀ ⊙ G, of `shift` `down`ᵀ b."""
     i, j = tl.arange(0, BN), column + tl.arange(0, J)
     g = _read(dh + who * B * N, m, i, N, B, N)
     made = tl.dot(_turned(normed + who * B * D, m, j, D, B, D), g, input_precision="tf32x3")

@@ -1,8 +1,8 @@
-"""The kernels behind views of small images: one pass over a batch instead of dozens. `shift` and `distort` in `views`
-say in plain torch what they compute.
+"""Fused kernels for views of small images: one pass over a batch instead of dozens. The reference is `shift` and
+`distort` in `model.augmentations`.
 
-A program makes one image, a row for every channel and a column a pixel, from the image's own draws. Numbers that change
-with a batch are not specialised on: nothing is compiled anew for another one, which a recording could not bear.
+A program computes one image, one row a channel and one column a pixel, from the image's own draws. Sizes that change
+with a batch are not specialised on: compiling a new variant during a CUDA graph capture would fail.
 """
 # mypy: ignore-errors
 
@@ -18,12 +18,12 @@ from profcil.model import augmentations
 AREA, LOG_ASPECT = tl.constexpr(augmentations.AREA), tl.constexpr(log(augmentations.ASPECT))
 STRENGTH, GRAY = tl.constexpr(augmentations.STRENGTH), tl.constexpr(augmentations.GRAY)
 RED, GREEN, BLUE = map(tl.constexpr, augmentations.LUMA)
-BYTE = tl.constexpr(1 / 255)  # on a GPU, the library divides by a constant in this way, too
-EACH = 8  # values in a thread, where there can be threads enough
+BYTE = tl.constexpr(1 / 255)  # torch also divides by a constant on a GPU in this way
+EACH = 8  # values a thread, up to 32 warps
 
 
 def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
-    """See `augmentations.shift`; the same bits."""
+    """`augmentations.shift`, bit for bit."""
     y = x.new_empty(x.shape, dtype=torch.float32)
     sizes, warps = _sizes(x)
     _shift[(len(x),)](x, draws, y, len(x), *x.stride(), crop, flip, *sizes, num_warps=warps)
@@ -31,7 +31,7 @@ def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
 
 
 def distort(x: Tensor, zoom: Tensor, colour: Tensor | None, crop: bool, flip: bool) -> Tensor:
-    """See `augmentations.distort`."""
+    """`augmentations.distort`."""
     y, jitter = x.new_empty(x.shape, dtype=torch.float32), colour is not None
     sizes, warps = _sizes(x)
     _distort[(len(x),)](
@@ -49,7 +49,7 @@ def _sizes(x: Tensor) -> tuple[tuple[int, ...], int]:
 
 @triton.jit
 def _place(C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr):
-    """This program's image, the channels and pixels of its block, which of them exist, and where they are written."""
+    """This program's image, channels and pixels, the mask of those that exist, and their output offsets."""
     n, c, p = tl.program_id(0).to(tl.int64), tl.arange(0, BC)[:, None], tl.arange(0, BP)[None, :]
     return n, c, p, (c < C) & (p < H * W), (n * C + c) * (H * W) + p
 
@@ -80,7 +80,7 @@ def _shift(
     x, draws, y, images, sn, sc, sh, sw, CROP: tl.constexpr, FLIP: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """y[c, i, j] = x[c, row i moved, column j flipped and moved]."""
+    """y[c, i, j] = x[c, i shifted, j flipped and shifted]."""
     n, c, p, there, at = _place(C, H, W, BC, BP)
     i, j, draw = p // W, p % W, draws + n
     if FLIP:
@@ -93,7 +93,7 @@ def _shift(
 
 @triton.jit
 def _window(places, part, draw, SIZE: tl.constexpr):
-    """See `augmentations._window`; in pixels, none beyond the outermost centres."""
+    """`augmentations._window` in pixel units, clamped to the outermost pixel centres."""
     centres = (2 * places + 1).to(tl.float32) / SIZE - 1
     seen = (2 * draw - 1) * (1 - part) + part * centres
     return tl.minimum(tl.maximum(((seen + 1) * SIZE - 1) / 2, 0.0), SIZE - 1.0)
@@ -109,7 +109,7 @@ def _distort(
     x, zoom, colour, y, images, sn, sc, sh, sw, CROP: tl.constexpr, FLIP: tl.constexpr, JITTER: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Four neighbours of every place in the window, then brightness, contrast and saturation."""
+    """Bilinear resampling of the window, then brightness, contrast and saturation."""
     n, c, p, there, at = _place(C, H, W, BC, BP)
     i, j, x = p // W, p % W, x + n * sn
     if FLIP:

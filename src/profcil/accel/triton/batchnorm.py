@@ -1,10 +1,10 @@
-"""The kernels behind `fused`: channels-last images seen as a matrix, a row for every pixel and a column a channel.
+"""BatchNorm kernels (see `accel.resnet`). Channels-last images are a matrix, one row a pixel and one column a channel.
 
-Sums over pixels are taken in two steps, first by pieces and then over the pieces in a fixed order, never by adding
-into one place from many sides: the same numbers give the same bits. Squares are of differences from a piece's own mean,
-which loses nothing where the mean is large. Everything between reading and writing is in float32.
+Sums over pixels take two steps: first over pieces, then over the pieces in a fixed order. No additions are atomic,
+so results are deterministic. Squares are of differences from a piece's own mean, which avoids cancellation for large
+means. Arithmetic is in float32.
 """
-# Triton reads these functions' source and adds its own types; the names and short bodies are for it as much as for us.
+# Triton compiles these functions from their source and has its own types.
 # mypy: ignore-errors
 
 import torch
@@ -12,26 +12,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were measured on an H200
-MANY, FEWER = 128, 32  # pixels of a tile where sums go back; fewer where something is written, too
-LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer pieces than this
-PIECES, TILES = 256, 512  # most pieces that a sum is taken in, here and where a convolution has taken it
-FEW = 8  # channels whose pieces are added up by one program
+PIXELS, CHANNELS = 64, 64  # of a tile; these and the next were tuned on an H200
+MANY, FEWER = 128, 32  # pixels of a tile in the backward sums; FEWER where the kernel also writes
+LONG, LEAST = 8, 8  # tiles in a piece, unless there would be fewer than LEAST pieces
+PIECES, TILES = 256, 512  # most pieces of a sum: here, and where a convolution has computed it
+FEW = 8  # channels whose pieces one program sums
 
 
 def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify, sums=None):
-    """See `fused.forward`; `sums` are those of equal pieces of all pixels, in order, where they are known already."""
+    """See `resnet.forward`. `sums`: partial sums of equal pieces of all pixels, in order, where they are known."""
     mean, scale = _statistics(x, running_mean, running_var, momentum, eps, groups, sums)
     return _normalised(x, weight, bias, added, mean, scale, groups, rectify), mean, scale
 
 
 def apply(x, weight, bias, added, mean, var, eps, rectify):
-    """The same with a mean and a variance that are known."""
+    """Eval-mode BatchNorm: the same with given mean and variance."""
     return _normalised(x, weight, bias, added, mean, (var + eps).rsqrt(), 1, rectify)
 
 
 def moments(x, sums=None):
-    """Every channel's mean and variance: running statistics that forget at once."""
+    """Every channel's mean and variance: running statistics with momentum 1."""
     mean, var = x.new_zeros(2, x.shape[1], dtype=torch.float32)
     _statistics(x, mean, var, 1.0, 0.0, 1, sums)
     count = x.numel() // x.shape[1]
@@ -39,12 +39,12 @@ def moments(x, sums=None):
 
 
 def stretched(x, mean, factor, shift):
-    """(x − mean) factor + shift, each a number a channel."""
+    """(x − mean) factor + shift, with one number a channel each."""
     return _normalised(x, factor, shift, None, mean, torch.ones_like(mean), 1, False)
 
 
 def _statistics(x, running_mean, running_var, momentum, eps, groups, sums=None):
-    """Each group's mean and inverse deviation, while the running statistics move on."""
+    """Each group's mean and inverse standard deviation; updates the running statistics."""
     rows, channels, pieces, _ = _layout(x, groups, PIXELS)
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
@@ -74,10 +74,10 @@ def _normalised(x, weight, bias, added, mean, scale, groups, rectify):
 
 
 def backward(grads, x, y, weight, bias, mean, scale, groups, rectify, adds):
-    """See `fused.backward`."""
+    """See `resnet.backward`."""
     both = len(grads) == 2
     writes = adds or both
-    grad, other, y = grads[0], grads[-1], x if y is None else y  # of these, only those that there are will be read
+    grad, other, y = grads[0], grads[-1], x if y is None else y  # placeholders for missing tensors are not read
     pixels = FEWER if writes else MANY
     rows, channels, pieces, tiles = _layout(x, groups, pixels)
     dx, slope = torch.empty_like(x), torch.empty_like(x) if writes else grad
@@ -97,8 +97,8 @@ def backward(grads, x, y, weight, bias, mean, scale, groups, rectify, adds):
 
 
 def through(grads, x, y, weight, bias, mean, scale, rectify, adds, line=None):
-    """Gradients of x and of what was added, where x was normalised by a mean and a scale that are known. To the former
-    is added (x − centre) stretch + shift, each a number a channel, where such a line is given."""
+    """Eval-mode backward: gradients of x and of what was added. With `line` = (centre, stretch, shift), one number a
+    channel each, (x − centre) stretch + shift is added to the gradient of x."""
     rows, channels, _, tiles = _layout(x, 1, PIXELS)
     dx, slope = torch.empty_like(x), torch.empty_like(x) if adds else x
     centre, stretch, shift = line or (mean, mean, mean)
@@ -122,7 +122,7 @@ def _tile(block, channels, B: tl.constexpr):
     return c, c < channels
 
 
-@triton.jit(do_not_specialize=["pieces", "per"])  # or every number of pieces would be compiled anew
+@triton.jit(do_not_specialize=["pieces", "per"])  # otherwise every number of pieces would compile a new variant
 def _moments(x, sums, rows, channels, pieces, per, BM: tl.constexpr, BC: tl.constexpr):
     """Σ x, and Σ (x − mean)² with the mean over this piece of a group's pixels."""
     piece, g = tl.program_id(0), tl.program_id(2)
@@ -149,7 +149,7 @@ def _settle(
     sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The pieces' sums to each group's mean and inverse deviation, and the running statistics."""
+    """Combines the pieces into each group's mean and inverse standard deviation; updates the running statistics."""
     c, real = _tile(tl.program_id(0), channels, BC)
     rm, rv = tl.load(running_mean + c, mask=real, other=0.0), tl.load(running_var + c, mask=real, other=0.0)
     count = tl.minimum(tl.maximum(rows - tl.arange(0, BP) * per, 0), per)[:, None]
@@ -197,7 +197,7 @@ def _ahead(
 
 @triton.jit
 def _slope(grad, other, y, at, there, before, ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr):
-    """The gradient behind the rectifier. Where nothing was added, x tells its sign, and y is not read."""
+    """The gradient before ReLU. Where nothing was added, the sign follows from x, and y is not read."""
     d = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
     if BOTH:
         d += tl.load(other + at, mask=there, other=0.0).to(tl.float32)
@@ -213,7 +213,7 @@ def _products(
     grad, other, x, y, slope, mean, scale, weight, bias, partial, rows, channels, pieces,
     ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Σ d and Σ d x̂ over a piece of a group's pixels, and d itself where it is put together from several."""
+    """Σ d and Σ d x̂ over a piece of a group's pixels; stores d where it is needed again."""
     piece, g = tl.program_id(0), tl.program_id(2)
     c, real = _tile(tl.program_id(1), channels, BC)
     mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
@@ -240,7 +240,7 @@ def _products(
 
 @triton.jit(do_not_specialize=["pieces", "groups"])
 def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, BC: tl.constexpr):
-    """The pieces' sums to each group's, and over groups to the gradients of weight and bias."""
+    """Sums the pieces of each group, and the groups for the gradients of weight and bias."""
     c, real = _tile(tl.program_id(0), channels, BC)
     w, b = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for g in range(groups):
@@ -282,7 +282,7 @@ def _through(
     ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, LINE: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """dx = w scale d, and a line of x."""
+    """dx = w scale d, plus (x − centre) stretch + shift with LINE."""
     c, real = _tile(tl.program_id(1), channels, BC)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     there = (m < rows)[:, None] & real[None, :]

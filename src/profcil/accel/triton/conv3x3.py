@@ -1,21 +1,24 @@
-"""3x3 convolutions of channels-last images in bfloat16, ahead and back to the inputs and to the filters, for GPUs that
-fetch a tile of a tensor by themselves, with zeros for what lies outside (compute capability 9); and the 1x1 ones that
-step over every second pixel beside a 3x3 one that does, as where a residual block changes shape.
+"""3x3 convolutions of channels-last images in bfloat16: forward, gradient of the inputs, gradient of the filters.
 
-A program makes a tile of outputs, some rows of some images: for every tap of the filters it fetches the inputs that lie
-under the tile and the tap's weights, and multiplies. Where a filter steps over every second pixel, images are seen as
-[images, H/2, 2, W/2, 2 C], so that what it steps on is again a tile. Ahead, the tile's sums for a normalisation that
-follows are taken before it is written. Back to the filters, a program makes a tile of one tap's weights, a sum over
-pixels; where weights are few, it sums over a part of the pixels, and the parts are added afterwards, in order.
+They need a GPU with the Tensor Memory Accelerator (compute capability 9), which loads a tile of a tensor with zeros
+outside. 1x1 convolutions with stride 2 beside a 3x3 one with stride 2, as in a residual block that changes shape, are
+supported, too.
 
-A 1x1 filter sees what lies under the middle tap of a 3x3 one: it is a filter with this one tap. Where both read the
-same images, the even pixels of even rows are all that the 1x1 one has seen, and the program that makes their gradient
-from the outputs of the one goes on with the outputs of the other.
+Forward: a program computes a tile of outputs, some rows of some images. For every tap of the filters it loads the
+inputs under the tile and the tap's weights, and multiplies. With stride 2, images are viewed as [images, H/2, 2, W/2,
+2 C], so that the used pixels are again a tile. The sums for a following BatchNorm are computed before the tile is
+written.
 
-In every product what comes as a matrix, filters or the outputs' gradient, is first and the images second. The other way
-round Triton 3.6 takes the images through registers, which it fills for the next product before the last one has read
-them; a second factor stays where it was fetched, and so does a matrix. And because a kernel is what the compiler at
-hand makes of it, each kind is compared with the formula once.
+Gradient of the filters: a program computes a tile of one tap's weights, a sum over pixels. Where there are few weights,
+it sums over a part of the pixels, and the parts are added afterwards, in order, so that results are deterministic.
+
+A 1x1 filter is a filter with the centre tap only. Where both convolutions read the same images, only the even pixels of
+even rows contribute to the 1x1 one. The program that computes their gradient adds the gradients of both.
+
+In every product the matrix (filters, or the gradient of the outputs) is the first factor and the images are the second.
+With the other order, Triton 3.6 passes the images through registers and overwrites them while an earlier product may
+still read them (triton issue 9433). A second factor stays in shared memory. Because the result depends on the compiler,
+a self-check compares each kind of kernel with the formula at its first use.
 """
 # mypy: ignore-errors
 
@@ -32,23 +35,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-KNOWN = ((3, 3, 1), (3, 3, 2), (1, 1, 2))  # rows and columns of filters, and their steps
-DEPTH = 64  # channels that are summed over at a time
-NARROW = (128, 64, 4, 3)  # pixels and channels of a tile, warps, and stages of fetching ahead, for 64 channels
-WIDE = (128, 128, 4, 3)  # and for more
-SLOPES = {  # pixels, outputs and inputs of a product, parts of a sum, warps and stages, by the fewer of both channels
+KNOWN = ((3, 3, 1), (3, 3, 2), (1, 1, 2))  # rows and columns of filters, and stride
+DEPTH = 64  # block size along the summed channels
+NARROW = (128, 64, 4, 3)  # pixels and channels of a tile, warps, pipeline stages, for 64 channels
+WIDE = (128, 128, 4, 3)  # the same for more channels
+SLOPES = {  # pixels, outputs and inputs of a product, parts of a sum, warps, stages; by the smaller channel number
     64: (128, 64, 64, 8, 4, 3),
     128: (128, 128, 128, 4, 8, 3),
     256: (128, 128, 128, 1, 8, 3),
     512: (64, 128, 256, 1, 8, 3),
 }
 ALONE = 32  # parts of a sum for filters of one tap
-PORTION = 512  # weights whose parts a program adds
-ROUNDING = 1e-2  # of bfloat16, relative to the largest value
+PORTION = 512  # weights whose parts one program adds
+ROUNDING = 1e-2  # tolerance of the self-check in bfloat16, relative to the largest value
 
 
 def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
-    """Whether these kernels can do it: images and channels come in whole tiles, and no tile spans two groups."""
+    """Whether the kernels support this: images and channels are multiples of a tile, no tile spans two groups, and the
+    self-check passes."""
     n, c, h, w = x.shape
     k, high, wide = weight.shape[0], h // step, w // step
     known = weight.shape[1] == c and (*weight.shape[2:], step) in KNOWN
@@ -66,19 +70,19 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
 
 @cache
 def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    """Whether kernels of this kind can be made, and compute a convolution, on a few made images."""
+    """The self-check of one kind of kernel: it compiles, and agrees with the formula on generated images."""
     return right(_agrees, channels, outputs, wide, step, device)
 
 
 @torch.no_grad()
 def right(compare: Callable[..., bool], *kind: Any) -> bool:
-    """Whether kernels of a kind can be made and stand a comparison; a warning says where they do not."""
+    """Runs a self-check. Where it fails, a warning gives the reason."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a convolution's first call came inside a recording")
     try:
-        with torch.autocast("cuda", enabled=False):  # or the formula would be rounded, too
+        with torch.autocast("cuda", enabled=False):  # otherwise the formula would be rounded, too
             wrong = "" if compare(*kind) else "their results are wrong"
-    except Exception as error:  # whatever a compiler may think of
+    except Exception as error:  # any error of the compiler
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
         warnings.warn(f"Triton's convolutions are not used here ({wrong}); the library's are", stacklevel=3)
@@ -86,12 +90,12 @@ def right(compare: Callable[..., bool], *kind: Any) -> bool:
 
 
 def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    size, sides = wide * step, (3, 1)[:step]  # where filters step, there are thin ones beside them
+    size, sides = wide * step, (3, 1)[:step]  # with stride 2, there is a 1x1 filter, too
     images, outer = (32, channels, size, size), (32, outputs, wide, wide)
     x, *rest = drawn(images, *(s for side in sides for s in ((outputs, channels, side, side), outer)), device=device)
     found, expected, read, folded = [], [], [], 0
     for side, weight, d in zip(sides, rest[::2], rest[1::2], strict=True):
-        weight *= (side * side * channels) ** -0.5  # what comes out is of order one
+        weight *= (side * side * channels) ** -0.5  # outputs of order one
         read.append((d, weight))
         (y, sums), dx, dw = ahead(x, weight, step), back(*read[0], step, *read[1:]), slopes(d, x, step, side)
         columns = weight.float().flatten(1).T @ d.float().flatten(2)
@@ -102,14 +106,14 @@ def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.dev
 
 
 def drawn(*shapes: tuple[int, ...], device: torch.device) -> list[Tensor]:
-    """Made tensors of these shapes, always the same."""
+    """Random tensors of these shapes with a fixed seed."""
     rng = torch.Generator(device).manual_seed(0)
     made = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
     return [t.to(memory_format=torch.channels_last) for t in made]
 
 
 def formula(x: Tensor, weight: Tensor, d: Tensor, step: int, tiles: int) -> tuple[Tensor, ...]:
-    """The convolution, both sums of its tiles, and the filters' gradient, in float32."""
+    """The convolution, both sums of its tiles, and the gradient of the filters, in float32."""
     side = weight.shape[-1]
     under = F.unfold(x.float(), side, padding=side // 2, stride=step)  # the pixels under every tap, as columns
     made = weight.float().flatten(1) @ under
@@ -125,7 +129,7 @@ def near(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The convolution, and of each tile, in order, every channel's sum and squared differences from the tile's mean."""
+    """The convolution, and for each tile every channel's sum and sum of squared differences from the tile's mean."""
     (_, c, h, w), (k, _, side, _) = x.shape, weight.shape
     pixels, channels, warps, stages = _shape(k)
     images, rows, columns = _box(w // step, pixels)
@@ -141,8 +145,8 @@ def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """The inputs' gradient from the outputs' of 3x3 filters, and where they step from those of 1x1 filters beside them,
-    with as many outputs."""
+    """The gradient of the inputs of a 3x3 convolution. `beside`: output gradient and filters of a 1x1 convolution of
+    the same inputs, with stride 2 and as many outputs."""
     (n, k, h, w), c = d.shape, weight.shape[1]
     pixels, channels, warps, stages = _shape(c)
     images, rows, columns = _box(w, pixels)
@@ -160,7 +164,7 @@ def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | N
 
 
 def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
-    """The filters' gradient from the outputs', with as many parts as divide the pixels."""
+    """The gradient of the filters, summed in a number of parts that divides the pixels."""
     (n, k, h, w), c = d.shape, x.shape[1]
     pixels, outputs, inputs, parts, warps, stages = _slopes_shape(c, k)
     images, rows, columns = _box(w, pixels)
@@ -197,7 +201,7 @@ def _empty(like: Tensor, channels: int, high: int, wide: int) -> Tensor:
 
 
 def _tiles(x: Tensor, block: list[int], step: int = 1) -> TensorDescriptor:
-    """Images; under a filter that steps, with even and odd rows and columns apart."""
+    """A descriptor of images; with stride 2, even and odd rows and columns are separate axes."""
     seen, (images, rows, columns, channels) = x.permute(0, 2, 3, 1), block
     if step == 2:
         n, h, w, c = seen.shape
@@ -222,7 +226,7 @@ def _under(x, i, h, r, s, c, IN: tl.constexpr, STEP: tl.constexpr):
     """The inputs under a tap."""
     if STEP == 1:
         return x.load([i, h + r, s, c])
-    else:  # −1 is the odd one before, 1 the odd one here
+    else:  # offset −1: the odd pixel of the previous pair; offset 1: the odd pixel of this pair
         return x.load([i, h + (r - r * r) // 2, r * r, (s - s * s) // 2, s * s * IN + c])
 
 
@@ -231,7 +235,7 @@ def _ahead(
     x, w, y, sums, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
     BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """IN channels are summed over, OUT come out; filters have SIDE x SIDE taps."""
+    """IN input and OUT output channels; filters have SIDE x SIDE taps."""
     i, h = _place(high, BI, BH)
     out = tl.program_id(1) * BO
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
@@ -252,9 +256,9 @@ def _back(
     d, w, beside, thin, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
     BW: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The same with taps turned round. Of a filter that steps, even rows were under the middle tap only and odd ones
-    under the two others, and so were columns; each of the four kinds has programs of its own. Pixels that are even both
-    ways were also under the thin filters, if there are any beside."""
+    """`_ahead` with reversed taps. With stride 2, even rows are under the centre tap only and odd rows under the two
+    others; columns likewise. Each of the four combinations has its own programs. Pixels with even row and column are
+    also under the 1x1 filters, if `beside` is given."""
     i, h = _place(high, BI, BH)
     out, odd, across = tl.program_id(1) * BO, tl.program_id(2) // 2, tl.program_id(2) % 2
     taps = 9 if STEP == 1 else (1 + odd) * (1 + across)
@@ -279,7 +283,9 @@ def _back(
         x.store([i, h, odd, 0, across * OUT + out], made.reshape(BI, BH, 1, BW, BO))
 
 
-@triton.jit(do_not_specialize=["number"])  # or other batches would have kernels that were not compared
+@triton.jit(
+    do_not_specialize=["number"]
+)  # otherwise other batch sizes would compile variants that no self-check has seen
 def _slopes(
     d, x, made, high, number, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,

@@ -1,13 +1,13 @@
-"""The 3x3 convolution that images enter a network by, ahead and back to the filters, for the GPUs of `_filters`.
+"""The first 3x3 convolution of a network: forward and gradient of the filters, for the GPUs of `conv3x3`.
 
-Images have so few channels that all inputs under a pixel, nine taps of each channel, are one row of a product: padded
-with zeros to COLUMNS, and gathered from wherever the images lie, in the type they have, which is rounded to that of the
-filters on the way. A program makes a tile of pixels, in the order in which they are written; it may begin and end
-within a row, and span images. Ahead, the tile's sums for a normalisation that follows are taken before it is written.
-Back to the filters, a program sums over some tiles, and the parts are added afterwards, always in the same way.
+Images have few channels, so all inputs of an output pixel, nine taps of each channel, are one row of a product, padded
+with zeros to COLUMNS. They are gathered from any memory format and rounded to the type of the filters. A program
+computes a tile of pixels in output order; a tile may begin and end within a row, and span images. The tile's sums for a
+following BatchNorm are computed before it is written. For the gradient of the filters, a program sums over some tiles,
+and the parts are added afterwards in a fixed order.
 
-As in `_filters`, what comes as a matrix is the first factor and what was gathered the second, and each kind of kernel
-is compared with the formula once. Where images and filters lie, and how many there are, is no part of a kind.
+As in `conv3x3`, the matrix is the first factor and the gathered inputs are the second, and a self-check compares each
+kind of kernel with the formula once. Strides, addresses and the number of images are not part of a kind.
 """
 # mypy: ignore-errors
 
@@ -22,14 +22,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from profcil.accel.triton import conv3x3
 
-COLUMNS = 32  # of a product: room for nine taps of three channels
+COLUMNS = 32  # of a product: at least nine taps of three channels
 PIXELS, CHANNELS = 128, 64  # of a tile
-AHEAD, SLOPES = (4, 1), (8, 3)  # warps, and stages of fetching ahead
-PARTS = 256  # most parts of the filters' gradient, a power of two: about two programs for each of 132 processors
+AHEAD, SLOPES = (4, 1), (8, 3)  # warps and pipeline stages, forward and for the gradient of the filters
+PARTS = 256  # most parts of the gradient of the filters, a power of two: about two programs for each of 132 SMs
 
 
 def takes(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, groups: int) -> bool:
-    """Whether these kernels can do it: pixels and filters come in whole tiles, and no tile spans two groups."""
+    """Whether the kernels support this: pixels and filters are multiples of a tile, no tile spans two groups, and the
+    self-check passes."""
     if x.dim() != 4 or x.dtype not in (torch.float32, torch.bfloat16) or step != 1 or padding != (1, 1):
         return False
     n, c, h, w = x.shape
@@ -40,13 +41,13 @@ def takes(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, 
 
 @cache
 def agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether kernels of this kind can be made, and compute a convolution, on a few made images."""
+    """The self-check of one kind of kernel: it compiles, and agrees with the formula on generated images."""
     return conv3x3.right(_agrees, channels, outputs, high, wide, dtype, device)
 
 
 def _agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
     whole = PIXELS // math.gcd(PIXELS, high * wide)  # images
-    number = whole * triton.cdiv(2 * PARTS * PIXELS, whole * high * wide)  # so that there are parts of several tiles
+    number = whole * triton.cdiv(2 * PARTS * PIXELS, whole * high * wide)  # so that parts have several tiles
     shapes = (number, channels, high, wide), (outputs, channels, 3, 3), (number, outputs, high, wide)
     x, weight, d = conv3x3.drawn(*shapes, device=device)
     weight *= (9 * channels) ** -0.5
@@ -55,7 +56,7 @@ def _agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtyp
 
 
 def ahead(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The convolution, and of each tile, in order, every channel's sum and squared differences from the tile's mean."""
+    """The convolution, and for each tile every channel's sum and sum of squared differences from the tile's mean."""
     (n, c, h, w), k, (warps, stages) = x.shape, len(weight), AHEAD
     y = weight.new_empty(n, h, w, k).permute(0, 3, 1, 2)
     tiles = n * h * w // PIXELS
@@ -68,7 +69,7 @@ def ahead(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def slopes(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The filters' gradient from the outputs', laid out as they are; the last part may have fewer tiles."""
+    """The gradient of the filters, in their memory format. The last part may have fewer tiles."""
     (n, c, h, w), k, (warps, stages) = x.shape, len(weight), SLOPES
     tiles = n * h * w // PIXELS
     number = triton.cdiv(tiles, PARTS)
@@ -90,7 +91,7 @@ def _tiles(y: Tensor) -> TensorDescriptor:
 
 @triton.jit
 def _taps(IN: tl.constexpr, COLUMNS: tl.constexpr):
-    """Channel, row and column of every tap; where there is none, the row is the fourth or a later one."""
+    """Channel, row and column of every tap; padding has a row of 3 or more."""
     t = tl.arange(0, COLUMNS)
     return t % IN, t // IN // 3, t // IN % 3
 
@@ -100,8 +101,8 @@ def _under(
     x, tile, image, channel, row, column, IN: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     PIXELS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The inputs under every tap at a tile's pixels, zeros outside; neighbouring pixels are read together. For each
-    pixel a bit says which taps are outside: those above, below, left and right of an image, and any after the ninth."""
+    """The inputs under every tap at a tile's pixels, zeros outside; neighbouring pixels are read together. A bit mask
+    for each pixel marks the taps outside the image, and all after the ninth."""
     p = tile * PIXELS + tl.arange(0, PIXELS)
     i, h, w = p // (HIGH * WIDE), p // WIDE % HIGH, p % WIDE
     outside = -0b1000000000 | tl.where(h == 0, 0b000000111, 0) | tl.where(h == HIGH - 1, 0b111000000, 0)
@@ -120,7 +121,7 @@ def _ahead(
     x, weight, y, sums, image, channel, row, column, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """IN channels are summed over, OUT come out; the strides are those of images and of filters."""
+    """IN input and OUT output channels; the strides are those of the images and of the filters."""
     tile, out = tl.program_id(0), tl.program_id(1) * BO
     a = _under(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
     c, r, s = _taps(IN, COLUMNS)
@@ -143,7 +144,7 @@ def _slopes(
     d, x, sums, tiles, number, image, channel, row, column, IN: tl.constexpr, OUT: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The weights from IN to OUT channels, summed over this many tiles of pixels."""
+    """The gradient of the weights from IN to OUT channels, summed over `number` tiles of pixels."""
     out, part = tl.program_id(0) * BO, tl.program_id(1)
     total = tl.zeros((BO, COLUMNS), tl.float32)
     for tile in range(part * number, tl.minimum((part + 1) * number, tiles)):
@@ -158,7 +159,7 @@ def _add(
     sums, made, parts, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of one filter."""
+    """Adds the parts of one filter."""
     k, p = tl.program_id(0), tl.arange(0, PARTS)[:, None]
     at = sums + (p * OUT + k) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.sum(tl.load(at, mask=p < parts, other=0.0), 0)

@@ -1,9 +1,8 @@
-"""Pull, clip, decay, momentum, step and rounding of a client's parameters, in two passes over memory.
+"""Fused SGD: proximal term, clipping, weight decay, momentum, update and rounding, in two passes over memory.
 
-The first pass gives the length of the pulled gradient, the second does the rest. For one row, gradients of filters are
-read in bfloat16, as convolutions leave them, from a row of their own; of the two rows, each is read only in its part.
-For a matrix with a client in each row, those that stand still are not touched. See `rules.Descent` and
-`rules.MaskedDescent`.
+The first pass computes the norm of the gradient with the proximal term, the second does the rest. For one row, the
+gradients of filters are read in bfloat16 from a second row. For a matrix with one client in each row, inactive rows are
+not touched. See `updates.Descent` and `updates.MaskedDescent`.
 """
 # mypy: ignore-errors
 
@@ -18,7 +17,7 @@ def pieces(row):
 
 
 def squares(grad, low_grad, filters, row, anchor, twice, partial):
-    """Σ (g + 2λ(p − a))² by pieces; the pull covers as much of the row as there is an anchor for."""
+    """Σ (g + 2λ(p − a))² by pieces. The proximal term covers the first columns, as many as the anchor has."""
     pulled = 0 if anchor is None else anchor.numel()
     _squares[(pieces(row),)](
         grad, low_grad, filters.start, filters.stop, row, row if anchor is None else anchor, partial, row.numel(),
@@ -27,7 +26,7 @@ def squares(grad, low_grad, filters, row, anchor, twice, partial):
 
 
 def descend(grad, low_grad, filters, row, moment, anchor, low, excess, twice, lr, momentum, decay):
-    """One step of SGD in place, and the row rounded to bfloat16."""
+    """One step of SGD in place; also writes the row rounded to bfloat16."""
     pulled = 0 if anchor is None else anchor.numel()
     _descend[(pieces(row),)](
         grad, low_grad, filters.start, filters.stop, row, moment, row if anchor is None else anchor, low, excess,
@@ -36,7 +35,7 @@ def descend(grad, low_grad, filters, row, moment, anchor, low, excess, twice, lr
 
 
 def squares_of_rows(grad, rows, anchor, twice, partial):
-    """The same for each row; there is an anchor for all of it, or for none."""
+    """`squares` for each row of a matrix. The anchor covers all columns, or there is none."""
     _squares_of_rows[(pieces(rows), len(rows))](
         grad, rows, rows if anchor is None else anchor, partial, rows.shape[1], rows.stride(0), twice,
         anchor is not None, BLOCK,
@@ -44,7 +43,7 @@ def squares_of_rows(grad, rows, anchor, twice, partial):
 
 
 def descend_rows(grad, rows, moment, anchor, partial, clip, active, twice, lr, momentum, decay):
-    """One step of SGD in place for every active row, clipped by the length that the pieces give."""
+    """One step of SGD in place for every active row, clipped by the norm from the pieces."""
     _descend_rows[(pieces(rows), len(rows))](
         grad, rows, moment, rows if anchor is None else anchor, partial, active, rows.shape[1], rows.stride(0), clip,
         twice, lr, momentum, decay, clip > 0, anchor is not None, BLOCK, triton.next_power_of_2(pieces(rows)),
