@@ -137,7 +137,7 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
         for block, tensors in one.weights().items():
             for name, tensor in tensors.items():
                 torch.testing.assert_close(tensor, other.blocks[block].tensors[name], rtol=1e-4, atol=1e-5)
-    with pytest.raises(Diverged, match=rf"client {lost} diverged at position 0, round 0 \(fit"):
+    with pytest.raises(Diverged, match=rf"client {lost} diverged at position 1, round 1 \(fit"):
         strict.turns(0, 0)
 
 
@@ -155,5 +155,5 @@ def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fre
     for r in run.turns(0, 0):
         assert r.notes["twice"] == pytest.approx(2 * r.notes["loss"]) and r.notes["three"] == 3.0
     monkeypatch.setattr(OnNets, "end", lambda step, *a: (step.bodies.matrix.fill_(torch.nan), end(step, *a))[1])
-    with pytest.raises(Diverged, match="diverged at position 0, round 0"):
+    with pytest.raises(Diverged, match="diverged at position 1, round 1"):
         run.turns(0, 0)

@@ -110,7 +110,7 @@ def test_method_that_keeps_the_contract(register_method, capsys):
 @pytest.mark.parametrize(
     ("method", "promise", "why"),
     [
-        (UndeclaredKind, "sends only the kinds it declares", "kind 'model' came to the door"),
+        (UndeclaredKind, "sends only the kinds it declares", "a block of kind 'model', but declares only"),
         (Crashing, "runs a stream", "ValueError: no idea"),
         (GlobalRandom, "does not use the global random states", "global generator of torch, numpy, random"),
         (Irreproducible, "a resumed run is bit-identical", "server state differs"),

@@ -46,7 +46,7 @@ def test_clients_with_one_example(fresh, assign_samples, method, norm):
 
 @pytest.mark.parametrize("accelerate", ["auto", "off"])
 def test_a_diverging_client_is_named_or_skipped(fresh, accelerate):
-    with pytest.raises(Diverged, match=r"client \d+ diverged at position 0, round 0"):
+    with pytest.raises(Diverged, match=r"client \d+ diverged at position 1, round 1"):
         fresh("pro", loss_limit=0.0, accelerate=accelerate, warmup__rounds=0).stream()
     run = fresh("pro", loss_limit=0.0, accelerate=accelerate, warmup__rounds=0, on_divergence="skip-client")
     start = run.server.weights()["head"]["weight"]

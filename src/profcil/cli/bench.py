@@ -45,7 +45,7 @@ def choose_device(requested: str | None) -> str:
     """The requested device, which must be usable; by default a GPU if there is one."""
     import torch
 
-    from profcil.engine.world import device_of
+    from profcil.engine.device import device_of
 
     if requested:
         return str(device_of(requested))

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 def plan_of(config: Any, data: Path) -> Any:
     """The plan of a run with this configuration. No model is built."""
     from profcil.data.loading import load_bundle
-    from profcil.engine.world import held_out
+    from profcil.engine.build import held_out
     from profcil.protocol.plan import make_plan
     from profcil.protocol.weak_task import weakened
 

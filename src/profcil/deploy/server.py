@@ -21,10 +21,11 @@ from profcil.deploy.mailbox import Mailbox
 from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy
 from profcil.engine.channel import When
+from profcil.engine.device import device_of
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.run import Keeper, Observer, settings_of
 from profcil.engine.warmup import Warmed, compute
-from profcil.engine.world import World, device_of
+from profcil.engine.world import World
 from profcil.errors import RunFolderError
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores

@@ -22,10 +22,11 @@ from profcil.diagnostics import snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.diagnostics.replayed import EvaluationSpace, measure_replay
 from profcil.engine.client import Lens, embed
+from profcil.engine.device import device_of
 from profcil.engine.loop import RunState
 from profcil.engine.run import check_data, settings_of
 from profcil.engine.warmup import warm
-from profcil.engine.world import World, device_of, make_world
+from profcil.engine.world import World, make_world
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import read_tensors, write_bytes, write_json
 from profcil.methods.base import Method

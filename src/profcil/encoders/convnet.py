@@ -17,14 +17,14 @@ class ConvNet(nn.Module):
     def __init__(self, pixels: Pixels, shape: tuple[int, int, int], width: int, norm: str) -> None:
         super().__init__()
         make = layers(norm, "batch", "group", "none")
-        channels, height, wide = shape
+        channels, rows, columns = shape
         self.pixels = pixels
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "none")
         self.norm1 = make(width)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1, bias=norm == "none")
         self.norm2 = make(2 * width)
         self.features = 4 * width
-        self.out = nn.Linear(2 * width * (height // 4) * (wide // 4), self.features)
+        self.out = nn.Linear(2 * width * (rows // 4) * (columns // 4), self.features)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(self.pixels(x)))), 2)
@@ -33,6 +33,6 @@ class ConvNet(nn.Module):
 
 
 def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> ConvNet:
-    """`width` is the number of channels of the first convolution; 0 means 32, which gives 128 features."""
+    """Builds the encoder. `width` is the number of channels of the first convolution; 0 means 32, for 128 features."""
     shape = image_shape(bundle, "convnet")
     return drawn(lambda: ConvNet(Pixels(bundle, shape[0]), shape, width or 32, norm), generator)

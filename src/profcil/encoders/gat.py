@@ -1,7 +1,7 @@
 """A two-layer graph attention network (Velickovic et al., 2018): 8 heads of 8 with ELU, then one head of 64.
 
-No dropout anywhere: the graph views already drop edges and features, and a forward pass stays a pure function of its
-inputs in training too.
+There is no dropout: the graph views already drop edges and features, and a forward pass is a pure function of its
+inputs in training, too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ class GAT(nn.Module):
         self.second = convolution(self.features, self.features, heads=1, add_self_loops=False)
 
     def forward(self, x: Tensor, edges: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
-        """`kept` is a mask of the feature columns that count; by default all."""
+        """`kept` is the mask of the feature columns to use; by default all are used."""
         weight = self.first.lin.weight if kept is None else self.first.lin.weight * kept
         edges = looped(edges, len(x))
-        x = F.pad(self.project(x, weight), (0, 0, 0, 1))  # one more node, for edges that were dropped
+        x = F.pad(self.project(x, weight), (0, 0, 0, 1))  # adds a node for dropped edges
         x = F.elu(self.first(x, edges))
-        return self.second(x, edges)[targets]
+        nodes: Tensor = self.second(x, edges)
+        return nodes[targets]
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """The first layer's linear map of the node features."""
@@ -42,7 +43,7 @@ class GAT(nn.Module):
 
 
 class Given(nn.Module):
-    """Holds the weight of the first layer's linear map; its input has been multiplied by it already."""
+    """Holds the weight of the first layer's linear map, and returns its input: `GAT.project` has already applied it."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -55,11 +56,11 @@ class Given(nn.Module):
 def looped(edges: Tensor, nodes: int) -> Tensor:
     """Adds exactly one self-loop per node. Shapes do not depend on values.
 
-    Self-edges in the input (edges that a view dropped) are moved to a node appended to the graph, which has no
-    neighbours otherwise.
+    Self-loops in the input (edges that a view dropped) are moved to an extra node, which has no other neighbours.
     """
-    elsewhere = torch.where(edges[0] == edges[1], nodes, edges)
-    return torch.cat([elsewhere, torch.arange(nodes, device=edges.device).expand(2, nodes)], 1)
+    without_loops = torch.where(edges[0] == edges[1], nodes, edges)
+    loops = torch.arange(nodes, device=edges.device).expand(2, nodes)
+    return torch.cat([without_loops, loops], 1)
 
 
 def glorot(weight: Tensor, generator: torch.Generator) -> None:
@@ -69,14 +70,16 @@ def glorot(weight: Tensor, generator: torch.Generator) -> None:
 
 
 def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> GAT:
-    """`width` is the size of each of the 8 heads; 0 means 8, which gives 64 features."""
+    """Builds the encoder. `width` is the size of each of the 8 heads; 0 means 8, for 64 features."""
     unused("gat", norm)
     inputs = sample(bundle)
     expect(len(inputs) == 3, "gat", "a graph", bundle)
     try:
         from torch_geometric.nn import GATConv
     except ImportError:
-        raise ConfigError("the gat encoder needs torch-geometric; pip install 'profcil[graph]'") from None
+        raise ConfigError(
+            "the gat encoder needs torch-geometric; install it with pip install 'profcil[graph]'"
+        ) from None
     model = drawn(lambda: GAT(GATConv, inputs[0].shape[1], width or 8), generator)
     for weight in model.parameters():
         if weight.dim() > 1:

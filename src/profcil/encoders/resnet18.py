@@ -1,7 +1,7 @@
 """ResNet-18 (He et al., 2016) for small images: the base encoder of the image streams.
 
-The stem is one 3x3 convolution without max-pooling. Above 32 pixels it has stride 2, so that a 64-pixel image costs as
-much as a 32-pixel one from there on. There are no pretrained weights.
+The stem is one 3x3 convolution without max-pooling. For images larger than 32 pixels its stride is 2, so that the
+blocks cost the same for 64 pixels as for 32. There are no pretrained weights.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(self.pixels(x))))
-        return self.blocks(x).mean((2, 3))
+        maps: Tensor = self.blocks(x)
+        return maps.mean((2, 3))
 
 
 def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> ResNet18:
-    """`width` is the number of channels after the stem; 0 means 64, which gives 512 features."""
+    """Builds the encoder. `width` is the number of channels after the stem; 0 means 64, for 512 features."""
     shape = image_shape(bundle, "resnet18")
     make = layers(norm, "batch", "group")
     return drawn(lambda: ResNet18(Pixels(bundle, shape[0]), shape, width or 64, make), generator)

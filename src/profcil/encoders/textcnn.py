@@ -1,6 +1,6 @@
 """TextCNN (Kim, 2014): embedding, convolutions of several widths, max-pooling over time. The base encoder for text.
 
-Widths 1 to 3 suit characters and short sentences; (3, 4, 5) are the widths of the original.
+Widths 1 to 3 are for characters and short sentences; the original paper has (3, 4, 5).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TextCNN(nn.Module):
         """The largest response of each filter, at least 0. Windows of padding alone do not count, and a text without
         tokens gives 0."""
         length = tokens.shape[1]
-        tokens = F.pad(tokens, (0, self.widest - 1))  # a text may be shorter than a window
+        tokens = F.pad(tokens, (0, self.widest - 1))  # a text may be shorter than the widest window
         embedded = self.embedding(tokens).transpose(1, 2)
         pooled = []
         for width, conv in zip(self.widths, self.convolutions, strict=True):
@@ -47,11 +47,11 @@ def build(
     width: int = 0,
     widths: tuple[int, ...] = WIDTHS,
 ) -> TextCNN:
-    """`width` is the number of filters of each of the `widths`; 0 means 128, which gives 384 features."""
+    """Builds the encoder. `width` is the number of filters of each of the `widths`; 0 means 128, for 384 features."""
     unused("textcnn", norm)
     expect(bundle.vocabulary > 0 and sample(bundle)[0].dim() == 2, "textcnn", "token ids", bundle)
     model = drawn(lambda: TextCNN(bundle.vocabulary, width or 128, widths), generator)
     nn.init.normal_(model.embedding.weight, generator=generator)
     with torch.no_grad():
-        model.embedding.weight[0] = 0  # the padding id has no meaning and gets no gradient
+        model.embedding.weight[0] = 0  # of the padding id, which gets no gradient
     return model

@@ -1,8 +1,9 @@
-"""The one door between clients and server: here payloads are filtered, metered and cut to what the receiver lacks.
+"""The channel between clients and server: payloads are filtered and metered here, and unchanged blocks are left out.
 
-`transfer = "changed"` sends a block only to a client that does not hold its current version, under whichever name, and
-takes back only the blocks a turn has changed. `transfer = "full"` is the paper's accounting: all that the method names
-goes down, the whole model comes up. The tensors a client works with are the same either way, and so is every result.
+`transfer = "changed"` sends a block only to a client that does not hold its current version, under its own or its
+original name, and a client returns only the blocks that its turn has changed. `transfer = "full"` is the paper's
+accounting: all blocks that the method names are sent, and the whole model is returned. Both settings give the same
+results, because clients compute with the same tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from profcil.metrics.ledger import HEADER, Ledger
 from profcil.model.net import MODEL
 
 Filter = Callable[[Reply], Reply]  # noise, masking, minimum support: applied to what leaves a client
-COUNT_BYTES = 8  # the number of examples behind a reply
+COUNT_BYTES = 8  # for the number of examples in a reply
 
 
 @dataclass(frozen=True)
@@ -35,58 +36,67 @@ class When:
 
 
 class Parcel(dict[str, Block]):
-    """What a client has in hand; `sent` names the part of it that it did not hold before."""
+    """The blocks that a client computes with; `sent` names those that had to be sent to it."""
 
     sent: tuple[str, ...] = ()
 
 
 @dataclass
 class Door:
+    """The channel; it also knows which versions of blocks each client holds."""
+
     ledger: Ledger
     transfer: str = "changed"
-    kinds: frozenset[str] | None = None  # what the method has declared to send; None = anything
+    kinds: frozenset[str] | None = None  # the kinds of blocks that the method declares; None = all
     filters: Sequence[Filter] = ()
     held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
 
     @contextmanager
     def round(self, clients: Sequence[int]) -> Iterator[None]:
-        """A round counts as a whole or not at all: whatever breaks it off leaves the books as they were."""
-        mark, before = len(self.ledger.entries), {c: self.held[c] for c in clients if c in self.held}
+        """Makes a round atomic: if it fails or is interrupted, the ledger and the held versions are restored."""
+        entries = len(self.ledger.entries)
+        held_before = {c: self.held[c] for c in clients if c in self.held}
         try:
             yield
         except BaseException:
-            del self.ledger.entries[mark:]
+            del self.ledger.entries[entries:]
             for c in clients:
                 self.held.pop(c, None)
-            self.held.update(before)
+            self.held.update(held_before)
             raise
 
     def down(self, client: int, state: ServerState, names: Sequence[str], when: When) -> Inbox:
-        """What the client has in hand for its turn; the ledger sees what had to be sent for that."""
+        """The blocks that a client needs for its turn. The ledger counts those that have to be sent."""
         wanted = {n: state.blocks[n] for n in names if n in state.blocks}
         holds = self.held.get(client, {})
+        missing = [n for n, b in wanted.items() if b.version not in (holds.get(n), holds.get(b.origin))]
         parcel = Parcel(wanted)
-        lacking = (n for n, b in wanted.items() if b.version not in (holds.get(n), holds.get(b.origin)))
-        parcel.sent = tuple(wanted if self.transfer == "full" else lacking)
+        parcel.sent = tuple(wanted if self.transfer == "full" else missing)
         self._book(when, client, "down", [wanted[n] for n in parcel.sent], 0)
-        self.held[client] = {**holds, **{n: b.version for n, b in wanted.items()}}  # a new one: copies share the old
+        versions = {n: b.version for n, b in wanted.items()}
+        self.held[client] = {**holds, **versions}  # a new dict, because copies of the state share the old one
         return parcel
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:
-        """The reply as the server gets it; the client's private state stays behind."""
-        for pass_through in self.filters:
-            reply = pass_through(reply)
-        unchanged = [b for n, b in inbox.items() if n in MODEL and n not in reply.blocks]
-        whole_model = self.transfer == "full" and when.stage != "refresh"
-        self._book(when, reply.client, "up", [*reply.blocks.values(), *(unchanged if whole_model else [])], COUNT_BYTES)
+        """The reply as the server receives it, without the client's private tensors."""
+        for apply_filter in self.filters:
+            reply = apply_filter(reply)
+        returned = list(reply.blocks.values())
+        if self.transfer == "full" and when.stage != "refresh":
+            returned += [b for n, b in inbox.items() if n in MODEL and n not in reply.blocks]
+        self._book(when, reply.client, "up", returned, COUNT_BYTES)
         return replace(reply, private=None)
 
     def _book(self, when: When, client: int, direction: str, blocks: Sequence[Block], extra: int) -> None:
+        """Adds the bytes of these blocks to the ledger, by kind."""
         kinds: dict[str, int] = {}
         for block in blocks:
             if self.kinds is not None and block.kind not in self.kinds:
                 declared = ", ".join(sorted(self.kinds))
-                raise Failure(f"a block of kind '{block.kind}' came to the door; the method declares {declared}")
+                raise Failure(
+                    f"the method sends a block of kind '{block.kind}', but declares only {declared}; "
+                    "add the kind to its `kinds`"
+                )
             kinds[block.kind] = kinds.get(block.kind, 0) + block.bytes
             kinds[HEADER] = kinds.get(HEADER, 0) + block.header_bytes
         if extra:
@@ -95,5 +105,5 @@ class Door:
 
 
 def stored_bytes(blocks: Mapping[str, Block]) -> int:
-    """Server memory beyond the model: what the method keeps between rounds, second copies of the model included."""
+    """Server memory beyond the model: all other blocks, including further copies of the model."""
     return sum(b.bytes for name, b in blocks.items() if name not in MODEL)

@@ -1,4 +1,4 @@
-"""What a method's client half can see: its own data, the place in the stream, and nothing of other clients."""
+"""A client as a method sees it: its data, its place in the stream, and nothing of other clients."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from profcil.randomness import derive_seed
 from profcil.tensors import to_device
 
 Fact = TypeVar("Fact")
-# What examples are looked at through: a base's weights, or any function of the net and their inputs.
+# How features are computed: the weights of a base, or any function of the model and the inputs.
 Lens: TypeAlias = Block | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
 
 
 @dataclass
 class Client:
-    """One client at one moment. `current` are the rows of `examples` that carry labels now."""
+    """One client at one moment. `current` are the rows of `examples` that have labels now."""
 
     id: int
     when: When
@@ -34,28 +34,30 @@ class Client:
     examples: Examples
     current: Tensor
     seen: tuple[int, ...]  # Y^(p): the classes introduced to the federation so far
-    net: Net  # a skeleton to compute with; holds no one's weights between calls
+    net: Net  # shared by all clients; weights are loaded before each use
     settings: TrainSettings
-    budget: float = 1.0  # share of the local epochs this turn has; less where its task is the weak one
+    budget: float = 1.0  # share of the local epochs in this turn; below 1 on the weakened task
     private: Mapping[str, Tensor] | None = None
     cache: dict[Any, Tensor] = field(default_factory=dict)  # features by base version, for this position
-    kept: dict[Any, Any] = field(default_factory=dict)  # what `once` has worked out, for this position
-    extra_bytes: int = 0  # client memory that the method asked for in this turn
+    kept: dict[Any, Any] = field(default_factory=dict)  # results of `once`, for this position
+    extra_bytes: int = 0  # client memory that the method used in this turn
 
     def once(self, name: Hashable, make: Callable[[], Fact]) -> Fact:
-        """What stays as it is while a position lasts, worked out when it is first asked for."""
+        """A value that is constant during a position. It is computed on first use."""
         key = (self.id, name)
         if key not in self.kept:
             self.kept[key] = make()
-        return self.kept[key]
+        value: Fact = self.kept[key]
+        return value
 
     @property
     def y(self) -> Tensor:
+        """The labels of the current examples."""
         return self.once("y", lambda: self.examples.y[self.current])
 
     @property
     def y_list(self) -> list[int]:
-        """The same as Python integers."""
+        """The labels of the current examples as Python integers; reading them does not synchronise a GPU."""
         return self.once("y_list", self.y.tolist)
 
     @property
@@ -68,8 +70,8 @@ class Client:
         """The index of each current example's class in `labels`."""
 
         def make() -> Tensor:
-            place = {label: i for i, label in enumerate(self.labels)}
-            return self.tensor([place[label] for label in self.y_list])
+            row = {label: i for i, label in enumerate(self.labels)}
+            return self.tensor([row[label] for label in self.y_list])
 
         return self.once("rank", make)
 
@@ -79,7 +81,7 @@ class Client:
         return to_device(tensor, self.current.device)
 
     def allowed(self, labels: tuple[int, ...]) -> Tensor:
-        """A mask over all class ids; not to be changed."""
+        """The mask of these classes over all class ids. It is shared and must not be changed."""
 
         def make() -> Tensor:
             mask = torch.zeros(self.net.classes, dtype=torch.bool)
@@ -89,7 +91,7 @@ class Client:
         return self.once(("allowed", labels), make)
 
     def number(self, *purpose: object) -> int:
-        """The seed of a draw: addressed by client and moment, so the order of execution never matters."""
+        """The seed of a draw. It depends on the client and the moment, not on the order of execution."""
         w = self.when
         return derive_seed(self.seed, "client", self.id, w.stage, w.position, w.round, *purpose)
 
@@ -106,8 +108,8 @@ class Client:
         settings: TrainSettings | None = None,
         **constants: Tensor,
     ) -> Train:
-        """A training phase of this client; on its current examples, unless another source is given, and with the
-        run's training settings, unless others are given."""
+        """A training phase of this client. By default it trains on the current examples, with the run's training
+        settings."""
         settings = settings or self.settings
         inputs = self.examples.inputs if source is None else None
         source = source or source_of(self.examples, self.current)
@@ -127,25 +129,28 @@ class Client:
         )
 
     def features(self, lens: Lens, index: Tensor | None = None) -> Tensor:
-        """Features of the current examples (or of some), without gradients. Under a broadcast base, which has a
-        version, those of all current examples are computed once and reused."""
-        if index is not None or not isinstance(lens, Block):
-            return embed(self.net, lens, self.examples, self.current if index is None else index)
+        """Features of the current examples, or of the rows in `index`, without gradients. A broadcast base has a
+        version: under it the features of all current examples are computed once and reused."""
+        if index is not None:
+            return embed(self.net, lens, self.examples, index)
+        if not isinstance(lens, Block):
+            return embed(self.net, lens, self.examples, self.current)
         key = (self.id, lens.version)
         if key not in self.cache:
             self.cache[key] = embed(self.net, lens, self.examples, self.current)
         return self.cache[key]
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Marks a tensor as extra client memory, so that it is metered."""
+        """Counts a tensor as extra client memory, and returns it."""
         self.extra_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
 
 @torch.no_grad()
 def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
-    """u = h(x) for some examples, in evaluation mode, or another function of the model and their inputs."""
+    """u = h(x) for the examples in `index`, in evaluation mode, or another function of the model and their inputs."""
     if callable(lens):
         return torch.cat([lens(net, examples.inputs(chunk)) for chunk in index.split(examples.chunk)])
-    net.load({"base": dict(lens.tensors if isinstance(lens, Block) else lens)})
+    tensors = lens.tensors if isinstance(lens, Block) else lens
+    net.load({"base": dict(tensors)})
     return net.embed(examples, index)

@@ -1,8 +1,8 @@
-"""What clients keep for themselves between rounds: the latest at hand, the others parked in files of the run folder.
+"""The private tensors of clients between rounds: the most recently used in memory, the others in files.
 
-However many clients have once taken part, no more than `room` bytes of their tensors are in memory or in a saved
-state. A parked file is named after its content and never changed, so that a state saved earlier finds in it what it
-was saved with; files that no state needs any more are removed when the next one is saved.
+At most `room` bytes of these tensors are in memory and in a saved state, whatever the number of clients. The others are
+in files of the run folder. A file is named after its content and never changed, so that an earlier state stays valid.
+Files that no state needs any more are removed when the next state is saved.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from profcil.errors import RunFolderError
 from profcil.io.atomic_files import digest, read_tensors, write_tensors
 
 ROOM = 4_000_000_000  # bytes
-EACH = 1_000  # bytes that a tensor costs beside its numbers
+EACH = 1_000  # bytes that a tensor needs besides its numbers
 
 Tensors = dict[str, Tensor]
 
 
 class Parked(MutableMapping[int, Tensors]):
-    """Private tensors by client. Tensors are never changed in place, so a copy shares them."""
+    """Private tensors by client. Tensors are never changed in place, so copies of the store share them."""
 
     def __init__(
         self,
@@ -34,9 +34,11 @@ class Parked(MutableMapping[int, Tensors]):
         away: Mapping[int, str] | None = None,
         room: int = ROOM,
     ) -> None:
-        self.folder, self.device, self.room = folder, device, room
+        self.folder = folder
+        self.device = device
+        self.room = room
         self.near: OrderedDict[int, Tensors] = OrderedDict(near or {})  # least recently used first
-        self.away = dict(away or {})  # client → file
+        self.away = dict(away or {})  # client → file name
         self.bytes = sum(map(size, self.near.values()))
 
     def __getitem__(self, client: int) -> Tensors:
@@ -57,7 +59,7 @@ class Parked(MutableMapping[int, Tensors]):
             self.bytes -= size(self.near.pop(client))
 
     def __iter__(self) -> Iterator[int]:
-        return iter([*self.near, *self.away])  # a list: reading a client changes where others are
+        return iter([*self.near, *self.away])  # a copy, because reading a client may move others to files
 
     def __len__(self) -> int:
         return len(self.near) + len(self.away)
@@ -69,19 +71,21 @@ class Parked(MutableMapping[int, Tensors]):
         return Parked(self.folder, self.device, self.near, self.away, self.room)
 
     def park(self, client: int, tensors: Tensors) -> None:
-        plain = {k: t.detach().cpu() for k, t in tensors.items()}
-        name = f"{client}-{digest(plain, '')}.safetensors"
+        """Moves a client's tensors to a file."""
+        on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        name = f"{client}-{digest(on_cpu, '')}.safetensors"
         try:
-            write_tensors(self.folder / name, plain, {})
+            write_tensors(self.folder / name, on_cpu, {})
         except OSError as error:
             raise RunFolderError(
-                f"{self.folder} could not be written ({error.strerror}); the last saved state is whole, make room and "
-                f"continue with `profcil resume {self.folder.parent}`"
+                f"{self.folder} could not be written ({error.strerror}); the last saved state is complete: make room "
+                f"and continue with `profcil resume {self.folder.parent}`"
             ) from None
         self.away[client] = name
         self.bytes -= size(tensors)
 
     def read(self, name: str) -> Tensors:
+        """A client's tensors from a file, on the device."""
         found = read_tensors(self.folder / name)
         if found is None:
             raise RunFolderError(f"{self.folder / name} is missing or damaged; start the run again with another --out")
@@ -89,12 +93,14 @@ class Parked(MutableMapping[int, Tensors]):
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes that these tensors need in memory."""
     return sum(t.numel() * t.element_size() + EACH for t in tensors.values())
 
 
 def sweep(folder: Path, needed: Iterable[str]) -> None:
-    """Removes the files that no state needs any more."""
-    if folder.is_dir():
-        ours = {*folder.glob("*-*.safetensors"), *folder.glob(".*-*.safetensors.*.part")}
-        for path in ours - {folder / name for name in needed}:
-            path.unlink(missing_ok=True)
+    """Removes the files of clients that are not in `needed`, and incomplete ones."""
+    if not folder.is_dir():
+        return
+    files = {*folder.glob("*-*.safetensors"), *folder.glob(".*-*.safetensors.*.part")}
+    for path in files - {folder / name for name in needed}:
+        path.unlink(missing_ok=True)

@@ -22,12 +22,12 @@ from profcil.model.net import Net
 if TYPE_CHECKING:
     from profcil.accel.acceleration import Acceleration
 
-Guard = Callable[[Train, Trained], bool]  # whether a phase's result is usable; may end the run instead
+Guard = Callable[[Train, Trained], bool]  # whether a phase's result is usable; it may raise an error instead
 Step = Callable[[], None]
 
 
 class Executor:
-    """Runs a round's turns; used for a whole run."""
+    """Computes the turns of all rounds of a run."""
 
     def __init__(self, net: Net, accelerate: str = "auto", workers: int = 1, precision: str = "auto") -> None:
         self.net = net
@@ -35,42 +35,50 @@ class Executor:
         self.acceleration = make_acceleration(net, workers) if accelerate == "auto" else None
 
     def __call__(self, turns: Mapping[int, Turn], guard: Guard) -> dict[int, Reply]:
-        """The replies of all turns. A turn with a phase that the guard refuses gives no reply."""
+        """The replies of all turns. A turn with a phase that the guard refuses has no reply."""
         if self.acceleration is not None:
             return self.advance_together(turns, guard)
-        return {c: r for c, turn in turns.items() for r in self.advance_together({c: turn}, guard).values()}
+        replies: dict[int, Reply] = {}
+        for client, turn in turns.items():
+            replies |= self.advance_together({client: turn}, guard)
+        return replies
 
     def advance_together(self, turns: Mapping[int, Turn], guard: Guard) -> dict[int, Reply]:
-        """Losses that are still being computed on a GPU are read back once, after the last phase: reading a number
-        synchronises the GPU."""
+        """Computes turns phase by phase. Losses that are still on a GPU are read back once, after the last phase,
+        because reading a value synchronises the GPU."""
         replies: dict[int, Reply] = {}
         unread: list[tuple[Train, Trained]] = []
         waiting = advance(turns, dict.fromkeys(turns), replies)
         while waiting:
             results = self.run(list(waiting.values()))
-            ended = [(p, results[p.client]) for p in waiting.values()]
-            late = [(p, r) for p, r in ended if isinstance(r.loss, Tensor)]
-            usable = [(p, r) for p, r in ended if not isinstance(r.loss, Tensor) and guard(p, r)]
-            unread += late
+            late: dict[int, Trained | None] = {}  # checked by the guard when their losses are read back
+            usable: dict[int, Trained | None] = {}
+            for phase in waiting.values():
+                result = results[phase.client]
+                if isinstance(result.loss, Tensor):
+                    late[phase.client] = result
+                    unread.append((phase, result))
+                elif guard(phase, result):
+                    usable[phase.client] = result
             try:
-                waiting = advance(turns, {p.client: r for p, r in late + usable}, replies)
+                waiting = advance(turns, late | usable, replies)
             except Exception:
-                read_back({}, unread, guard)  # a NaN in an unread result may be the cause: then the guard reports it
+                read_back({}, unread, guard)  # if a NaN in an unread result is the cause, the guard reports it
                 raise
         return read_back(replies, unread, guard)
 
     def run(self, phases: Sequence[Train]) -> dict[int, Trained]:
-        """Every phase's result by client."""
+        """The result of every phase, by client."""
         if self.acceleration is not None:
             return self.acceleration.run(phases)
         return {phase.client: steps.run(self.net, phase) for phase in phases}
 
     def repeated(self, step: Step) -> Step:
-        """A server's step that is taken many times, on tensors that stay where they are."""
+        """A faster version of a server's step that is called many times and always uses the same tensors."""
         return self.acceleration.repeated(step) if self.acceleration is not None else step
 
     def forget(self) -> None:
-        """Frees the memory of recorded steps; the next phases have other steps."""
+        """Frees the memory of recorded steps before a stage with other steps begins."""
         if self.acceleration is not None:
             self.acceleration.forget()
 
@@ -102,7 +110,7 @@ def prepare(device: str) -> None:
 
 
 def examine_machine() -> dict[str, Any]:
-    """What the accelerated path can use on this machine, with the results of its self-checks; empty without `accel`."""
+    """What the accelerated path can use on this machine, and the results of its self-checks. Empty without `accel`."""
     try:
         from profcil.accel import acceleration
     except ModuleNotFoundError:
@@ -111,27 +119,38 @@ def examine_machine() -> dict[str, Any]:
 
 
 def read_back(replies: Mapping[int, Reply], unread: Sequence[tuple[Train, Trained]], guard: Guard) -> dict[int, Reply]:
-    """The replies of the clients whose phases are all usable. Losses and sizes on a device are read back at once; a
-    loss in a reply's notes is one of them."""
-    asked: list[Any] = [x for _, r in unread for x in (r.loss, r.max_abs)]
-    values = dict(zip(map(id, asked), torch.stack(asked).tolist() if asked else (), strict=True))
-    known = [(p, replace(r, loss=values[id(r.loss)], max_abs=values[id(r.max_abs)])) for p, r in unread]
-    failed = {p.client for p, r in known if not guard(p, r)}
+    """The replies of the clients whose phases are all usable, with numbers instead of tensors in their notes. All
+    losses and largest values on a GPU are read back in one copy. A loss in a reply's notes is one of these tensors."""
+    values = read_values([tensor for _, result in unread for tensor in (result.loss, result.max_abs)])
+    failed = set()
+    for phase, result in unread:
+        known = replace(result, loss=values[id(result.loss)], max_abs=values[id(result.max_abs)])
+        if not guard(phase, known):
+            failed.add(phase.client)
+    kept = {}
+    for client, reply in replies.items():
+        if client not in failed:
+            numbers = {name: values.get(id(note), note) for name, note in reply.notes.items()}
+            kept[client] = replace(reply, notes={name: float(number) for name, number in numbers.items()})
+    return kept
 
-    def number(note: Any) -> float:
-        return values[id(note)] if id(note) in values else float(note)
 
-    return {
-        c: replace(r, notes={k: number(v) for k, v in r.notes.items()}) for c, r in replies.items() if c not in failed
-    }
+def read_values(tensors: Sequence[Any]) -> dict[int, float]:
+    """The values of scalar tensors by the `id` of the tensor, read in one copy."""
+    if not tensors:
+        return {}
+    return dict(zip(map(id, tensors), torch.stack(list(tensors)).tolist(), strict=True))
 
 
-def advance(turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict) -> dict[int, Train]:
-    """Sends each turn its result. Gives the phases they ask for next; replies of finished turns go into `replies`."""
-    asked: dict[int, Train] = {}
+def advance(
+    turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict[int, Reply]
+) -> dict[int, Train]:
+    """Sends each turn its result and returns the phases that the turns yield next. The replies of finished turns are
+    added to `replies`."""
+    phases: dict[int, Train] = {}
     for client, result in results.items():
         try:
-            asked[client] = turns[client].send(result)  # type: ignore[arg-type]
+            phases[client] = turns[client].send(result)  # type: ignore[arg-type]
         except StopIteration as end:
             replies[client] = end.value
-    return asked
+    return phases

@@ -1,7 +1,7 @@
-"""Where the clients are: the seam between the one loop and whoever computes a round's turns and surveys.
+"""The interface between the loop and the code that computes the turns and surveys of a round.
 
-The loop decides who is asked what and when; a fleet says who can be reached and brings back their replies. `Here` is
-the simulation, all clients in this process. A deployment is another fleet under the same loop.
+The loop decides which clients are asked for what. A fleet says which of them can be reached and returns their replies.
+`Here` is the simulation, with all clients in this process. A deployment is another fleet for the same loop.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Inboxes = Mapping[int, Inbox]  # by client
 
 
 class Fleet(Protocol):
-    """A client without a reply is one that could not answer, or whose answer cannot be used."""
+    """Computes turns and surveys. A client without a reply could not answer, or its reply is not usable."""
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
-        """Those of the clients that can be asked now; nothing is sent to the others, and nothing booked."""
+        """The clients that can be asked now. Nothing is sent to the others, and nothing is metered for them."""
 
     def turns(
         self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes
@@ -40,18 +40,19 @@ class Fleet(Protocol):
     ) -> Mapping[int, Reply]: ...
 
     def facts(self) -> Mapping[str, float]:
-        """What there is to say about the round just played."""
+        """Facts of the last round for the log."""
 
 
 class Here:
-    """All clients in this process; the run's state keeps their private tensors for them."""
+    """All clients in this process. Their private tensors are part of the run's state."""
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
         return clients
 
     def turns(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
         clients = {c: world.client(c, when, state.private.get(c)) for c in inboxes}
-        return world.executor({c: method.turn(clients[c], inboxes[c]) for c in inboxes}, guard_of(world, when))
+        started = {c: method.turn(clients[c], inboxes[c]) for c in inboxes}
+        return world.executor(started, guard_of(world, when))
 
     def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
         return {c: method.survey(world.client(c, when, state.private.get(c)), inbox) for c, inbox in inboxes.items()}
@@ -61,29 +62,36 @@ class Here:
 
 
 def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
-    """Nothing unusable is ever averaged in: by policy the run ends, naming the client, or goes on without it."""
-    s = world.config.train
+    """A check of each phase's result, so that no diverged client is averaged. By `train.on_divergence` the run ends
+    with an error that names the client, or continues without it."""
+    settings = world.config.train
 
     def guard(phase: Train, result: Trained) -> bool:
-        moved = [t for b in phase.blocks for t in result.weights[b].values() if t.numel()]
-        sound = finite(moved) if result.max_abs is None else math.isfinite(result.max_abs)
         loss = float(result.loss)
-        if sound and abs(loss) <= s.loss_limit:
+        if is_finite(phase, result) and abs(loss) <= settings.loss_limit:
             return True
-        if s.on_divergence == "skip-client":
+        if settings.on_divergence == "skip-client":
             return False
         raise Diverged(
-            f"client {phase.client} diverged at position {when.position}, {when.stage} {when.round} ({phase.name}, "
-            f"loss {loss:.3g}); lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
+            f"client {phase.client} diverged at position {when.position + 1}, {when.stage} {when.round + 1} "
+            f"({phase.name}, loss {loss:.3g}); lower train.lr, tighten train.clip, or set "
+            "train.on_divergence=skip-client"
         )
 
     return guard
 
 
+def is_finite(phase: Train, result: Trained) -> bool:
+    """Whether the trained parameters of a phase have no NaN and no infinity."""
+    if result.max_abs is not None:
+        return math.isfinite(result.max_abs)
+    return finite([t for b in phase.blocks for t in result.weights[b].values() if t.numel()])
+
+
 def finite(tensors: list[Tensor]) -> bool:
-    """Whether every number is one. On a GPU few kernels count, on a CPU few operations; both carry NaN along."""
+    """Whether no value is NaN or infinite. Norms (on a GPU) and extremes (on a CPU) are fast and propagate NaN."""
     if tensors[0].is_cuda:
-        ends = list(torch._foreach_norm(tensors, torch.inf))
+        extremes = list(torch._foreach_norm(tensors, torch.inf))
     else:
-        ends = [x for t in tensors for x in torch.aminmax(t)]
-    return bool(torch.isfinite(torch.stack(ends)).all())
+        extremes = [extreme for tensor in tensors for extreme in torch.aminmax(tensor)]
+    return bool(torch.isfinite(torch.stack(extremes)).all())

@@ -1,10 +1,11 @@
-"""The stream: positions, rounds, turns, averaging, refresh, scores. The paper's algorithm on one page."""
+"""The stream: positions, rounds, turns, averaging, refreshes, scores. This is the paper's algorithm."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,79 +25,98 @@ from profcil.protocol.participation import participants
 
 @dataclass
 class RunState:
-    """All that a run is between two rounds; what is not in here does not survive."""
+    """Everything that a run needs between two rounds. Anything else is lost when a run is saved and resumed."""
 
     server: ServerState
     scores: Scores
     ledger: Ledger
-    held: dict[int, dict[str, int]] = field(default_factory=dict)
+    held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
     private: dict[int, dict[str, Tensor]] | Parked = field(default_factory=dict)
     position: int = 0
-    round: int = 0  # the next one to play
-    client_bytes: int = 0  # largest extra memory a client needed
-    server_bytes: int = 0  # largest memory the server kept beyond the model
+    round: int = 0  # the next round to compute
+    client_bytes: int = 0  # largest extra memory that a client needed
+    server_bytes: int = 0  # largest memory that the server held beyond the model
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
 
 
-Watch = Callable[[str, When, dict], None]  # told of every round and position: progress, log, saving
+Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
 
 
 def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunState:
-    """Plays the rest of the stream from wherever the state stands."""
-    door = Door(state.ledger, world.config.transfer, method.kinds, held=state.held)
+    """Computes the stream from the state's position and round to the end."""
+    channel = Door(state.ledger, world.config.transfer, method.kinds, held=state.held)
     rounds = world.config.train.rounds
     while state.position < world.plan.positions:
         while state.round < rounds:
             when = When("round", state.position, state.round, rounds)
             clients = participants(world.plan, when.position, when.round)
-            with door.round(clients):
-                server, facts = play(world, method, state, door, clients, when)
-            state.server, state.round = server, state.round + 1
+            with channel.round(clients):
+                server, facts = play(world, method, state, channel, clients, when)
+            state.server = server
+            state.round += 1
             state.server_bytes = max(state.server_bytes, stored_bytes(server.blocks))
             for name in facts.keys() - {"clients", "skipped", "loss"}:
                 state.tally[name] = state.tally.get(name, 0.0) + facts[name]
             watch("round", when, facts)
-        when = When("round", state.position, rounds - 1, rounds)
-        with torch.no_grad():
-            state.server = method.end_position(state.server, when)
-        state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
-        features = judged_features(world, method, state.server)
-        state.scores.correct[state.position] = evaluate(world, method, state.server, state.position, features)
-        aligned = examine(world, method, state.server, state.position, features)
-        state.position, state.round = state.position + 1, 0
-        world.forget_features()
-        watch("position", when, {"correct": state.scores.correct[when.position].tolist(), "alignment": aligned})
+        close_position(world, method, state, watch)
     return state
+
+
+def close_position(world: World, method: Method, state: RunState, watch: Watch) -> None:
+    """Ends a position on the server, measures the scores, and advances the state to the next position."""
+    rounds = world.config.train.rounds
+    when = When("round", state.position, rounds - 1, rounds)
+    with torch.no_grad():
+        state.server = method.end_position(state.server, when)
+    state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
+    features = judged_features(world, method, state.server)
+    correct = evaluate(world, method, state.server, state.position, features)
+    state.scores.correct[state.position] = correct
+    alignment = examine(world, method, state.server, state.position, features)
+    state.position += 1
+    state.round = 0
+    world.forget_features()
+    watch("position", when, {"correct": correct.tolist(), "alignment": alignment})
 
 
 def play(
     world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When
-) -> tuple[ServerState, dict]:
-    """One round: broadcast, turns, aggregation, and the refreshes due before and after. Also says how it went."""
+) -> tuple[ServerState, dict[str, Any]]:
+    """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
+    it. Returns the server's new state and facts for the log."""
     server = state.server
     base = server.get("base")
     world.forget_features(base.version if base else None)
-    spent = 0.0
+    seconds = 0.0  # of training on the server
     if method.opens(server, when):
         server = refresh(world, method, state, door, clients, when, server)
-        server, spent = train_server(world, method, server, replace(when, stage="refresh"))
+        server, seconds = train_server(world, method, server, replace(when, stage="refresh"))
     replies = turns(world, method, state, door, clients, when, server)
     with torch.no_grad():
         server = method.aggregate(server, replies, when)
     if method.surveys(when):
         server = refresh(world, method, state, door, clients, when, server)
-    server, more = train_server(world, method, server, when)
-    loss = sum(r.notes.get("loss", 0.0) for r in replies) / len(replies) if replies else None
-    skipped = sorted(set(clients) - {r.client for r in replies})
-    counted = {k for r in replies for k in r.notes} - {"loss", "extra_bytes"}  # e.g. replay asked for and served
-    sums = {k: sum(r.notes.get(k, 0.0) for r in replies) for k in sorted(counted)}
+    server, more_seconds = train_server(world, method, server, when)
+    facts = round_facts(clients, replies)
     if method.server_gradients:
-        sums["server_seconds"] = spent + more
-    return server, {"clients": len(clients), "skipped": skipped, "loss": loss, **sums, **world.fleet.facts()}
+        facts["server_seconds"] = seconds + more_seconds
+    return server, {**facts, **world.fleet.facts()}
+
+
+def round_facts(clients: Sequence[int], replies: Sequence[Reply]) -> dict[str, Any]:
+    """Facts of a round for the log: number of participants, those without a usable reply, mean loss, and the sums of
+    all other notes, e.g. how many replayed examples were asked for and served."""
+    loss = sum(reply.notes.get("loss", 0.0) for reply in replies) / len(replies) if replies else None
+    skipped = sorted(set(clients) - {reply.client for reply in replies})
+    facts: dict[str, Any] = {"clients": len(clients), "skipped": skipped, "loss": loss}
+    names = {name for reply in replies for name in reply.notes} - {"loss", "extra_bytes"}
+    for name in sorted(names):
+        facts[name] = sum(reply.notes.get(name, 0.0) for reply in replies)
+    return facts
 
 
 def train_server(world: World, method: Method, server: ServerState, when: When) -> tuple[ServerState, float]:
-    """The server's own training, where a method has it, and its seconds."""
+    """Trains on the server, if the method does so. Returns the server's state and the seconds that it took."""
     if not (method.server_gradients and method.trains(when)):
         return server, 0.0
     began = time.perf_counter()
@@ -110,14 +130,15 @@ def train_server(world: World, method: Method, server: ServerState, when: When) 
 def refresh(
     world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When, server: ServerState
 ) -> ServerState:
-    """The participants' statistics under the server's model, through the door, and what the server makes of them."""
-    asked = When("refresh", when.position, when.round, when.rounds)
+    """Collects the participants' statistics under the server's model. Returns the server's state with them."""
+    asked = replace(when, stage="refresh")
     with torch.no_grad():
-        names, here = method.survey_blocks(server, asked), world.fleet.reach(world, state, asked, clients)
-        inboxes = {c: door.down(c, server, names, asked) for c in here}
+        names = method.survey_blocks(server, asked)
+        reached = world.fleet.reach(world, state, asked, clients)
+        inboxes = {c: door.down(c, server, names, asked) for c in reached}
         done = world.fleet.surveys(world, method, state, asked, inboxes)
-        told = [door.up(inboxes[c], done[c], asked) for c in sorted(done)]
-        return method.absorb(server, told, asked)
+        statistics = [door.up(inboxes[c], done[c], asked) for c in sorted(done)]
+        return method.absorb(server, statistics, asked)
 
 
 def turns(
@@ -129,10 +150,11 @@ def turns(
     when: When,
     server: ServerState | None = None,
 ) -> list[Reply]:
-    """The participants' turns, through the door both ways; replies in client order, whoever was computed first."""
+    """Computes the participants' turns. Broadcasts and replies pass through the channel. The replies are in the order
+    of client ids, whatever the order of execution."""
     server = server or state.server
-    here = world.fleet.reach(world, state, when, clients)
-    inboxes = {c: door.down(c, server, method.broadcast_to(c, server, when), when) for c in here}
+    reached = world.fleet.reach(world, state, when, clients)
+    inboxes = {c: door.down(c, server, method.broadcast_to(c, server, when), when) for c in reached}
     done = world.fleet.turns(world, method, state, when, inboxes)
     replies = []
     for c in sorted(done):
@@ -145,7 +167,7 @@ def turns(
 
 @torch.no_grad()
 def judged_features(world: World, method: Method, server: ServerState) -> Tensor:
-    """What a method's scores see of the examples they are measured on, once a position."""
+    """The features of the evaluation examples that the method computes its scores from; once a position."""
     index = torch.arange(len(world.judged), device=world.device)
     features = method.views(server, lambda lens: embed(world.net, lens, world.judged, index))
     world.net.load(server.weights())
@@ -154,28 +176,34 @@ def judged_features(world: World, method: Method, server: ServerState) -> Tensor
 
 @torch.no_grad()
 def evaluate(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> np.ndarray:
-    """Correct predictions per task, arg-max over Y^(p); −1 for tasks not introduced yet."""
-    examples, seen = world.judged, sorted(world.plan.seen(position))
-    allowed = torch.tensor(seen, device=world.device)
-    guess = allowed[method.scores(world.net, server, features)[:, allowed].argmax(1)]
-    right = torch.bincount(examples.y[guess == examples.y], minlength=world.bundle.facts.classes).cpu().numpy()
+    """Correct predictions per task, arg-max over Y^(p); −1 for tasks that are not introduced yet."""
+    examples = world.judged
     tasks = world.plan.tasks
-    return np.array([right[list(t)].sum() if set(t) <= set(seen) else -1 for t in tasks], dtype=np.int64)
+    seen = sorted(world.plan.seen(position))
+    allowed = torch.tensor(seen, device=world.device)
+    scores = method.scores(world.net, server, features)
+    guess = allowed[scores[:, allowed].argmax(1)]
+    correct = torch.bincount(examples.y[guess == examples.y], minlength=world.bundle.facts.classes).cpu().numpy()
+    return np.array([correct[list(t)].sum() if set(t) <= set(seen) else -1 for t in tasks], dtype=np.int64)
 
 
 @torch.no_grad()
-def examine(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> dict[str, dict]:
-    """How well each memory of old classes points at their true means; nothing where a method keeps none."""
-    current, found = world.plan.current(position), {}
+def examine(
+    world: World, method: Method, server: ServerState, position: int, features: Tensor
+) -> dict[str, dict[str, Any]]:
+    """How well the stored means of old classes agree with the true ones, for each memory of the method."""
+    current = world.plan.current(position)
+    found = {}
     for name, (memory, project) in method.memories(world.net, server).items():
         rows = [i for i, y in enumerate(memory.labels) if y not in current]
         if rows:
-            old = tuple(memory.labels[i] for i in rows)
-            found[name] = compare_means(memory.tensors["mean"][rows], project(features), world.judged.y, old)
+            labels = tuple(memory.labels[i] for i in rows)
+            means = memory.tensors["mean"][rows]
+            found[name] = compare_means(means, project(features), world.judged.y, labels)
     return found
 
 
 def task_totals(world: World) -> np.ndarray:
-    """Scored examples per task."""
+    """The number of evaluation examples of each task."""
     count = torch.bincount(world.judged.y.cpu(), minlength=world.bundle.facts.classes).numpy()
     return np.array([count[list(t)].sum() for t in world.plan.tasks], dtype=np.int64)

@@ -19,9 +19,10 @@ def clip_(grads: Sequence[Tensor], limit: float) -> None:
     """Scales gradients to a norm of at most `limit`; 0 = no limit."""
     if not limit:
         return
-    if grads[0].device.type == "cpu":  # where reading a number does not synchronise, and a dot product is fastest
-        norm = sum(float(torch.dot(g, g)) for g in (g.reshape(-1) for g in grads)) ** 0.5
-        if not norm + 1e-6 <= limit:
+    if grads[0].device.type == "cpu":  # reading a value is cheap here, and a dot product is the fastest norm
+        flat = [grad.reshape(-1) for grad in grads]
+        norm = sum(float(torch.dot(grad, grad)) for grad in flat) ** 0.5
+        if not norm + 1e-6 <= limit:  # also true if the norm is NaN
             torch._foreach_mul_(list(grads), limit / (norm + 1e-6))
         return
     norms = torch.stack(torch._foreach_norm(list(grads))).norm()
@@ -55,7 +56,8 @@ def fused(
     eps: float = EPSILON,
 ) -> None:
     """One update by torch's fused kernels. Gradients are divided by `excess`. TorchScript can compile this function."""
-    lr, decay = rule.lr, rule.decay
+    lr = rule.lr
+    decay = rule.decay
     if rule.kind == "sgd":
         torch._fused_sgd_(
             p, grads, m.first if rule.momentum != 0 else [], weight_decay=decay, momentum=rule.momentum, lr=lr,
@@ -76,7 +78,7 @@ def fused(
 
 
 class Optimiser:
-    """The update rule of one phase; its moments live as long as the phase."""
+    """The update rule of one phase, and its moments."""
 
     def __init__(self, settings: TrainSettings, parameters: Sequence[Tensor]) -> None:
         self.s = settings
@@ -88,8 +90,7 @@ class Optimiser:
         second = [torch.zeros_like(p) for p in self.parameters] if adam else []
         steps = [torch.zeros((), device=p.device) for p in self.parameters]
         self.moments = Moments(first, second, steps)
-        kind = "sgd" if not adam else "adam" if settings.decay == "coupled" else "adamw"
-        self.rule = Rule(kind, settings.lr, settings.weight_decay, settings.momentum)
+        self.rule = Rule(rule_kind(settings), settings.lr, settings.weight_decay, settings.momentum)
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], *, excess: Tensor | None = None) -> None:
@@ -108,6 +109,13 @@ class Optimiser:
         """Sets moments and counts to zero, as at the start of a phase."""
         torch._foreach_zero_([*self.moments.first, *self.moments.second, *self.moments.steps])
         self.time = 0
+
+
+def rule_kind(settings: TrainSettings) -> str:
+    """The kind of update that the settings choose: sgd, adam or adamw."""
+    if settings.optimiser != "adam":
+        return "sgd"
+    return "adam" if settings.decay == "coupled" else "adamw"
 
 
 def is_channels_last(tensor: Tensor) -> bool:

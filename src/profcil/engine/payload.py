@@ -1,7 +1,7 @@
-"""What crosses between client and server, and what the server keeps: named blocks of tensors.
+"""What clients and server exchange, and what the server stores: named blocks of tensors.
 
-A block says what kind of thing it is (the ledger's word for it), which class ids its rows are about, and at which
-tick of the server's clock it was last written. Methods write blocks; the clock, and so the versions, are kept here.
+A block has a kind, under which the ledger counts it, the class ids of its rows, and a version. The version is the time
+on the server's clock at which the block was last written. Methods write blocks; this module sets the versions.
 """
 
 from __future__ import annotations
@@ -18,46 +18,50 @@ KINDS = ("model", "memory", "statistics", "transport", "replay", "generator", "p
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors that travel and are replaced as one."""
+    """Tensors that are sent and replaced together."""
 
     kind: str
     tensors: Mapping[str, Tensor]
     labels: tuple[int, ...] = ()
     version: int = 0
-    origin: str = ""  # the block that this one was when it got a name of its own; they share the version
+    origin: str = ""  # the block that this one was copied from, with the same version; see `also`
 
     @property
     def bytes(self) -> int:
+        """The size of the tensors."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     @property
     def header_bytes(self) -> int:
-        """Class ids travel as four bytes each; the paper's formulas leave them out, the ledger shows them apart."""
+        """The size of the class ids, four bytes each. The ledger counts them apart; the paper's formulas omit them."""
         return 4 * len(self.labels)
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """All that the server of a method knows between two rounds."""
+    """Everything that the server of a method stores between two rounds."""
 
     blocks: Mapping[str, Block] = field(default_factory=dict)
     clock: int = 0
 
     def put(self, **blocks: Block) -> ServerState:
         """The state with these blocks written, each under a new version."""
-        fresh = {name: replace(b, version=self.clock + 1, origin="") for name, b in blocks.items()}
-        return ServerState({**self.blocks, **fresh}, self.clock + 1)
+        clock = self.clock + 1
+        written = {name: replace(block, version=clock, origin="") for name, block in blocks.items()}
+        return ServerState({**self.blocks, **written}, clock)
 
     def also(self, **names: str) -> ServerState:
-        """The state with blocks under further names, e.g. start="base". They stay what they are now, and whoever holds
-        the one need not be sent the other."""
-        again = {new: replace(self.blocks[name], origin=name) for new, name in names.items()}
-        return replace(self, blocks={**self.blocks, **again})
+        """The state with copies of blocks under further names, e.g. start="base". A copy does not change when its
+        original is replaced. A client that holds the original is not sent the copy."""
+        copies = {new: replace(self.blocks[name], origin=name) for new, name in names.items()}
+        return replace(self, blocks={**self.blocks, **copies})
 
     def drop(self, *names: str) -> ServerState:
+        """The state without these blocks."""
         return replace(self, blocks={n: b for n, b in self.blocks.items() if n not in names})
 
     def put_weights(self, weights: Weights) -> ServerState:
+        """The state with these model blocks written."""
         return self.put(**{name: Block("model", tensors) for name, tensors in weights.items()})
 
     def weights(self) -> Weights:
@@ -67,18 +71,18 @@ class ServerState:
         return self.blocks.get(name)
 
 
-Inbox = Mapping[str, Block]  # what a client has in hand: what was sent now, and what it held already
+Inbox = Mapping[str, Block]  # the blocks that a client computes with: those sent now and those it held already
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client sends back: the blocks it changed or measured, and how many examples stand behind them."""
+    """What a client returns: the blocks that it changed or measured, and the number of examples used for them."""
 
     client: int
     samples: int
     blocks: Mapping[str, Block] = field(default_factory=dict)
-    private: Mapping[str, Tensor] | None = None  # the client's own memory for next time; never leaves it
-    notes: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log; outside of a turn numbers only
+    private: Mapping[str, Tensor] | None = None  # stays on the client, for its next turn
+    notes: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log; numbers once the turn has ended
 
     def weights(self) -> Weights:
         return weights_of(self.blocks)

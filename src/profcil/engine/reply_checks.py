@@ -1,8 +1,8 @@
-"""Validation at the door: whether a reply that came from outside may be taken, or why not.
+"""Validates replies that arrive over a network, and says why a reply is refused.
 
-What a reply must look like is given by an example, `expected`: the blocks, their tensors, types and shapes, and the
-sizes of values that are to be expected. What stands in it for a class must be about a class the client may know of.
-Pure functions; what happens to a refused reply is decided elsewhere.
+An example reply, `expected`, gives the allowed blocks, their tensors, types and shapes, and the usual size of their
+values. Rows for classes are allowed only for classes that the client has declared. The functions are pure: the caller
+decides what happens to a refused reply.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from profcil.engine.payload import Block, Reply
 
 @dataclass(frozen=True)
 class Terms:
-    """What is asked of one client's reply."""
+    """The requirements for one client's reply."""
 
-    expected: Reply  # a reply of the right form, with everything that may be in it
-    required: frozenset[str]  # the blocks that must be in it
-    kinds: frozenset[str]  # that the method declares
-    classes: frozenset[int]  # that this client may speak about
-    most: int  # examples it can have behind its reply
-    confidence: float = math.inf  # largest value of a confidence
-    limit: float = 1000.0  # largest size of a tensor, in multiples of the expected one
+    expected: Reply  # a valid reply with every block and tensor that is allowed
+    required: frozenset[str]  # the blocks that must be there
+    kinds: frozenset[str]  # the kinds of blocks that the method declares
+    classes: frozenset[int]  # the classes that this client has declared
+    most: int  # the largest number of examples it can have used
+    confidence: float = math.inf  # the largest confidence
+    limit: float = 1000.0  # the largest root mean square of a tensor, in multiples of the expected one
 
 
 def fault(reply: Reply, terms: Terms) -> str:
-    """The first thing that is wrong with a reply; empty where nothing is."""
+    """The first reason to refuse a reply; empty if it is valid."""
     return next(faults(reply, terms), "")
 
 
 def faults(reply: Reply, terms: Terms) -> Iterator[str]:
-    least = min(1, terms.expected.samples)  # some methods report without any
+    """Reasons to refuse a reply. Later checks assume that the earlier ones found nothing."""
+    least = min(1, terms.expected.samples)  # in some methods a reply uses no examples
     if not least <= reply.samples <= terms.most:
         yield f"it claims {reply.samples} examples where {least} to {terms.most} are possible"
     if not all(math.isfinite(v) for v in reply.notes.values()):
@@ -50,7 +51,7 @@ def faults(reply: Reply, terms: Terms) -> Iterator[str]:
 
 
 def strangers(blocks: Mapping[str, Block], terms: Terms) -> Iterator[str]:
-    """Blocks too many or too few, or of another kind."""
+    """Unknown or missing blocks, and blocks of a wrong kind."""
     for name, block in blocks.items():
         if name not in terms.expected.blocks:
             yield f"block {name} was not asked for"
@@ -61,7 +62,7 @@ def strangers(blocks: Mapping[str, Block], terms: Terms) -> Iterator[str]:
 
 
 def form(block: Block, like: Block) -> Iterator[str]:
-    """Tensors, types and shapes."""
+    """Unknown or missing tensors, and tensors of a wrong type or shape."""
     for name in like.tensors.keys() - block.tensors.keys():
         yield f"tensor {name} is missing"
     for name, tensor in block.tensors.items():
@@ -76,18 +77,26 @@ def form(block: Block, like: Block) -> Iterator[str]:
 
 
 def fits(tensor: Tensor, wanted: Tensor, block: Block, like: Block) -> bool:
-    """A tensor with a row for each label has as many rows as its own block has labels. In a block without labels that
-    is no model, the number of rows is the client's own, as that of its entries or centroids."""
+    """Whether a tensor has an allowed shape.
+
+    In a model the shape is fixed. In a block with labels a tensor may have one row for each label of its own block. In
+    any other block the client chooses the number of rows, e.g. of entries or centroids.
+    """
     if tensor.shape == wanted.shape:
         return True
-    if block.kind == "model" or not tensor.dim() or not wanted.dim() or tensor.shape[1:] != wanted.shape[1:]:
+    if block.kind == "model" or not tensor.dim() or not wanted.dim():
         return False
-    return len(wanted) == len(like.labels) and len(tensor) == len(block.labels) if like.labels else not block.labels
+    if tensor.shape[1:] != wanted.shape[1:]:
+        return False
+    if not like.labels:
+        return not block.labels
+    return len(wanted) == len(like.labels) and len(tensor) == len(block.labels)
 
 
 def values(block: Block, like: Block, samples: int, terms: Terms) -> Iterator[str]:
+    """Undeclared classes, negative counts, and values that are NaN, infinite or too large."""
     if unknown := sorted(set(block.labels) - terms.classes):
-        yield f"it speaks about class {unknown[0]}, which the client never declared"
+        yield f"it has rows for class {unknown[0]}, which the client never declared"
     for name, tensor in block.tensors.items():
         if not tensor.is_floating_point() or name not in like.tensors:
             if tensor.numel() and tensor.dtype != torch.bool and bool((tensor < 0).any()):
@@ -100,15 +109,19 @@ def values(block: Block, like: Block, samples: int, terms: Terms) -> Iterator[st
 
 
 def sizes(name: str, tensor: Tensor, like: Tensor, more: float, terms: Terms) -> Iterator[str]:
-    """Counts are not negative and no more than there can be; a confidence has a range; nothing is absurdly large.
-    Sums over examples grow with their number, so what is expected is scaled by how many `more` stand behind it."""
-    if name == "count" and tensor.numel() and not 0 <= float(tensor.min()) <= float(tensor.max()) <= terms.most:
+    """Counts and confidences outside their range, and tensors with an implausible root mean square. Sums over examples
+    grow with the number of examples, so the expected size is multiplied by `more`, the ratio of these numbers."""
+    if name == "count" and not within(tensor, terms.most):
         yield f"tensor {name} has counts outside 0 to {terms.most}"
-    most = terms.confidence * (1 + 1e-5)
-    if name == "confidence" and tensor.numel() and not 0 <= float(tensor.min()) <= float(tensor.max()) <= most:
+    if name == "confidence" and not within(tensor, terms.confidence * (1 + 1e-5)):
         yield f"tensor {name} is outside 0 to {terms.confidence:g}"
     if name != "count" and size(tensor) > terms.limit * more * (size(like) + 1):
         yield f"tensor {name} is absurdly large (root mean square {size(tensor):.3g}, expected near {size(like):.3g})"
+
+
+def within(tensor: Tensor, most: float) -> bool:
+    """Whether all values are between 0 and `most`."""
+    return not tensor.numel() or 0 <= float(tensor.min()) <= float(tensor.max()) <= most
 
 
 def size(tensor: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""A whole run: world, warm-up, stream, and a folder that can be picked up at any moment."""
+"""A whole run: world, warm-up and stream, recorded in a folder from which the run can be resumed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from profcil import __version__, registry
 from profcil.config import plain
 from profcil.engine.channel import When
 from profcil.engine.client_store import Parked
+from profcil.engine.device import device_of
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.snapshots import save_memory
-from profcil.engine.warmup import warm
-from profcil.engine.world import World, device_of, make_world
+from profcil.engine.warmup import Warmed, warm
+from profcil.engine.world import World, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
 from profcil.io.interrupts import ignore_interrupts
 from profcil.metrics.client_first import summary
@@ -32,17 +33,17 @@ from profcil.resolve import RunConfig, resolve
 from profcil.runs.folder import RunFolder
 from profcil.runs.settings_check import check_settings, flatten_settings
 
-SAVE_SECONDS = 60  # a state is saved after a round when the last one is this old
-BRIEF_SECONDS = 10  # and after a position when it is this old: what takes less is sooner played again than saved
+SAVE_SECONDS = 60  # a state is saved after a round if the last saved one is older than this
+BRIEF_SECONDS = 10  # and after a position if it is older than this; less is computed again faster than it is saved
 
 
 class Interrupted(Failure):
-    """Ctrl-C: everything up to the last whole round is saved."""
+    """The run was stopped by Ctrl-C. Everything up to the last complete round is saved."""
 
 
 @dataclass
 class Progress:
-    """What an observer is told after every warm-up round, round and position."""
+    """What an observer receives after every warm-up round, round and position."""
 
     what: str
     when: When
@@ -55,58 +56,66 @@ Observer = Callable[[Progress], None]
 
 
 def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lambda p: None) -> Path:
-    """A new run in a new folder."""
+    """Starts a new run in a new folder and computes it to its end."""
     with RunFolder(out) as folder:
         folder.check_new()
         world = prepare(config, data_dir, folder)
         folder.begin(config, world.plan)
-        keeper = Keeper(world, folder, observe, data_dir)
+        recorder = Keeper(world, folder, observe, data_dir)
         try:
-            warmed = warm(world, keeper.watch)
+            warmed = warm(world, recorder.watch)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"interrupted in the warm-up, before a first state of {out}; start it again with the same command"
+                f"interrupted during the warm-up, before the first state of {out} was saved; "
+                "start it again with the same command"
             ) from None
-        keeper.began = time.perf_counter()  # the stream's clock: neither the warm-up nor waiting for one is in it
+        recorder.began = time.perf_counter()  # the stream's seconds do not include the warm-up
+        recorder.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
         method = registry.find("methods", config.method).METHOD(config.params)
-        scores = Scores.empty(world.plan.positions, task_totals(world))
-        keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
-        with torch.no_grad():
-            server = method.begin(warmed.weights)
-        private = Parked(folder.clients, world.device)
-        keeper.hold(RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private))
-        keeper.save()
+        recorder.hold(first_state(world, method, warmed, folder))
+        recorder.save()
         folder.wait_until_written()  # from here on a run that is killed can be resumed
-        return finish(keeper, method)
+        return finish(recorder, method)
+
+
+def first_state(world: World, method: Any, warmed: Warmed, folder: RunFolder) -> RunState:
+    """The state of a run before the first round."""
+    scores = Scores.empty(world.plan.positions, task_totals(world))
+    with torch.no_grad():
+        server = method.begin(warmed.weights)
+    private = Parked(folder.clients, world.device)
+    return RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private)
 
 
 def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda p: None) -> Path:
-    """Goes on with a run from its last saved state; a finished one is left as it is."""
-    if not (Path(path) / "config.toml").exists():
+    """Continues a run from its last saved state. A finished run is not changed."""
+    config_file = Path(path) / "config.toml"
+    if not config_file.exists():
         raise RunFolderError(
-            f"{path} is not a run folder (it has no config.toml); give the folder that `profcil run` named"
+            f"{path} is not a run folder (it has no config.toml); give the folder that `profcil run` printed"
         )
-    config = resolve(str(Path(path) / "config.toml"))
+    config = resolve(str(config_file))
     with RunFolder(path) as folder:
         state, events, saved = folder.load(device_of(config.device))
         check_settings(folder.path, saved["config"], settings_of(config))
-        planned = has_plan(folder.path, saved["plan"])
-        if saved["done"] and planned:
+        plan_is_valid = has_plan(folder.path, saved["plan"])
+        if saved["done"] and plan_is_valid:
             return folder.path
         data_dir = Path(data_dir or saved["data_dir"])
-        keeper = Keeper(prepare(config, data_dir, folder), folder, observe, data_dir)
-        check_data(Path(path), keeper.world, saved, data_dir)
-        if not planned:
-            folder.begin(config, keeper.world.plan, events)
+        recorder = Keeper(prepare(config, data_dir, folder), folder, observe, data_dir)
+        check_data(Path(path), recorder.world, saved, data_dir)
+        if not plan_is_valid:
+            folder.begin(config, recorder.world.plan, events)
         if saved["done"]:
             return folder.path
-        keeper.hold(state, events)
-        keeper.pick_up(saved)
-        return finish(keeper, registry.find("methods", config.method).METHOD(config.params))
+        recorder.hold(state, events)
+        recorder.pick_up(saved)
+        method = registry.find("methods", config.method).METHOD(config.params)
+        return finish(recorder, method)
 
 
 def has_plan(path: Path, digest: str) -> bool:
-    """Whether the plan beside a state is the one that it was made by."""
+    """Whether the folder's plan file is readable and has this digest, which is saved with the state."""
     try:
         return Plan.load(path / "plan.npz").digest == digest
     except ProfcilError:
@@ -114,20 +123,23 @@ def has_plan(path: Path, digest: str) -> bool:
 
 
 def check_data(path: Path, world: World, saved: Mapping[str, Any], data_dir: Path) -> None:
-    """The data and the plan drawn from it are those that the run began with."""
-    if (world.bundle.fingerprint, world.plan.digest) != (saved["data"], saved["plan"]):
+    """Refuses data other than that which the run began with, and a plan other than its plan."""
+    same_data = world.bundle.fingerprint == saved["data"]
+    same_plan = world.plan.digest == saved["plan"]
+    if not (same_data and same_plan):
         raise RunFolderError(f"the data under {data_dir} is not what {path} began with; give the same --data-dir")
 
 
 def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
-    """The world, and room on the disk for what will be made in it."""
+    """Builds the world and checks that the disk has enough free space for the run."""
     world = make_world(config, data_dir)
-    folder.check_space(sum(t.numel() * t.element_size() for t in world.net.state_dict().values()))
+    model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in world.net.state_dict().values())
+    folder.check_space(model_bytes)
     return world
 
 
 def finish(keeper: Keeper, method: Any) -> Path:
-    """Plays the stream to its end; the last position's state is the run's."""
+    """Computes the rest of the stream. Saves the last complete round if it is interrupted."""
     try:
         stream(keeper.world, method, keeper.state, keeper.watch)
         keeper.folder.wait_until_written()
@@ -137,25 +149,28 @@ def finish(keeper: Keeper, method: Any) -> Path:
             keeper.folder.wait_until_written()
         raise Interrupted(
             f"interrupted; everything up to the last whole round is saved, "
-            f"go on with `profcil resume {keeper.folder.path}`"
+            f"continue with `profcil resume {keeper.folder.path}`"
         ) from None
     return keeper.folder.path
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted path; where a run is computed may change on the way, what is computed may not."""
-    values = json.loads(json.dumps(plain(config)))
-    return {k: v for k, v in flatten_settings(values).items() if k not in ("device", "threads", "workers")}
+    """Every setting by its dotted path, except those that choose where a run is computed. These may change when it is
+    resumed."""
+    values = flatten_settings(json.loads(json.dumps(plain(config))))
+    return {name: value for name, value in values.items() if name not in ("device", "threads", "workers")}
 
 
 class Keeper:
-    """Watches a run: tells the observer, writes events, saves states, keeps time."""
+    """Records a run: calls the observer, writes events, saves states, measures the time."""
 
-    state: RunState  # alive: a round may be half done in it
-    whole: tuple[RunState, str]  # the state after the last whole round and the events up to it; all that is saved
+    state: RunState  # the state that is being computed; a round may be incomplete in it
+    whole: tuple[RunState, str]  # a copy of the state after the last complete round, and the events up to it
 
     def __init__(self, world: World, folder: RunFolder, observe: Observer, data_dir: Path) -> None:
-        self.world, self.folder, self.observe = world, folder, observe
+        self.world = world
+        self.folder = folder
+        self.observe = observe
         self.facts: dict[str, Any] = {
             "config": settings_of(world.config),
             "plan": world.plan.digest,
@@ -166,12 +181,14 @@ class Keeper:
             "seconds": 0.0,
             "warmup_seconds": 0.0,
         }
-        self.began = self.saved = time.perf_counter()
-        self.before = 0.0
+        self.began = time.perf_counter()
+        self.saved = self.began
+        self.before = 0.0  # seconds of earlier processes
         self.earlier: list[dict[str, Any]] = []  # how earlier processes computed their part of the run
 
     def hold(self, state: RunState, events: str = "") -> None:
-        """Takes the state as a whole one: a copy, out of reach of whatever breaks off the next round."""
+        """Keeps a copy of the state after a complete round, so that an interrupted round does not change what is
+        saved."""
         self.state = state
         copy = replace(
             state,
@@ -181,43 +198,68 @@ class Keeper:
             private=state.private.copy(),
             tally=dict(state.tally),
         )
-        self.whole = copy, events
+        self.whole = (copy, events)
 
     def pick_up(self, saved: dict[str, Any]) -> None:
-        """The facts of the part that has already run."""
-        self.facts |= {k: v for k, v in saved.items() if k not in ("environment", "version", "data_dir")}
+        """Takes over the facts of the part that earlier processes computed."""
+        of_this_process = ("environment", "version", "data_dir")
+        self.facts |= {name: value for name, value in saved.items() if name not in of_this_process}
         self.before = saved["seconds"]
         self.earlier = list(saved.get("execution", []))
         self.began = time.perf_counter()
 
     def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
-        c = self.world.config
-        total = c.train.rounds * self.world.plan.positions if what != "warmup" else c.warmup.rounds
-        done = when.round + 1 + (when.position * c.train.rounds if what != "warmup" else 0)
-        self.observe(Progress(what, when, done, total, facts))
+        """Called after every warm-up round, round and position: reports it, writes an event, saves if it is due."""
+        self.observe(self.progress(what, when, facts))
         if what == "warmup":
             return
         seconds = round(self.before + time.perf_counter() - self.began, 3)
         event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}
         if what == "position":
             event["resident_mb"] = resident_mb()
-            if c.keep_memories:
-                with self.folder.explain_write_errors(
-                    f"free some space, then continue with `profcil resume {self.folder.path}`"
-                ):
-                    save_memory(self.folder.path, self.world, self.state.server, when.position)
-        self.folder.append(line := json.dumps(event) + "\n")
+            self.save_memory(when.position)
+        line = json.dumps(event) + "\n"
+        self.folder.append(line)
         self.hold(self.state, self.whole[1] + line)
-        age, ends = time.perf_counter() - self.saved, what == "position"
-        if age > SAVE_SECONDS or (ends and (age > BRIEF_SECONDS or self.state.position == self.world.plan.positions)):
+        if self.save_is_due(what):
             self.save()
 
+    def progress(self, what: str, when: When, facts: dict[str, Any]) -> Progress:
+        """How many rounds of the warm-up or of the stream are done."""
+        config = self.world.config
+        if what == "warmup":
+            return Progress(what, when, when.round + 1, config.warmup.rounds, facts)
+        rounds = config.train.rounds
+        done = when.position * rounds + when.round + 1
+        return Progress(what, when, done, rounds * self.world.plan.positions, facts)
+
+    def save_memory(self, position: int) -> None:
+        """Writes the class means of a position, if the setting `keep_memories` is on."""
+        if not self.world.config.keep_memories:
+            return
+        with self.folder.explain_write_errors(
+            f"free some space, then continue with `profcil resume {self.folder.path}`"
+        ):
+            save_memory(self.folder.path, self.world, self.state.server, position)
+
+    def save_is_due(self, what: str) -> bool:
+        """Whether the last saved state is too old, or the run has just ended."""
+        age = time.perf_counter() - self.saved
+        if age > SAVE_SECONDS:
+            return True
+        ended = self.state.position == self.world.plan.positions
+        return what == "position" and (age > BRIEF_SECONDS or ended)
+
     def save(self) -> None:
-        world, (state, events) = self.world, self.whole
+        """Saves the state after the last complete round, and the facts about the run so far."""
+        world = self.world
+        state, events = self.whole
         self.facts["seconds"] = self.before + time.perf_counter() - self.began
         self.facts["peak_memory_mb"] = max(self.facts.get("peak_memory_mb", 0.0), peak_memory_mb(world))
-        self.facts |= {"server_memory_bytes": state.server_bytes, "client_extra_bytes": state.client_bytes}
-        self.facts |= {"tally": state.tally, "execution": [*self.earlier, world.executor.report()]}
+        self.facts["server_memory_bytes"] = state.server_bytes
+        self.facts["client_extra_bytes"] = state.client_bytes
+        self.facts["tally"] = state.tally
+        self.facts["execution"] = [*self.earlier, world.executor.report()]
         self.facts["done"] = state.position == world.plan.positions
         self.facts["bytes"] = stream_bytes(state.ledger.entries)
         if self.facts["done"]:
@@ -227,24 +269,26 @@ class Keeper:
 
 
 def peak_memory_mb(world: World) -> float:
-    """The process's peak resident memory, or the GPU's where one is used: all that was held there, because what a
-    recorded step works on is no longer counted as allocated."""
+    """The peak memory of the process, or on a GPU the peak of the memory that torch reserved there. Allocated memory
+    would be too little: it leaves out the buffers of recorded CUDA graphs."""
     if world.device.type == "cuda":
         return torch.cuda.max_memory_reserved(world.device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6  # macOS tells bytes, Linux KiB
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+    return peak * unit / 1e6
 
 
 def resident_mb() -> float | None:
-    """The process's resident memory now; unknown where the system does not say."""
+    """The process's resident memory now; None where the system has no /proc/self/statm."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):
         return None
+    return pages * resource.getpagesize() / 1e6
 
 
 def environment(world: World) -> dict[str, Any]:
-    """What a reader needs to judge a number."""
+    """The software and hardware that computed the run."""
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
     return {
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What a method's server half can see when it trains: a model skeleton, a seed and shapes; no one's data."""
+"""The server as a method sees it when it trains there: a model, a seed and the shapes of inputs, but no data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Step = Callable[[], None]
 
 
 def unchanged(step: Step) -> Step:
+    """The step itself, without acceleration."""
     return step
 
 
@@ -24,11 +25,11 @@ class Server:
     when: When
     seed: int
     seen: tuple[int, ...]  # Y^(p)
-    net: Net  # a skeleton to compute with; holds no one's weights between calls
-    like: Inputs  # the encoder's inputs for no example at all: shapes and types
-    repeated: Callable[[Step], Step] = unchanged  # prepares a step that is taken many times on the same tensors
+    net: Net  # shared with the clients; weights are loaded before each use
+    like: Inputs  # the encoder's inputs for zero examples: shapes and types
+    repeated: Callable[[Step], Step] = unchanged  # accelerates a step that is called many times on the same tensors
 
     def number(self, *purpose: object) -> int:
-        """The seed of a draw, addressed by moment."""
+        """The seed of a draw. It depends on the moment alone."""
         w = self.when
         return derive_seed(self.seed, "server", w.stage, w.position, w.round, *purpose)

@@ -1,4 +1,4 @@
-"""The remembered and the true class means of a position in one small file, for runs with `keep_memories`."""
+"""Saves the stored and the true class means of a position in one small file, for runs with `keep_memories`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 20  # real features per class, for the figure
 
 
 def save_memory(folder: Path, world: World, server: ServerState, position: int) -> None:
-    """Write the means of a position and a few real features, if the method has a memory."""
+    """Writes the means of a position and a few real features, if the method has a memory."""
     method = registry.find("methods", world.config.method).METHOD(world.config.params)
     features = judged_features(world, method, server)
     memories = method.memories(world.net, server)

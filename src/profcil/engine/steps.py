@@ -22,7 +22,7 @@ def run(net: Net, phase: Train) -> Trained:
 
 
 def train_net(net: Net, phase: Train) -> Trained:
-    """A phase that moves the base: weights are loaded into the module and trained in place."""
+    """A phase that trains the base: weights are loaded into the module and trained in place."""
     net.load(phase.weights)
     parameters, pulled = unfreeze(net, phase.blocks)
     loss, steps = train(net, phase, net, parameters, pulled)
@@ -42,7 +42,7 @@ def train_features(net: Net, phase: Train) -> Trained:
 def train(
     net: Net, phase: Train, model: Net | Tail, parameters: Sequence[Tensor], pulled: Sequence[Tensor]
 ) -> tuple[float, int]:
-    """All epochs of a phase, in place. Gives the mean loss of the last epoch and the number of steps."""
+    """All epochs of a phase, in place. Returns the mean loss of the last epoch and the number of steps."""
     anchor = [p.detach().clone() for p in pulled] if phase.proximal else None
     optimiser = Optimiser(phase.settings, parameters)
     rng = generator_of(net, phase)
@@ -56,7 +56,9 @@ def batches(phase: Train, rng: torch.Generator) -> Iterator[Batch]:
     """One shuffled epoch."""
     rows = phase.source.epoch(rng)
     for index in batch_rows(phase.source, phase.settings.batch, rng):
-        batch: Batch = {k: v[index] for k, v in rows.items()} | phase.constants | {"rng": rng}
+        batch: Batch = {name: tensor[index] for name, tensor in rows.items()}
+        batch |= phase.constants
+        batch["rng"] = rng
         if phase.inputs is not None:
             batch["inputs"] = phase.inputs(batch["index"])
         yield batch
@@ -70,12 +72,13 @@ def step(
     optimiser: Optimiser,
     anchor: list[Tensor] | None,
 ) -> Tensor:
-    """One step in place; gives its loss."""
+    """One step in place. Returns its loss."""
     loss = loss_of(model, phase, batch)
     grads = list(torch.autograd.grad(loss.sum(), parameters, materialize_grads=True))
     if anchor is not None:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         pulled = [p.detach() for p in parameters[: len(anchor)]]
-        torch._foreach_add_(grads[: len(anchor)], torch._foreach_sub(pulled, anchor), alpha=2 * phase.proximal)
+        differences = torch._foreach_sub(pulled, anchor)
+        torch._foreach_add_(grads[: len(anchor)], differences, alpha=2 * phase.proximal)
     clip_(grads, phase.settings.clip)
     optimiser.step(grads)
     return loss.detach()
@@ -85,20 +88,21 @@ def loss_of(model: Net | Tail, phase: Train, batch: Batch) -> Tensor:
     """The phase's loss in the model's precision. On features everything stays in float32."""
     if not isinstance(model, Net) or not model.bf16:
         return phase.loss(model, batch)
-    with model.autocast():  # inside the step, so that no cast weight outlives an update
+    with model.autocast():  # in each step, because autocast caches the cast weights until it ends
         return phase.loss(model, batch)
 
 
 def unfreeze(net: Net, blocks: Sequence[str]) -> tuple[list[Parameter], list[Parameter]]:
-    """Prepares the module for training these blocks. Gives the parameters that move, and those among them that the
-    proximal term acts on, which come first: a temporary projector is free."""
+    """Prepares the module for training these blocks. Returns their parameters, and those of them that the proximal term
+    acts on. These come first; the projector is not among them."""
     net.train()
     net.requires_grad_(False)
     parameters = net.trainable(blocks)
-    for p in parameters:
-        p.requires_grad_(True)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
     return parameters, net.trainable([b for b in blocks if b in MODEL])
 
 
 def generator_of(net: Net, phase: Train) -> torch.Generator:
+    """The phase's random generator, on the model's device."""
     return torch.Generator(device=net.device).manual_seed(phase.seed)

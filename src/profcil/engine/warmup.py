@@ -1,10 +1,10 @@
-"""The shared start: federated contrastive learning of the base on unlabelled client data, the same for all methods.
+"""The warm-up: federated contrastive learning of the base on unlabelled client data, the same for all methods.
 
-Written as a method of one position, so that the same turns, door and meter run it. The base is averaged, and the
-projector too (`warmup.projector = "averaged"`), or it stays on its client (`"local"`): then it is drawn from the seed
-in the client's first turn and kept as its private memory until the warm-up ends. The projector is thrown away
-afterwards. Labels and task identities are never touched. The result is cached under everything it depends on, so that
-all methods and ablations of a study start from the same bits.
+It is written as a method with one position, so that the same code computes and meters its rounds. The base is averaged.
+With `warmup.projector = "averaged"` the projector is averaged, too. With `"local"` each client has its own: it is drawn
+from the seed in the client's first turn and is part of its private tensors until the warm-up ends. The projector is
+discarded afterwards. Labels and tasks are not used. The result is cached under a hash of everything it depends on, so
+that all methods and ablations of a study start from the same bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ from profcil.randomness import torch_generator
 from profcil.tensors import to_device
 
 BLOCKS = ("base", "projector")
-OPTIMISER = ("optimiser", "lr", "momentum", "weight_decay", "decay", "clip")  # settings of the warm-up's own
+OPTIMISER = ("optimiser", "lr", "momentum", "weight_decay", "decay", "clip")  # settings that the warm-up has, too
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Warmup(Method):
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The blocks that travel."""
+        """The blocks that are broadcast and averaged."""
         return BLOCKS if self.params.projector == "averaged" else ("base",)
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
@@ -63,32 +64,36 @@ class Warmup(Method):
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         weights = weights_of(inbox)
-        local = "projector" not in self.sent
-        if local:
+        local_projector = "projector" not in self.sent
+        if local_projector:
             weights["projector"] = dict(client.private or first_projector(client))
-        done = yield client.train("warmup", weights, BLOCKS, self.loss, epochs=self.params.epochs)
-        answer = reply(client, done.weights, self.sent, loss=done.loss)
-        return replace(answer, private=done.weights["projector"]) if local else answer
+        trained = yield client.train("warmup", weights, BLOCKS, self.loss, epochs=self.params.epochs)
+        answer = reply(client, trained.weights, self.sent, loss=trained.loss)
+        if local_projector:
+            return replace(answer, private=trained.weights["projector"])
+        return answer
 
     def loss(self, net: Net, batch: Batch) -> Tensor:
         return consistency(net, batch["inputs"], batch["rng"], self.params.temperature)
 
 
 def first_projector(client: Client) -> dict[str, Tensor]:
-    """A client's own projector before its first turn, drawn from the seed."""
+    """The initial projector of a client, drawn from the seed."""
     rng = torch_generator(client.seed, "warm-up projector", client.id)
     bound = client.net.features**-0.5
-    shapes = {name: tensor.shape for name, tensor in client.net.projector.items()}
-    drawn = {name: torch.empty(shape).uniform_(-bound, bound, generator=rng) for name, shape in shapes.items()}
-    return {name: to_device(tensor, client.current.device) for name, tensor in drawn.items()}
+    projector = {}
+    for name, like in client.net.projector.items():
+        drawn = torch.empty(like.shape).uniform_(-bound, bound, generator=rng)
+        projector[name] = to_device(drawn, client.current.device)
+    return projector
 
 
 @dataclass(frozen=True)
 class Warmed:
-    """The start of every method's stream."""
+    """The model after the warm-up, from which every method starts."""
 
     weights: Weights
-    seconds: float  # of computing it, whether or not that was now
+    seconds: float  # that computing it took, in this run or in an earlier one
     cached: bool
     ledger: Ledger
 
@@ -118,37 +123,53 @@ def cache_key(world: World) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def warm(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
-    """The warmed model, from the cache where it is there and readable, else computed and cached."""
-    own = (*MODEL, *world.net.attached)
+def warm(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> Warmed:
+    """The model after the warm-up, from the cache if it has a readable copy. Otherwise it is computed and cached."""
     if not world.config.warmup.rounds:
-        return Warmed(world.net.weights(own), 0.0, False, Ledger())
+        return Warmed(model_weights(world), 0.0, False, Ledger())
     path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
     with alone_with(path):
-        found = read_tensors(path)
-        if found is not None and alike(found[0], world.net.base.state_dict()):
-            base, facts = found
-            weights = {**world.net.weights(own), "base": {k: v.to(world.device) for k, v in base.items()}}
-            return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
+        cached = read_cache(path, world)
+        if cached is not None:
+            return cached
         warmed = compute(world, watch)
         facts = {"seconds": warmed.seconds, "ledger": warmed.ledger.to_csv()}
-        with suppress(OSError):  # a cache that cannot be written costs time later, nothing else
+        with suppress(OSError):  # without a cache file a later run computes the warm-up again
             write_tensors(path, warmed.weights["base"], facts)
         return warmed
 
 
+def model_weights(world: World) -> Weights:
+    """The current weights of the model, with the blocks that the method has attached."""
+    return world.net.weights((*MODEL, *world.net.attached))
+
+
+def read_cache(path: Path, world: World) -> Warmed | None:
+    """The cached warm-up; None if the file is missing, damaged or of another model."""
+    found = read_tensors(path)
+    if found is None or not alike(found[0], world.net.base.state_dict()):
+        return None
+    base, facts = found
+    weights = model_weights(world)
+    weights["base"] = {name: tensor.to(world.device) for name, tensor in base.items()}
+    return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
+
+
 def alike(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
-    """Whether tensors have the names and shapes of others."""
-    return {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in wanted.items()}
+    """Whether two sets of tensors have the same names and shapes."""
+    found_shapes = {name: tensor.shape for name, tensor in found.items()}
+    wanted_shapes = {name: tensor.shape for name, tensor in wanted.items()}
+    return found_shapes == wanted_shapes
 
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[None]:
-    """Runs that start together on one warm-up wait for the one that computes it, where locks can be had."""
+    """Holds a lock on a cache file, so that of several runs with the same warm-up one computes it and the others wait.
+    Without effect on file systems that have no locks."""
     try:
         locks = cache_folder() / "locks"
         locks.mkdir(parents=True, exist_ok=True)
-        lock = open(locks / path.stem, "a")  # noqa: SIM115 - held until the warm-up is there
+        lock = open(locks / path.stem, "a")  # noqa: SIM115 - open as long as the lock is held
     except OSError:
         yield
         return
@@ -159,32 +180,33 @@ def alone_with(path: Path) -> Iterator[None]:
 
 
 def player(world: World) -> tuple[World, Warmup]:
-    """The world as the warm-up sees it, with batches and an optimiser of its own, and its method."""
-    c = world.config.warmup
-    train = replace(world.config.train, batch=c.batch, **{name: getattr(c, name) for name in OPTIMISER})
-    params = WarmupParams(c.temperature, c.epochs, c.projector)
-    return replace(world, config=replace(world.config, train=train)), Warmup(params)
+    """The world with the warm-up's batch size and optimiser, and the warm-up as a method."""
+    settings = world.config.warmup
+    optimiser = {name: getattr(settings, name) for name in OPTIMISER}
+    train = replace(world.config.train, batch=settings.batch, **optimiser)
+    method = Warmup(WarmupParams(settings.temperature, settings.epochs, settings.projector))
+    return replace(world, config=replace(world.config, train=train)), method
 
 
-def compute(world: World, watch: Callable[[str, When, dict], None]) -> Warmed:
-    """Runs the warm-up rounds; the adapter and head stay as initialised."""
+def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> Warmed:
+    """Computes the rounds of the warm-up. Adapter and head stay as initialised."""
     from profcil.engine.loop import RunState, play
     from profcil.metrics.scores import Scores
     from profcil.protocol.participation import warmup_participants
 
-    c, began = world.config.warmup, time.perf_counter()
-    own = (*MODEL, *world.net.attached)
-    start = world.net.weights((*own, "projector"))
-    inner, method = player(world)
-    state = RunState(
-        method.begin({b: start[b] for b in method.sent}), Scores.empty(0, torch.zeros(0).numpy()), Ledger()
-    )
-    door = Door(state.ledger, world.config.transfer, held=state.held)
-    for r in range(c.rounds):
-        when = When("warmup", 0, r, c.rounds)
+    began = time.perf_counter()
+    rounds = world.config.warmup.rounds
+    weights = model_weights(world)
+    start = weights | world.net.weights(["projector"])
+    warmup_world, method = player(world)
+    server = method.begin({block: start[block] for block in method.sent})
+    state = RunState(server, Scores.empty(0, torch.zeros(0).numpy()), Ledger())
+    channel = Door(state.ledger, world.config.transfer, held=state.held)
+    for r in range(rounds):
+        when = When("warmup", 0, r, rounds)
         clients = warmup_participants(world.plan, r)
-        state.server, facts = play(inner, method, state, door, clients, when)
+        state.server, facts = play(warmup_world, method, state, channel, clients, when)
         watch("warmup", when, facts)
     world.executor.forget()
-    weights = {b: start[b] for b in own} | {"base": state.server.weights()["base"]}
+    weights["base"] = state.server.weights()["base"]
     return Warmed(weights, time.perf_counter() - began, False, state.ledger)

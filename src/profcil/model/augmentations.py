@@ -1,8 +1,8 @@
-"""Views of a batch: augmentations that keep the label, as pure functions of the inputs and a generator.
+"""Views of a batch: augmentations that preserve the label, as pure functions of the inputs and a generator.
 
 `weak` is for supervised training, `strong` for the contrastive pairs A(x) of the warm-up (Eq. warmup) and of the
-auxiliary term. Each draws once for the whole batch, on the device of the inputs. Shapes never depend on values. Image
-views are numbers in [0, 1].
+auxiliary term. Random numbers are drawn for the whole batch at once, on the device of the inputs. Shapes never depend
+on values. Image views have values in [0, 1].
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from profcil.model.layers import unit
 
 View = Callable[[Facts, Inputs, Any], Inputs]
 
-AREA = 0.4  # the smallest part of an image that a strong crop keeps
-ASPECT = 4 / 3  # and its largest aspect ratio
-STRENGTH = 0.4  # of brightness, contrast and saturation
-GRAY = 0.2
-LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
-DROP, MASK, UNKNOWN = 0.1, 0.1, 1  # texts: tokens that become padding, tokens that become the unknown id
-EDGES, COLUMNS = 0.2, 0.2  # graphs: edges and feature columns that vanish
+AREA = 0.4  # smallest area of a strong crop, as a share of the image
+ASPECT = 4 / 3  # largest aspect ratio of a strong crop
+STRENGTH = 0.4  # largest relative change of brightness, contrast and saturation
+GRAY = 0.2  # probability that a colour image becomes gray
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in the brightness
+DROP = 0.1  # texts: probability that a token becomes padding
+MASK = 0.1  # texts: probability that a token becomes the unknown id
+UNKNOWN = 1  # texts: the unknown id
+EDGES = 0.2  # graphs: probability that an edge is dropped
+COLUMNS = 0.2  # graphs: probability that a feature column is dropped
 
 
 def weak(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
-    """A mild view for supervised training; the inputs themselves where no mild view is known to keep the label."""
+    """A mild view for supervised training. Texts and graphs are unchanged: no mild view is known to preserve labels."""
     return _of(facts)[0](facts, inputs, rng)
 
 
@@ -41,6 +44,7 @@ def strong(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
 
 
 def _of(facts: Facts) -> tuple[View, View]:
+    """The weak and the strong view of a dataset's modality."""
     if facts.modality not in VIEWS:
         raise unknown("modality", facts.modality, VIEWS)
     return VIEWS[facts.modality]
@@ -69,10 +73,11 @@ def uniform(rng: torch.Generator, like: Tensor, *shape: int) -> Tensor:
 
 
 def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
-    """A crop of the image reflected by an eighth on each side, and a flip: one gather of rows and columns."""
+    """A random crop of the image with reflected borders of an eighth of each side, and a random horizontal flip. Both
+    are one gather of rows and columns."""
     n, _, height, width = x.shape
-    rows, columns = torch.arange(height, device=x.device), torch.arange(width, device=x.device)
-    rows, columns = rows.expand(n, -1), columns.expand(n, -1)
+    rows = torch.arange(height, device=x.device).expand(n, -1)
+    columns = torch.arange(width, device=x.device).expand(n, -1)
     if flip:
         columns = torch.where(draws[0] < 0.5, width - 1 - columns, columns)
     if crop:
@@ -84,45 +89,48 @@ def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
 
 
 def _reflected(places: Tensor, draw: Tensor, size: int) -> Tensor:
-    """Move places by up to an eighth of the size either way; those beyond a border are mirrored in it."""
+    """Moves pixel positions by up to an eighth of the size; positions beyond a border are mirrored in it."""
     margin = size // 8
     moved = places + (draw * (2 * margin + 1)).long() - margin
     return (size - 1) - ((size - 1) - moved.abs()).abs()
 
 
 def distort(x: Tensor, zoom: Tensor, colour: Tensor | None, crop: bool, flip: bool) -> Tensor:
-    """A resized crop, a flip and a change of colours, as far as each is allowed."""
+    """A random resized crop, a random flip and a random change of colours, if each is allowed."""
     x = unit(x)
-    x = _zoom(x, zoom, crop, flip) if crop or flip else x
+    if crop or flip:
+        x = _zoom(x, zoom, crop, flip)
     return x if colour is None else _jitter(x, colour)
 
 
 def _zoom(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
-    """Each image's own window, stretched to full size: area AREA to 1, anywhere inside the image."""
+    """A random window of each image, resized to the full size. Its area is between AREA and 1."""
     area, aspect, right, down, mirror = draws
     area = AREA + (1 - AREA) * area if crop else torch.ones_like(area)
     aspect = ((2 * aspect - 1) * log(ASPECT)).exp() if crop else torch.ones_like(area)
     columns = _window((area * aspect).sqrt().clamp(max=1), right, x.shape[3])
     rows = _window((area / aspect).sqrt().clamp(max=1), down, x.shape[2])
-    columns = torch.where(mirror < 0.5, columns.flip(1), columns) if flip else columns
+    if flip:
+        columns = torch.where(mirror < 0.5, columns.flip(1), columns)
     shape = (len(x), x.shape[2], x.shape[3])
     grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], 3)
     return F.grid_sample(x, grid, padding_mode="border", align_corners=False).clamp(0, 1)
 
 
 def _window(part: Tensor, draw: Tensor, size: int) -> Tensor:
-    """Where `size` pixel centres lie, in [-1, 1], when they cover `part` of a side."""
+    """The coordinates, in [-1, 1], of `size` pixel centres that cover a random `part` of a side."""
     centres = (2 * torch.arange(size, device=part.device) + 1) / size - 1
     return (2 * draw - 1) * (1 - part) + part * centres
 
 
 def _jitter(x: Tensor, draws: Tensor) -> Tensor:
-    """Brightness and contrast; for colour images saturation as well, and sometimes no colour at all.
+    """Random brightness and contrast. Colour images also have random saturation, and some become gray.
 
-    Each of these mixes an image's channels linearly, and all of them together are one small matrix an image.
+    Each of these changes mixes an image's channels linearly, so that together they are one small matrix per image.
     """
     bright, contrast, saturation = 1 + STRENGTH * (2 * draws[:3] - 1)
-    colours, mean = x.shape[1], x.mean((2, 3))
+    colours = x.shape[1]
+    mean = x.mean((2, 3))
     mixing = torch.eye(colours, device=x.device).expand(len(x), -1, -1)
     if colours == 3:
         gray = torch.stack([torch.full_like(bright[:, 0], part) for part in LUMA], 1)
@@ -131,12 +139,13 @@ def _jitter(x: Tensor, draws: Tensor) -> Tensor:
         mixing = saturation * mixing + (1 - saturation) * gray[:, None, :]
     with torch.autocast(x.device.type, enabled=False):
         offset = ((1 - contrast) * bright * mean)[:, :, None]
-        mixed = torch.baddbmm(offset, (contrast * bright)[:, :, None] * mixing, x.flatten(2))
+        matrix = (contrast * bright)[:, :, None] * mixing
+        mixed = torch.baddbmm(offset, matrix, x.flatten(2))
     return mixed.view_as(x).clamp(0, 1)
 
 
 def _thin(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
-    """Tokens dropped or masked; the token with the largest draw always stays, so no text becomes empty."""
+    """Drops and masks tokens. The token with the largest draw always stays, so that no text becomes empty."""
     (tokens,) = inputs
     draws = uniform(rng, tokens, *tokens.shape).masked_fill(tokens == 0, -1)
     changed = tokens.masked_fill(draws < DROP + MASK, UNKNOWN).masked_fill(draws < DROP, 0)
@@ -144,9 +153,9 @@ def _thin(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
 
 
 def _prune(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
-    """Edges and feature columns dropped. A dropped edge becomes a self-edge of its source, so that shapes stay: an
-    encoder that gives each node exactly one self-loop sees it as gone. Features are left as they are, and the columns
-    that count are said beside: to the encoder, a dropped column is a row of its first weight that is zero.
+    """Drops edges and feature columns without changing shapes. A dropped edge becomes a self-loop of its source, which
+    has no effect in an encoder that gives each node exactly one self-loop. The features are not changed: the mask of
+    the kept columns is returned as a fourth input, and the encoder multiplies its first weight by it.
     """
     x, edges, targets = inputs
     dropped = uniform(rng, x, edges.shape[1]) < EDGES

@@ -1,6 +1,6 @@
-"""What encoders share besides their layers: normalisation, initial values, and the checks of what they are given.
+"""Parts that encoders share: normalisation, standardised pixels, initial values, and checks of their settings and data.
 
-A base encoder's state is averaged, counted and sent as it is, so it holds floating tensors only.
+The state of a base encoder is averaged and sent, so it has floating-point tensors only.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm whose state can be averaged: no integer counter, and it can be trained on a single value."""
+    """BatchNorm without the integer counter, which cannot be averaged. It also accepts one value per channel."""
 
-    observer: Callable[..., None] | None = None  # called with this layer and its input in every pass
+    observer: Callable[..., None] | None = None  # called with this layer and its input in every forward pass
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.num_batches_tracked = None
 
-    # torch's own loader puts the missing counter back into a plain dict of tensors and then calls it unexpected.
+    # BatchNorm2d's loader would add the missing counter to the state and then refuse it as unexpected.
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,44 +37,48 @@ class BatchNorm(nn.BatchNorm2d):
         return self.normalise(x)
 
     def normalise(self, x: Tensor) -> Tensor:
-        # One value per channel has no spread: the running statistics stand in for it and are left alone.
-        learn = self.training and x.numel() > x.shape[1]
-        mean, var, momentum = self.running_mean, self.running_var, float(self.momentum or 0)
-        return F.batch_norm(x, mean, var, self.weight, self.bias, learn, momentum, self.eps)
+        # One value per channel has no variance: then the running statistics are used and not updated.
+        use_batch = self.training and x.numel() > x.shape[1]
+        mean = self.running_mean
+        var = self.running_var
+        momentum = float(self.momentum or 0)
+        return F.batch_norm(x, mean, var, self.weight, self.bias, use_batch, momentum, self.eps)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": BatchNorm,
-    # At most 32 groups, of two channels at least: alone, a channel of one pixel would always be zero.
+    # At most 32 groups, each of at least two channels: normalising one channel of one pixel always gives zero.
     "group": lambda channels: nn.GroupNorm(min(gcd(32, channels), max(1, channels // 2)), channels),
     "none": lambda channels: nn.Identity(),
 }
 
 
 def layers(norm: str, *allowed: str) -> Callable[[int], nn.Module]:
-    """The maker of normalisation layers behind a name: number of channels -> layer."""
+    """The constructor of normalisation layers with this name: number of channels -> layer."""
     if norm not in allowed:
         raise unknown("norm", norm, allowed)
     return NORMS[norm]
 
 
 def unused(encoder: str, norm: str) -> None:
-    """For encoders without normalisation layers: a setting that would change nothing is an error."""
+    """Refuses a normalisation setting for an encoder without normalisation layers."""
     if norm not in ("batch", "none"):
-        raise ConfigError(f"norm '{norm}' changes nothing: the {encoder} encoder has no such layers; leave norm out")
+        raise ConfigError(
+            f"norm '{norm}' changes nothing, because the {encoder} encoder has no normalisation layers; leave norm out"
+        )
 
 
 def sample(bundle: Bundle) -> tuple[Tensor, ...]:
-    """Inputs for no example at all: what an encoder will be given, as far as shapes and types tell."""
+    """The encoder's inputs for zero examples: their shapes and types."""
     return bundle.train.inputs(torch.empty(0, dtype=torch.long))
 
 
 def expect(fits: bool, encoder: str, wants: str, bundle: Bundle) -> None:
-    """Refuse a dataset whose inputs this encoder cannot read, and name the encoder that can."""
+    """Refuses a dataset if its inputs do not fit this encoder, and names one that fits."""
     if not fits:
         facts = bundle.facts
         advice = f"choose {facts.encoder}" if facts.encoder not in ("", encoder) else "choose another encoder"
-        raise ConfigError(f"the {encoder} encoder reads {wants}, which dataset '{facts.name}' does not hold; {advice}")
+        raise ConfigError(f"the {encoder} encoder needs {wants}, but dataset '{facts.name}' has other inputs; {advice}")
 
 
 def image_shape(bundle: Bundle, encoder: str) -> tuple[int, int, int]:
@@ -86,7 +90,7 @@ def image_shape(bundle: Bundle, encoder: str) -> tuple[int, int, int]:
 
 
 class Pixels(nn.Module):
-    """Bytes, or numbers in [0, 1], to standardised channels. Facts of the dataset, hence not part of the state."""
+    """Standardises the channels of images. Mean and deviation belong to the dataset, so they are not in the state."""
 
     mean: Tensor
     std: Tensor
@@ -96,7 +100,7 @@ class Pixels(nn.Module):
         if not len(bundle.mean) == len(bundle.std) == channels:
             given = f"{len(bundle.mean)} means and {len(bundle.std)} deviations for {channels} channels"
             raise DataError(
-                f"dataset '{bundle.facts.name}' gives {given}; its loader must give one of each per channel"
+                f"dataset '{bundle.facts.name}' has {given}; its loader must return one of each per channel"
             )
         self.register_buffer("mean", torch.tensor(bundle.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(bundle.std).view(-1, 1, 1), persistent=False)
@@ -106,12 +110,12 @@ class Pixels(nn.Module):
 
 
 def unit(x: Tensor) -> Tensor:
-    """Bytes as numbers in [0, 1]; what is already a number passes through."""
+    """Bytes scaled to [0, 1]; other types are unchanged."""
     return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def drawn(make: Callable[[], Module], generator: torch.Generator) -> Module:
-    """Make a module and draw its weights from this generator alone; torch's global random state stays as it was."""
+    """Makes a module with weights drawn from this generator. torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):
         module = make()
     for part in module.modules():

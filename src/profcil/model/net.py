@@ -186,7 +186,8 @@ class Net(nn.Module):
         return [p for b in blocks for p in getattr(self, b).parameters()]
 
     def _block(self, block: str) -> Tensors:
-        return getattr(self, block).state_dict(keep_vars=True)
+        tensors: Tensors = getattr(self, block).state_dict(keep_vars=True)
+        return tensors
 
 
 def project(r: Mapping[str, Tensor], u: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A sketch of the inputs: fixed random ReLU features of pixels, words or neighbourhoods.
 
 All clients draw the same directions from one seed, so the directions are not sent, and statistics of a sketch do not
-become stale. Images are convolved with random filters and averaged over the four quarters; a text is its bag of words;
-a node is the mean of the nodes within two steps.
+become stale. Images are convolved with random filters and averaged over each quarter. A text is represented by its bag
+of words, a node by the mean of the nodes within two steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from profcil.randomness import torch_generator
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
-SIDE = 6  # of a filter, in pixels
-QUARTERS = 2  # parts an image has along each side
-FLAT = 0.05  # deviation of an image's pixels from which on its contrast is not raised further
-STEPS = 2  # how far a node sees, as far as a graph network of two layers
+FILTER_SIZE = 6  # pixels along each side
+POOLED_SIZE = 2  # an image is averaged over 2 x 2 quarters
+MIN_DEVIATION = 0.05  # of an image's pixels; the contrast of flatter images is not raised further
+STEPS = 2  # radius of a node's neighbourhood, as in a graph network of two layers
 
 
 def sketch(modality: str, inputs: Inputs, width: int, vocabulary: int = 0, product: Product = F.linear) -> Tensor:
@@ -36,17 +36,20 @@ def sketch(modality: str, inputs: Inputs, width: int, vocabulary: int = 0, produ
 
 @lru_cache(maxsize=2)
 def directions(columns: int, width: int, device: torch.device) -> Tensor:
-    """Random directions, [columns, width]; they depend on nothing but their number."""
+    """Random directions, [columns, width]; they depend on these two numbers alone."""
     return torch.randn(columns, width, generator=torch_generator(0, "sketch", columns, width)).to(device)
 
 
 def _image(inputs: Inputs, width: int, vocabulary: int, product: Product) -> Tensor:
     x = unit(inputs[0])
-    spread, mean = torch.std_mean(x, (1, 2, 3), keepdim=True)
-    x, shape = (x - mean) / spread.clamp(min=FLAT), (x.shape[1], SIDE, SIDE)
-    filters = directions(x.shape[1] * SIDE * SIDE, -(-width // QUARTERS**2), x.device).T.unflatten(1, shape)
-    found = F.conv2d(x, filters, padding=SIDE // 2).relu()
-    return F.adaptive_avg_pool2d(found, QUARTERS).flatten(1)[:, :width]
+    channels = x.shape[1]
+    deviation, mean = torch.std_mean(x, (1, 2, 3), keepdim=True)
+    x = (x - mean) / deviation.clamp(min=MIN_DEVIATION)
+    count = -(-width // POOLED_SIZE**2)
+    flat_filters = directions(channels * FILTER_SIZE * FILTER_SIZE, count, x.device).T
+    filters = flat_filters.unflatten(1, (channels, FILTER_SIZE, FILTER_SIZE))
+    responses = F.conv2d(x, filters, padding=FILTER_SIZE // 2).relu()
+    return F.adaptive_avg_pool2d(responses, POOLED_SIZE).flatten(1)[:, :width]
 
 
 def _text(inputs: Inputs, width: int, vocabulary: int, product: Product) -> Tensor:
@@ -57,13 +60,13 @@ def _text(inputs: Inputs, width: int, vocabulary: int, product: Product) -> Tens
 
 
 def _graph(inputs: Inputs, width: int, vocabulary: int, product: Product) -> Tensor:
-    x, (source, target), asked = inputs
-    size = x.square().sum(1, keepdim=True).sqrt().clamp(min=1e-6)
-    seen = product(x, directions(x.shape[1], width, x.device).T) / size
+    x, (source, target), nodes = inputs
+    norm = x.square().sum(1, keepdim=True).sqrt().clamp(min=1e-6)
+    features = product(x, directions(x.shape[1], width, x.device).T) / norm
     degree = torch.bincount(target, minlength=len(x))[:, None] + 1
     for _ in range(STEPS):
-        seen = seen.index_add(0, target, seen[source]) / degree
-    return seen[asked]
+        features = features.index_add(0, target, features[source]) / degree
+    return features[nodes]
 
 
 SKETCHES: dict[str, Callable[[Inputs, int, int, Product], Tensor]] = {"image": _image, "text": _text, "graph": _graph}
