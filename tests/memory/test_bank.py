@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.memory.bank import FLOOR, Moments, empty_bank, measure, pool, remember, update
+from profcil.memory.bank import FLOOR, Moments, bank_from_moments, empty_bank, measure, pool, update
 
 few = settings(max_examples=40, deadline=None)
 IDS = torch.tensor([2, 5, 9, 40])  # class ids are names, not positions
@@ -41,7 +41,7 @@ def test_pooling_any_partition_is_measuring_everything_at_once(seed, n, d, parts
     features, y, owner = draw(seed, n, d, parts)
     pooled, whole = pool(split(features, y, owner, radius)), measure(features, y, radius=radius)
     close(pooled, whole)
-    torch.testing.assert_close(remember(pooled).spread, remember(whole).spread, rtol=1e-3, atol=3e-3)
+    torch.testing.assert_close(bank_from_moments(pooled).spread, bank_from_moments(whole).spread, rtol=1e-3, atol=3e-3)
 
 
 @few
@@ -55,7 +55,7 @@ def test_the_order_of_the_parts_does_not_matter(seed, n, d, parts, radius):
 @given(radius=st.booleans(), **sizes)
 def test_the_bank_holds_mean_spread_and_count_of_each_class(seed, n, d, parts, radius):
     features, y, _ = draw(seed, n, d, parts)
-    bank = remember(measure(features, y, radius=radius))
+    bank = bank_from_moments(measure(features, y, radius=radius))
     assert bank.labels == tuple(sorted(set(y.tolist())))
     for row, label in enumerate(bank.labels):
         own = features[y == label].double()
@@ -71,10 +71,10 @@ def test_the_bank_holds_mean_spread_and_count_of_each_class(seed, n, d, parts, r
 def test_a_returning_class_merged_by_counts_is_as_if_measured_once(seed, n, d, parts, radius):
     features, y, owner = draw(seed, n + 1, d, 2)
     first, *rest = split(features, y, owner, radius)
-    bank = remember(first)
+    bank = bank_from_moments(first)
     for part in rest:
         bank = update(bank, part, "counts")
-    whole = remember(measure(features, y, radius=radius))
+    whole = bank_from_moments(measure(features, y, radius=radius))
     assert bank.labels == whole.labels
     assert torch.equal(bank.count, whole.count)
     torch.testing.assert_close(bank.mean, whole.mean, rtol=1e-5, atol=1e-5)
@@ -82,7 +82,7 @@ def test_a_returning_class_merged_by_counts_is_as_if_measured_once(seed, n, d, p
 
 
 def test_a_returning_class_can_be_replaced_and_others_stay():
-    old = remember(measure(torch.tensor([[1.0, 0.0], [3.0, 4.0], [7.0, 7.0]]), torch.tensor([5, 5, 9])))
+    old = bank_from_moments(measure(torch.tensor([[1.0, 0.0], [3.0, 4.0], [7.0, 7.0]]), torch.tensor([5, 5, 9])))
     fresh = measure(torch.tensor([[10.0, 20.0]]), torch.tensor([5]))
     bank = update(old, fresh, "replace")
     assert bank.labels == (5, 9)
@@ -95,7 +95,7 @@ def test_a_returning_class_can_be_replaced_and_others_stay():
 
 @pytest.mark.parametrize("radius", [False, True])
 def test_one_sample_has_the_floor_for_a_spread_and_never_a_nan(radius):
-    bank = remember(measure(torch.full((3, 4), 1e3), torch.tensor([1, 2, 2]), radius=radius))
+    bank = bank_from_moments(measure(torch.full((3, 4), 1e3), torch.tensor([1, 2, 2]), radius=radius))
     torch.testing.assert_close(bank.spread, torch.full_like(bank.spread, FLOOR**0.5))
 
 
@@ -106,10 +106,10 @@ def test_an_empty_bank_takes_what_comes():
 
 
 def test_transport_moves_means_and_nothing_else():
-    bank = remember(
+    bank = bank_from_moments(
         measure(torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 1, 1, 7, 7, 7]))
     )
-    moved = bank.moved(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    moved = bank.shifted(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
     torch.testing.assert_close(moved.mean, bank.mean + torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
     assert moved.spread is bank.spread
     assert moved.count is bank.count

@@ -80,9 +80,9 @@ def test_a_summary_counts_and_keeps_class_ids():
 
 def test_support_is_counted_by_class():
     y = torch.tensor([7, 2, 7, 2, 2, 9])
-    assert linear.supported(y, 2).tolist() == [True, True, True, True, True, False]
-    assert linear.supported(y, 3).tolist() == [False, True, False, True, True, False]
-    assert linear.supported(y[:0], 1).tolist() == []
+    assert linear.support_mask(y, 2).tolist() == [True, True, True, True, True, False]
+    assert linear.support_mask(y, 3).tolist() == [False, True, False, True, True, False]
+    assert linear.support_mask(y[:0], 1).tolist() == []
 
 
 def test_without_spread_the_head_is_the_nearest_mean():
@@ -98,7 +98,7 @@ def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, to
     rng = torch.Generator().manual_seed(seed)
     a, b = torch.eye(5) + 0.5 * torch.randn(5, 5, generator=rng), torch.randn(5, generator=rng)
     (old, y), (other, _) = data(seed), data(seed + 1)
-    halves = [linear.drift(part.double(), part.double() @ a.double() + b) for part in other.split(40)]
+    halves = [linear.measure_drift(part.double(), part.double() @ a.double() + b) for part in other.split(40)]
     return old, y, linear.pool_drift(halves), a, b
 
 
@@ -107,7 +107,7 @@ def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, to
 def test_an_exact_linear_drift_is_recovered_for_means_and_matrix(seed):
     old, y, moved, a, b = drifted(seed)
     shift, residual = linear.fit_drift(moved, 0.0)
-    found = linear.carry(linear.summarise(old, y), shift, residual)
+    found = linear.apply_drift(linear.summarise(old, y), shift, residual)
     truth = linear.summarise(old.double() @ a.double() + b, y)
     torch.testing.assert_close(found.mean, truth.mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.gram, truth.gram, rtol=1e-5, atol=1e-3)
@@ -125,11 +125,11 @@ def test_what_no_map_explains_widens_the_classes():
     (u, y), rng = data(), torch.Generator().manual_seed(3)
     noise = torch.randn(4000, 5, generator=rng)
     before = torch.randn(4000, 5, generator=rng)
-    shift, residual = linear.fit_drift(linear.drift(before, before + 2 * noise), 0.0)
+    shift, residual = linear.fit_drift(linear.measure_drift(before, before + 2 * noise), 0.0)
     torch.testing.assert_close(residual, 4 * torch.eye(5).double(), atol=0.4, rtol=0)
     start = linear.summarise(u, y)
-    wider = linear.carry(start, torch.zeros_like(shift), residual)
-    torch.testing.assert_close(linear.within(wider), linear.within(start) + residual)
+    wider = linear.apply_drift(start, torch.zeros_like(shift), residual)
+    torch.testing.assert_close(linear.within_class_covariance(wider), linear.within_class_covariance(start) + residual)
 
 
 @settings(max_examples=15, deadline=None)
@@ -140,10 +140,10 @@ def test_a_moved_matrix_stays_symmetric_and_positive(seed, ridge):
     after = before.relu() + 0.3 * torch.randn(30, 8, generator=rng)
     s = linear.summarise(u, y)
     for _ in range(3):
-        s = linear.carry(s, *linear.fit_drift(linear.drift(before, after), ridge))
+        s = linear.apply_drift(s, *linear.fit_drift(linear.measure_drift(before, after), ridge))
     assert torch.equal(s.gram, s.gram.T)
     assert float(s.gram[-1, -1]) == pytest.approx(12)
-    for matrix in (s.gram, linear.within(s)):
+    for matrix in (s.gram, linear.within_class_covariance(s)):
         values = torch.linalg.eigvalsh(matrix)
         assert float(values[0]) >= -1e-9 * float(values[-1])
 
@@ -153,7 +153,7 @@ def test_displaced_means_keep_their_scatter():
     s = linear.summarise(u, y)
     shift = torch.randn(len(s.labels), 5, generator=torch.Generator().manual_seed(1)).double()
     moved, truth = (
-        linear.displace(s, shift),
+        linear.shift_means(s, shift),
         linear.summarise(u.double() + shift[torch.unique(y, return_inverse=True)[1]], y),
     )
     torch.testing.assert_close(moved.mean, truth.mean)
@@ -176,7 +176,7 @@ def test_the_solver_works_in_float64_and_falls_back_where_rounding_made_a_matrix
     ("matrix", "word"),
     [
         (torch.diag(torch.tensor([1.0, -1.0, 1.0])), "positive definite"),
-        (torch.full((3, 3), float("nan")), "not finite"),
+        (torch.full((3, 3), float("nan")), "NaN or infinite"),
     ],
 )
 def test_a_hopeless_matrix_is_named(matrix, word):
@@ -187,7 +187,7 @@ def test_a_hopeless_matrix_is_named(matrix, word):
 @pytest.mark.parametrize("size", [1, 2, 65, 513, 1100])
 def test_packing_sends_a_triangle_and_loses_only_float32(size):
     drawn = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
-    matrix = linear.symmetric(drawn)
+    matrix = linear.symmetrise(drawn)
     assert torch.equal(matrix, (drawn + drawn.T) / 2)
     packed = linear.pack(matrix.double())
     assert (packed.numel(), packed.dtype) == (size * (size + 1) // 2, torch.float32)
@@ -213,7 +213,7 @@ def test_moments_that_are_packed_as_they_are_made_are_those_of_the_whole_matrix(
     assert made.labels == whole.labels and torch.equal(made.mean, whole.mean)
     assert made.gram.dtype == torch.float32 and torch.allclose(made.gram, linear.pack(whole.gram), rtol=1e-6)
     assert torch.allclose(linear.unpack(made.gram), whole.gram, rtol=1e-6)
-    whole, made = (linear.drift(u, u.flip(0)[:, :1], packed=packed) for packed in (False, True))
+    whole, made = (linear.measure_drift(u, u.flip(0)[:, :1], packed=packed) for packed in (False, True))
     assert torch.equal(made.cross, whole.cross)
     assert all(
         torch.allclose(a, linear.pack(b), rtol=1e-6) for a, b in ((made.old, whole.old), (made.square, whole.square))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from profcil.memory.bank import Bank, measure, remember
+from profcil.memory.bank import Bank, bank_from_moments, measure
 from profcil.memory.rehearsal import Balanced, Rehearsal, Roll, pseudo
 
 few = settings(max_examples=40, deadline=None)
@@ -113,5 +113,5 @@ def test_without_memory_only_current_classes_are_trained():
 def test_the_same_address_draws_the_same_epoch():
     features = torch.randn(9, 2, generator=rng(1))
     y = torch.tensor([1, 1, 1, 2, 2, 2, 2, 2, 2])
-    source = rehearsal(features, y, remember(measure(features, y + 5)), quota=4, noise=0.3)
+    source = rehearsal(features, y, bank_from_moments(measure(features, y + 5)), quota=4, noise=0.3)
     assert torch.equal(source.epoch(rng(5))["u"], source.epoch(rng(5))["u"])

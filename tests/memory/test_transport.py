@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.memory.transport import bandwidth_of, combine, local_transport, squared_distances
+from profcil.memory.transport import combine, local_transport, median_bandwidth, squared_distances
 
 few = settings(max_examples=40, deadline=None)
 sizes = {"seed": st.integers(0, 10**6), "n": st.integers(1, 30), "d": st.integers(1, 6), "k": st.integers(1, 8)}
@@ -75,8 +75,8 @@ def test_the_closer_of_two_neighbours_counts_more():
 def test_the_bandwidth_is_the_median_distance_times_a_factor_unless_given():
     means, before = torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [10.0]])
     distances = squared_distances(means, before)
-    assert float(bandwidth_of(distances, 1.0)) == 2.0
-    assert float(bandwidth_of(distances, 0.5)) == 1.0
+    assert float(median_bandwidth(distances, 1.0)) == 2.0
+    assert float(median_bandwidth(distances, 0.5)) == 1.0
     by_rule = local_transport(means, before, before + 1, neighbours=1, factor=0.5)[1]
     by_number = local_transport(means, before, before + 1, neighbours=1, tau=1.0)[1]
     torch.testing.assert_close(by_rule, by_number)

@@ -77,7 +77,7 @@ def test_a_returning_class_keeps_its_examples_though_a_last_round_was_empty(fres
     assign_samples(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
     monkeypatch.setattr(loop, "participants", lambda p, *at: () if at == (0, 2) else participants(p, *at))
     run = fresh("pro", clients=2, participants=2, train__rounds=3, refresh_at="both").stream()
-    assert not any(n.startswith("settled") for n in run.after_positions()[0].blocks)
+    assert not any(n.endswith("_before_refresh") for n in run.after_positions()[0].blocks)
     bank = run.after_positions()[1].blocks["memory"]
     counts = dict(zip(bank.labels, bank.tensors["count"].tolist(), strict=True))
     assert {counts[y] for task in run.world.plan.tasks[:2] for y in task} == {30}

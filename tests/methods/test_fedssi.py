@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from profcil.methods.fedssi import parameters_of
-from profcil.methods.parts.importance import importance, penalty, walk
+from profcil.methods.parts.importance import importance, path_integral, penalty
 from profcil.model.net import MODEL
 
 CURVES = torch.tensor([0.0, 0.5, 1.0, 3.0])
@@ -22,7 +22,7 @@ def descend(lr: float, steps: int, momentum: float = 0.0, pull: float = 0.0):
             speed.mul_(momentum).add_(grads[0] + pull * (v - start))
             v.sub_(lr * speed)
 
-    (path,) = walk([v], ((CURVES * v.square()).sum() / 2 for _ in range(steps)), step)
+    (path,) = path_integral([v], ((CURVES * v.square()).sum() / 2 for _ in range(steps)), step)
     return start, v.detach(), path
 
 
@@ -141,7 +141,7 @@ def test_the_surrogate_is_tied_to_the_global_model(fresh):
     def away(mix: float) -> float:
         run = fresh("fedssi", mix=mix, walk_epochs=5)
         client, weights = run.client(run.clients(0, 0)[0], 0, 0), run.server.weights()
-        run.method.surrogate(client, weights, client.allowed(client.seen))
+        run.method.surrogate_importance(client, weights, client.allowed(client.seen))
         now = client.net.weights(("adapter", "head"))
         return sum(float((t - weights[b][k]).square().sum()) for b in now for k, t in now[b].items())
 

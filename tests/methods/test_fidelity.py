@@ -250,7 +250,7 @@ def test_fedssi_measures_importance_along_the_tied_surrogate(fresh):
     client = run.client(run.clients(0, 0)[0], 0, 0)
     allowed = client.allowed(client.seen)
     weights = run.server.weights()
-    found = run.method.surrogate(client, weights, allowed)["head.weight"]
+    found = run.method.surrogate_importance(client, weights, allowed)["head.weight"]
     net = run.world.net
     net.load(weights)
     net.requires_grad_(True)
@@ -447,7 +447,7 @@ def test_memories_move_with_the_drift_of_the_nearest_calibration_features(fresh)
     after = before + torch.tensor([[1.0, 0.0], [0.0, 3.0], [50.0, 50.0]])
     near = exp(-1 / 2)  # distances are 1, 2 and 4, and τ is 0.5 · 2
     far = exp(-4 / 2)
-    shift, confidence = run.method.move(means, before, after)
+    shift, confidence = run.method.shift_of(means, before, after)
     assert shift[0].tolist() == pytest.approx([near / (near + far), 3 * far / (near + far)], rel=1e-5)
     assert confidence.tolist() == pytest.approx([near + far], rel=1e-5)
 

@@ -10,7 +10,7 @@ from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.errors import ConfigError
 from profcil.memory import linear
-from profcil.methods.prolin import ProLin, anchors, memory_of
+from profcil.methods.prolin import ProLin, anchor_names, memory_of
 from profcil.metrics.client_first import summary
 
 ALL = {"participants": 4}  # every client with data takes part in every round
@@ -84,12 +84,14 @@ def test_a_position_opens_with_a_head_for_old_and_new_classes(fresh, anchor):
     after = run.play(1, 0)
     fresh_ones = [current(run, c, 1, before.blocks["base"]) for c in clients]
     new = [(u[keep], y[keep]) for u, y in fresh_ones for keep in [~torch.isin(y, torch.tensor(held))]]
-    held_still = linear.select(memory_of(before), range(run.world.net.features))
+    held_still = linear.select_features(memory_of(before), range(run.world.net.features))
     memory = linear.pool([held_still, *(linear.summarise(u, y) for u, y in new if len(y))])
-    assert set(held) < set(memory.labels) == set(after.blocks["linear"].labels)
+    assert set(held) < set(memory.labels) == set(after.blocks["training_head"].labels)
     weight, bias = linear.lda(memory, 0.3)
-    torch.testing.assert_close(after.blocks["linear"].tensors["weight"].double(), 0.2 * weight, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(after.blocks["linear"].tensors["bias"].double(), 0.2 * bias, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        after.blocks["training_head"].tensors["weight"].double(), 0.2 * weight, rtol=1e-3, atol=1e-4
+    )
+    torch.testing.assert_close(after.blocks["training_head"].tensors["bias"].double(), 0.2 * bias, rtol=1e-3, atol=1e-4)
 
 
 def test_rounds_move_the_base_only_and_leave_the_head(fresh):
@@ -97,8 +99,8 @@ def test_rounds_move_the_base_only_and_leave_the_head(fresh):
     start, first, second = run.server, run.play(0, 0), run.play(0, 1)
     assert not same(start.blocks["base"], first.blocks["base"])
     assert not same(first.blocks["base"], second.blocks["base"])
-    assert first.blocks["linear"] is second.blocks["linear"]
-    assert same(first.blocks["start"], start.blocks["base"])
+    assert first.blocks["training_head"] is second.blocks["training_head"]
+    assert same(first.blocks["starting_base"], start.blocks["base"])
     assert all(start.blocks[b] is second.blocks[b] for b in ("adapter", "head", "bank", "gram"))
 
 
@@ -121,7 +123,7 @@ def test_what_weighs_is_who_moved_the_base_not_who_was_heard_afterwards(fresh):
     for p in range(3):
         weights.append(sum(len(run.client(c, p, 0).y) for c in run.clients(p, 0)))
         at(run, p + 1, since=p)
-        assert int(run.server.blocks["mass"].tensors["samples"]) == sum(weights)
+        assert int(run.server.blocks["past_samples"].tensors["samples"]) == sum(weights)
     assert float(run.server.blocks["bank"].tensors["count"].sum()) > sum(weights)
 
 
@@ -135,15 +137,24 @@ def test_the_base_steps_back_when_nobody_is_there_in_the_last_round(fresh):
     for k, t in start.items():
         free = came.blocks["base"].tensors[k]
         torch.testing.assert_close(held["base"].tensors[k], t + (free - t) * new / (new + 2 * old))
-    assert "moved" not in held
+    assert "position_samples" not in held
 
 
 @pytest.mark.parametrize("inertia", [0.0, 1.0])
 def test_what_lives_for_a_position_ends_with_it(fresh, inertia):
     run = at(fresh("prolin", inertia=inertia), 1)
-    lasting = {"base", "adapter", "head", "anchor", "bank", "gram", "known", *(("mass",) if inertia else ())}
+    lasting = {
+        "base",
+        "adapter",
+        "head",
+        "anchor",
+        "bank",
+        "gram",
+        "known_classes",
+        *(("past_samples",) if inertia else ()),
+    }
     assert set(run.server.blocks) == lasting
-    assert run.server.blocks["known"].labels == run.server.blocks["bank"].labels
+    assert run.server.blocks["known_classes"].labels == run.server.blocks["bank"].labels
 
 
 def test_the_base_is_drawn_towards_its_starting_features(fresh):
@@ -153,7 +164,7 @@ def test_the_base_is_drawn_towards_its_starting_features(fresh):
     phase = next(run.method.turn(client, dict(run.server.blocks)))
     assert phase.blocks == ("base",)
     assert phase.proximal == pytest.approx(0.01)
-    assert same(run.server.blocks["start"], Block("model", phase.weights["start"]))
+    assert same(run.server.blocks["starting_base"], Block("model", phase.weights["starting_base"]))
     strong, weak = (moved(fresh, distill=w, proximal=0.0) for w in (1.0, 0.0))
     assert strong < weak
 
@@ -176,14 +187,14 @@ def test_examples_of_classes_without_statistics_wait(fresh):
     clients = [run.client(c, 0, 1) for c in run.clients(0, 1)]
     client = next(c for c in clients if len(c.labels) > 1)
     part = client.labels[:1]
-    head = run.server.blocks["linear"]
+    head = run.server.blocks["training_head"]
     row = head.labels.index(part[0])
     cut = Block("model", {k: t[row : row + 1] for k, t in head.tensors.items()}, part)
-    phase = next(run.method.turn(client, {**run.server.blocks, "linear": cut}))
+    phase = next(run.method.turn(client, {**run.server.blocks, "training_head": cut}))
     assert set(phase.source.y.tolist()) == set(part)
     foreign = Block("model", cut.tensors, (next(y for y in range(10) if y not in client.labels),))
     with pytest.raises(StopIteration) as end:
-        next(run.method.turn(client, {**run.server.blocks, "linear": foreign}))
+        next(run.method.turn(client, {**run.server.blocks, "training_head": foreign}))
     assert not end.value.value.blocks
     assert (
         run.method.aggregate(run.server, [end.value.value], run.when(0, 1)).blocks["base"] is run.server.blocks["base"]
@@ -198,8 +209,8 @@ def test_a_position_closes_with_the_old_memory_carried_and_fresh_statistics_adde
     old, start = memory_of(run.server), run.server.blocks["base"]
     after = [run.play(1, r) for r in range(3)][-1]
     clients, final = run.clients(1, 2), after.blocks["base"]
-    drift = [linear.drift(current(run, c, 1, start)[0], current(run, c, 1, final)[0]) for c in clients]
-    carried = linear.carry(old, *linear.fit_drift(linear.pool_drift(drift), 0.1))
+    drift = [linear.measure_drift(current(run, c, 1, start)[0], current(run, c, 1, final)[0]) for c in clients]
+    carried = linear.apply_drift(old, *linear.fit_drift(linear.pool_drift(drift), 0.1))
     expected, found = linear.pool([carried, summary_of_all(run, clients, 1, final)]), memory_of(after)
     assert not torch.allclose(carried.mean, old.mean, atol=1e-3)
     assert found.labels == expected.labels
@@ -242,7 +253,7 @@ def test_whoever_takes_part_once_the_base_has_settled_is_heard_and_nobody_twice(
     torch.testing.assert_close(found.mean[:, :d], told.mean, rtol=1e-3, atol=1e-4)
     rows = [*range(d), found.mean.shape[1]]
     torch.testing.assert_close(found.gram[rows][:, rows], told.gram, rtol=1e-3, atol=1e-2)
-    assert not {"heard", "told", "went"} & run.server.blocks.keys()
+    assert not {"reported_clients", "reported_statistics", "reported_drift"} & run.server.blocks.keys()
 
 
 def test_what_was_heard_is_not_lost_when_nobody_is_there_in_the_last_round(fresh, monkeypatch):
@@ -265,13 +276,15 @@ def test_the_drift_is_that_of_everyone_who_was_heard(fresh, transport):
         run.play(1, r)
     inbox, clients = dict(run.server.blocks), run.clients(1, 1)
     replies = [run.method.survey(run.client(c, 1, 1), inbox) for c in clients]
-    once = run.method.heard(run.server, replies)
-    twice = run.method.heard(run.method.heard(run.server, replies[:2]), replies[2:])
-    assert once.blocks["heard"].tensors["clients"].tolist() == list(clients)
-    for name in ("heard", "told", "went"):
+    once = run.method.add_reports(run.server, replies)
+    twice = run.method.add_reports(run.method.add_reports(run.server, replies[:2]), replies[2:])
+    assert once.blocks["reported_clients"].tensors["clients"].tolist() == list(clients)
+    for name in ("reported_clients", "reported_statistics", "reported_drift"):
         for k, t in once.blocks[name].tensors.items():
             torch.testing.assert_close(twice.blocks[name].tensors[k], t, rtol=1e-3, atol=1e-4)
-    again = run.method.survey(run.client(clients[0], 1, 1), {**inbox, "heard": once.blocks["heard"]})
+    again = run.method.survey(
+        run.client(clients[0], 1, 1), {**inbox, "reported_clients": once.blocks["reported_clients"]}
+    )
     assert not again.blocks
 
 
@@ -283,7 +296,7 @@ def test_a_memory_on_a_real_stream_stays_consistent(tiny):
         assert float(memory.gram[-1, -1]) == float(memory.count.sum())
         total = (memory.count[:, None] * memory.mean).sum(0)
         torch.testing.assert_close(memory.gram[-1, :-1], total, rtol=1e-3, atol=1e-2)
-        assert float(torch.linalg.eigvalsh(linear.within(memory))[0]) > -1e-5
+        assert float(torch.linalg.eigvalsh(linear.within_class_covariance(memory))[0]) > -1e-5
 
 
 @pytest.mark.parametrize("transport", ["linear", "neighbours", "none"])
@@ -313,28 +326,30 @@ def test_a_frozen_base_needs_no_rounds_and_no_transport(tiny):
 def test_the_base_stops_after_its_rounds(fresh):
     run = fresh("prolin", base_rounds=1)
     first, second = run.play(0, 0), run.play(0, 1)
-    assert not same(first.blocks["base"], first.blocks["start"])
+    assert not same(first.blocks["base"], first.blocks["starting_base"])
     assert first.blocks["base"] is second.blocks["base"]
 
 
 def test_the_head_can_be_solved_anew_after_each_round(fresh):
     run = fresh("prolin", classifier="rounds", **ALL)
     first, second = run.play(0, 0), run.play(0, 1)
-    assert not same(first.blocks["linear"], second.blocks["linear"])
+    assert not same(first.blocks["training_head"], second.blocks["training_head"])
     memory = summary_of_all(run, run.clients(0, 1), 0, second.blocks["base"])
     expected = 0.2 * linear.lda(memory, 0.3)[0]
-    torch.testing.assert_close(second.blocks["linear"].tensors["weight"].double(), expected, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(
+        second.blocks["training_head"].tensors["weight"].double(), expected, rtol=1e-2, atol=1e-3
+    )
     assert not second.blocks["bank"].labels  # nothing is committed before the position closes
 
 
 def test_a_free_head_starts_at_the_closed_form_and_is_trained(fresh):
     run = fresh("prolin", classifier="free", lr=0.0)
-    still, labels = run.play(0, 0), list(run.server.blocks["linear"].labels)
-    assert torch.equal(still.blocks["head"].tensors["weight"][labels], still.blocks["linear"].tensors["weight"])
+    still, labels = run.play(0, 0), list(run.server.blocks["training_head"].labels)
+    assert torch.equal(still.blocks["head"].tensors["weight"][labels], still.blocks["training_head"].tensors["weight"])
     run = fresh("prolin", classifier="free")
     moving = run.play(0, 0)
     assert not torch.allclose(
-        moving.blocks["head"].tensors["weight"][labels], moving.blocks["linear"].tensors["weight"]
+        moving.blocks["head"].tensors["weight"][labels], moving.blocks["training_head"].tensors["weight"]
     )
 
 
@@ -410,7 +425,7 @@ def test_what_is_known_of_a_kept_base_stays_however_the_present_one_moves(fresh)
     """A later anchor takes over what was known of the base when it was kept, and from then on is measured exactly."""
     run = at(fresh("prolin", anchor_every=1, **ALL), 1)
     d, plan = run.world.net.features, run.world.plan
-    known, kept = linear.select(memory_of(run.server), range(d)), run.server.blocks["base"]
+    known, kept = linear.select_features(memory_of(run.server), range(d)), run.server.blocks["base"]
     at(run, plan.positions, since=1)
     assert same(run.server.blocks["anchor/1"], kept)
     assert not same(run.server.blocks["base"], kept)
@@ -426,7 +441,7 @@ def test_what_is_known_of_a_kept_base_stays_however_the_present_one_moves(fresh)
 def test_bases_are_kept_where_it_is_due(tiny, fresh, every, due):
     run = tiny("prolin", anchor_every=every, random_features=5, **ALL)
     d, kept = run.world.net.features, [f"anchor/{p}" for p in due if p in busy(run)]
-    assert anchors(run.server.blocks) == ["anchor", *kept]
+    assert anchor_names(run.server.blocks) == ["anchor", *kept]
     assert run.server.blocks["bank"].tensors["mean"].shape[1] == d * (2 + len(kept)) + 5
     z = run.method.views(run.server, lambda base: torch.zeros(3, d) + base.version)
     assert z[0, : z.shape[1] - 5 : d].tolist() == [run.server.blocks[n].version for n in ("base", "anchor", *kept)]
@@ -440,8 +455,8 @@ def test_the_map_reads_the_anchor_too(fresh):
     old, start, anchor = memory_of(run.server), run.server.blocks["base"], run.server.blocks["anchor"]
     final, d = [run.play(1, r) for r in range(3)][-1].blocks["base"], run.world.net.features
     pairs = [[current(run, c, 1, b)[0] for b in (start, anchor, final)] for c in run.clients(1, 2)]
-    drift = linear.pool_drift([linear.drift(torch.cat([u, a], 1), after) for u, a, after in pairs])
-    carried, found = linear.carry(old, *linear.fit_drift(drift, 0.1)), memory_of(run.server)
+    drift = linear.pool_drift([linear.measure_drift(torch.cat([u, a], 1), after) for u, a, after in pairs])
+    carried, found = linear.apply_drift(old, *linear.fit_drift(drift, 0.1)), memory_of(run.server)
     here = {int(y) for c in run.clients(1, 0) for y in run.client(c, 1, 0).labels}
     kept = [y for y in old.labels if y not in here]
     one, two = (s.mean[[s.labels.index(y) for y in kept]] for s in (carried, found))
@@ -456,13 +471,13 @@ def test_statistics_of_few_examples_stay_with_the_client(fresh):
     counts = [int((c.y == y).sum()) for c in clients.values() for y in c.labels]
     least = max(counts)
     shy = fresh("prolin", min_support=least, **PLAIN)
-    inbox = {n: shy.server.blocks[n] for n in ("base", "known")}
+    inbox = {n: shy.server.blocks[n] for n in ("base", "known_classes")}
     for c in clients:
         told = shy.method.survey(shy.client(c, 0, 0), inbox).blocks
         enough = {y for y in clients[c].labels if int((clients[c].y == y).sum()) >= least}
         assert ("statistics" in told) == bool(enough)
         assert not enough or set(told["statistics"].labels) == enough
-        told = shy.method.survey(shy.client(c, 0, 0), {"base": inbox["base"], "start": inbox["base"]}).blocks
+        told = shy.method.survey(shy.client(c, 0, 0), {"base": inbox["base"], "starting_base": inbox["base"]}).blocks
         assert ("transport" in told) == bool(enough)
         held = told["transport"].tensors["old"][-1] if enough else 0.0  # the count, at the matrix's last corner
         assert float(held) == sum(int((clients[c].y == y).sum()) for y in enough)

@@ -71,7 +71,7 @@ def test_a_client_rehearses_from_the_moved_means(fresh):
     labels = run.server.blocks["memory"].labels
     old = [i for i, y in enumerate(labels) if y not in client.labels]
     assert old
-    assert rehearse.source.roll.rows.tolist() == old
+    assert rehearse.source.bank_rows.tolist() == old
     assert not torch.allclose(rehearse.source.mean, run.server.blocks["memory"].tensors["mean"][old])
 
 
@@ -104,7 +104,7 @@ def test_global_transport_is_the_drift_of_the_aggregated_model(fresh):
         client = run.client(c, 1, 0)
         index = calibration_subset(client, run.method.params.calibration)
         old, new = (client.features(s.blocks["base"].tensors, index) for s in (before, after))
-        moves.append(run.method.move(bank.mean, old, new))
+        moves.append(run.method.shift_of(bank.mean, old, new))
     shift = combine([m[0] for m in moves], [m[1] for m in moves])
     assert len(bank) and shift.abs().max() > 0
     assert torch.allclose(after.blocks["memory"].tensors["mean"], bank.mean + shift, atol=1e-6)
