@@ -6,7 +6,7 @@ import torch
 
 from profcil.accel.joined_rehearsal import JoinedRehearsal
 from profcil.memory.bank import Bank
-from profcil.memory.rehearsal import Rehearsal, Roll
+from profcil.memory.rehearsal import Rehearsal
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -25,7 +25,7 @@ def crowd() -> list[Rehearsal]:
     for y, old in (([3] * 9 + [8] * 7, (3, 5, 6, 9)), ([11] * 5, ()), ([2] + [4] * 6 + [3] * 8, (8,))):
         labels = torch.tensor(y)
         features = (labels + torch.arange(len(y)) / 100)[:, None].expand(-1, 2).contiguous()
-        found.append(Rehearsal(features, Roll(labels, old, 4), bank_of(old) if old else None, noise=0.1))
+        found.append(Rehearsal(features, labels, bank_of(old) if old else None, quota=4, noise=0.1))
     return found
 
 
@@ -36,14 +36,14 @@ def test_clients_together_each_have_a_balanced_epoch_of_their_own():
     assert joined.steps == [3, 1, 2] and table["u"].shape == (3, 3, 8, 2) and table["y"].shape == (3, 3, 8)
     for row, client in enumerate(clients):
         u, y = table["u"][row].flatten(0, 1)[: client.size], table["y"][row].flatten()[: client.size]
-        assert torch.equal(y.sort().values, client.roll.y.sort().values)
-        assert not torch.equal(y, client.roll.y) or client.size == 4  # shuffled, unless there is one class
-        real = torch.isin(y, client.roll.real.classes)
+        assert torch.equal(y.sort().values, client.y.sort().values)
+        assert not torch.equal(y, client.y) or client.size == 4  # shuffled, unless there is one class
+        real = torch.isin(y, client.real.classes)
         assert torch.equal(u[real][:, 0].long(), y[real])
-        for label in client.roll.real.classes:  # no example comes back before all of its class have come
+        for label in client.real.classes:  # no example comes back before all of its class have come
             drawn = u[y == label][:, 0].unique()
-            assert len(drawn) == min(4, int((client.roll.real.y == label).sum()))
-        means = {int(k): m for k, m in zip(client.roll.y[real.sum() :: 4], client.mean, strict=False)}
+            assert len(drawn) == min(4, int((client.real.y == label).sum()))
+        means = {int(k): m for k, m in zip(client.y[real.sum() :: 4], client.mean, strict=False)}
         assert all((f - means[int(k)]).abs().max() < 1 for f, k in zip(u[~real], y[~real], strict=True))
 
 

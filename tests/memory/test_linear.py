@@ -1,8 +1,6 @@
-"""Closed forms from sums equal those from all the data, and a linear drift is followed exactly."""
+"""Closed forms from sums equal those from all data, and a linear drift is recovered exactly."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ def data(seed: int = 0, n: int = 90, d: int = 5, classes: int = 4) -> tuple[torc
 
 
 def by_clients(u: torch.Tensor, y: torch.Tensor, cuts: int = 4) -> linear.Summary:
-    """The same examples, measured in parts of different classes and sizes."""
+    """The pooled summary of the same examples, split into parts of different classes and sizes."""
     owner = (torch.arange(len(y)) * 7 + y) % cuts
     return linear.pool([linear.summarise(u[owner == c], y[owner == c]) for c in range(cuts)])
 
@@ -37,7 +35,7 @@ def lda_of_all(u: np.ndarray, y: np.ndarray, shrink: float) -> tuple[np.ndarray,
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 6), st.floats(0.01, 2.0))
-def test_pooled_lda_is_the_lda_of_all_data(seed, cuts, shrink):
+def test_lda_of_pooled_summaries_equals_lda_of_all_data(seed, cuts, shrink):
     u, y = data(seed)
     weight, bias = linear.lda(by_clients(u, y, cuts), shrink)
     expected = lda_of_all(u.double().numpy(), y.numpy(), shrink)
@@ -47,11 +45,12 @@ def test_pooled_lda_is_the_lda_of_all_data(seed, cuts, shrink):
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 6), st.floats(0.0, 2.0))
-def test_pooled_ridge_is_the_ridge_of_all_data(seed, cuts, strength):
+def test_ridge_of_pooled_summaries_equals_ridge_of_all_data(seed, cuts, strength):
     u, y = data(seed)
     weight, bias = linear.ridge(by_clients(u, y, cuts), strength)
     x = u.double().numpy()
-    a, target = np.c_[x, np.ones(len(x))], (y.numpy()[:, None] == np.unique(y.numpy())).astype(float)
+    a = np.c_[x, np.ones(len(x))]
+    target = (y.numpy()[:, None] == np.unique(y.numpy())).astype(float)
     penalty = strength * len(x) * x.var(0).mean() * np.diag([1.0] * x.shape[1] + [0.0])
     expected = np.linalg.solve(a.T @ a + penalty, a.T @ target)
     np.testing.assert_allclose(weight.numpy(), expected[:-1].T, rtol=1e-5, atol=1e-8)
@@ -59,30 +58,32 @@ def test_pooled_ridge_is_the_ridge_of_all_data(seed, cuts, strength):
 
 
 @pytest.mark.parametrize("form", [linear.lda, linear.ridge])
-def test_features_of_another_scale_are_shrunk_by_their_own(form):
-    """Said apart, it does not matter in which unit the last features are measured; otherwise it does."""
+def test_the_last_features_are_shrunk_by_their_own_mean_variance(form):
+    """With `last`, the unit of the last features does not matter; without it, it does."""
     u, y = data()
     small = torch.cat([u[:, :3], u[:, 3:] / 1000], 1)
-    for apart, alike in ((2, True), (0, False)):
-        (w, b), (v, c) = (form(linear.summarise(x, y), 0.3, apart) for x in (u, small))
-        scores, others = u.double() @ w.T + b, small.double() @ v.T + c
-        assert torch.allclose(scores, others, rtol=1e-4, atol=1e-4) == alike
+    for last, equal in ((2, True), (0, False)):
+        weight, bias = form(linear.summarise(u, y), 0.3, last)
+        small_weight, small_bias = form(linear.summarise(small, y), 0.3, last)
+        scores = u.double() @ weight.T + bias
+        small_scores = small.double() @ small_weight.T + small_bias
+        assert torch.allclose(scores, small_scores, rtol=1e-4, atol=1e-4) == equal
 
 
-def test_a_summary_counts_and_keeps_class_ids():
+def test_a_summary_has_counts_and_class_ids():
     s = linear.summarise(torch.eye(6), torch.tensor([7, 7, 2, 2, 2, 9]))
     assert (s.labels, s.count.tolist()) == ((2, 7, 9), [3, 2, 1])
     assert float(s.gram[-1, -1]) == 6
     assert s.mean[1].tolist() == [0.5, 0.5, 0, 0, 0, 0]
-    nobody = linear.summarise(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))
-    assert (nobody.labels, nobody.mean.shape, nobody.gram.shape) == ((), (0, 6), (7, 7))
+    empty = linear.summarise(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))
+    assert (empty.labels, empty.mean.shape, empty.gram.shape) == ((), (0, 6), (7, 7))
 
 
 def test_support_is_counted_by_class():
     y = torch.tensor([7, 2, 7, 2, 2, 9])
-    assert linear.supported(y, 2).tolist() == [True, True, True, True, True, False]
-    assert linear.supported(y, 3).tolist() == [False, True, False, True, True, False]
-    assert linear.supported(y[:0], 1).tolist() == []
+    assert linear.support_mask(y, 2).tolist() == [True, True, True, True, True, False]
+    assert linear.support_mask(y, 3).tolist() == [False, True, False, True, True, False]
+    assert linear.support_mask(y[:0], 1).tolist() == []
 
 
 def test_without_spread_the_head_is_the_nearest_mean():
@@ -94,11 +95,13 @@ def test_without_spread_the_head_is_the_nearest_mean():
 
 
 def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, torch.Tensor, torch.Tensor]:
-    """Old examples that nobody has any more, their true features now, and the drift of others."""
+    """Old examples with labels, the drift of other examples, and the true linear map a, b of that drift."""
     rng = torch.Generator().manual_seed(seed)
-    a, b = torch.eye(5) + 0.5 * torch.randn(5, 5, generator=rng), torch.randn(5, generator=rng)
-    (old, y), (other, _) = data(seed), data(seed + 1)
-    halves = [linear.drift(part.double(), part.double() @ a.double() + b) for part in other.split(40)]
+    a = torch.eye(5) + 0.5 * torch.randn(5, 5, generator=rng)
+    b = torch.randn(5, generator=rng)
+    old, y = data(seed)
+    other, _ = data(seed + 1)
+    halves = [linear.measure_drift(part.double(), part.double() @ a.double() + b) for part in other.split(40)]
     return old, y, linear.pool_drift(halves), a, b
 
 
@@ -107,7 +110,7 @@ def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, to
 def test_an_exact_linear_drift_is_recovered_for_means_and_matrix(seed):
     old, y, moved, a, b = drifted(seed)
     shift, residual = linear.fit_drift(moved, 0.0)
-    found = linear.carry(linear.summarise(old, y), shift, residual)
+    found = linear.apply_drift(linear.summarise(old, y), shift, residual)
     truth = linear.summarise(old.double() @ a.double() + b, y)
     torch.testing.assert_close(found.mean, truth.mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.gram, truth.gram, rtol=1e-5, atol=1e-3)
@@ -121,46 +124,46 @@ def test_the_map_is_shrunk_towards_no_drift():
     assert sizes[-1] < 1e-4 * sizes[0]
 
 
-def test_what_no_map_explains_widens_the_classes():
-    (u, y), rng = data(), torch.Generator().manual_seed(3)
+def test_the_residual_of_the_linear_map_is_added_to_the_covariance():
+    u, y = data()
+    rng = torch.Generator().manual_seed(3)
     noise = torch.randn(4000, 5, generator=rng)
     before = torch.randn(4000, 5, generator=rng)
-    shift, residual = linear.fit_drift(linear.drift(before, before + 2 * noise), 0.0)
+    shift, residual = linear.fit_drift(linear.measure_drift(before, before + 2 * noise), 0.0)
     torch.testing.assert_close(residual, 4 * torch.eye(5).double(), atol=0.4, rtol=0)
     start = linear.summarise(u, y)
-    wider = linear.carry(start, torch.zeros_like(shift), residual)
-    torch.testing.assert_close(linear.within(wider), linear.within(start) + residual)
+    wider = linear.apply_drift(start, torch.zeros_like(shift), residual)
+    torch.testing.assert_close(linear.within_class_covariance(wider), linear.within_class_covariance(start) + residual)
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.floats(0.0, 1.0))
-def test_a_moved_matrix_stays_symmetric_and_positive(seed, ridge):
-    (u, y), rng = data(seed, n=12, d=8), torch.Generator().manual_seed(seed)  # not of full rank within classes
+def test_a_transported_matrix_stays_symmetric_and_positive_semidefinite(seed, ridge):
+    u, y = data(seed, n=12, d=8)  # the covariance within classes does not have full rank
+    rng = torch.Generator().manual_seed(seed)
     before = torch.randn(30, 8, generator=rng)
     after = before.relu() + 0.3 * torch.randn(30, 8, generator=rng)
     s = linear.summarise(u, y)
     for _ in range(3):
-        s = linear.carry(s, *linear.fit_drift(linear.drift(before, after), ridge))
+        s = linear.apply_drift(s, *linear.fit_drift(linear.measure_drift(before, after), ridge))
     assert torch.equal(s.gram, s.gram.T)
     assert float(s.gram[-1, -1]) == pytest.approx(12)
-    for matrix in (s.gram, linear.within(s)):
+    for matrix in (s.gram, linear.within_class_covariance(s)):
         values = torch.linalg.eigvalsh(matrix)
         assert float(values[0]) >= -1e-9 * float(values[-1])
 
 
-def test_displaced_means_keep_their_scatter():
+def test_shifting_means_does_not_change_the_scatter():
     u, y = data()
     s = linear.summarise(u, y)
     shift = torch.randn(len(s.labels), 5, generator=torch.Generator().manual_seed(1)).double()
-    moved, truth = (
-        linear.displace(s, shift),
-        linear.summarise(u.double() + shift[torch.unique(y, return_inverse=True)[1]], y),
-    )
+    moved = linear.shift_means(s, shift)
+    truth = linear.summarise(u.double() + shift[torch.unique(y, return_inverse=True)[1]], y)
     torch.testing.assert_close(moved.mean, truth.mean)
     torch.testing.assert_close(moved.gram, truth.gram)
 
 
-def test_the_solver_works_in_float64_and_falls_back_where_rounding_made_a_matrix_indefinite():
+def test_the_solver_uses_float64_and_adds_jitter_to_an_indefinite_matrix():
     rng = torch.Generator().manual_seed(0)
     thin = torch.randn(6, 3, generator=rng).double()
     flat = thin @ thin.T  # rank 3 of 6
@@ -176,51 +179,54 @@ def test_the_solver_works_in_float64_and_falls_back_where_rounding_made_a_matrix
     ("matrix", "word"),
     [
         (torch.diag(torch.tensor([1.0, -1.0, 1.0])), "positive definite"),
-        (torch.full((3, 3), float("nan")), "not finite"),
+        (torch.full((3, 3), float("nan")), "NaN or infinite"),
     ],
 )
-def test_a_hopeless_matrix_is_named(matrix, word):
+def test_an_unsolvable_matrix_is_an_error(matrix, word):
     with pytest.raises(Failure, match=word):
         linear.solve(matrix, torch.ones(3, 1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 65, 513, 1100])
-def test_packing_sends_a_triangle_and_loses_only_float32(size):
+def test_packing_stores_a_triangle_in_float32(size):
     drawn = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
-    matrix = linear.symmetric(drawn)
+    matrix = linear.symmetrise(drawn)
     assert torch.equal(matrix, (drawn + drawn.T) / 2)
     packed = linear.pack(matrix.double())
     assert (packed.numel(), packed.dtype) == (size * (size + 1) // 2, torch.float32)
     assert torch.equal(linear.unpack(packed), matrix.double())
 
 
-def test_pooling_is_the_same_in_any_order_and_for_disjoint_classes():
+def test_pooling_does_not_depend_on_order_and_works_for_disjoint_classes():
     u, y = data()
     parts = [linear.summarise(u[y == label], y[y == label]) for label in torch.unique(y)]
-    one, two, whole = linear.pool(parts), linear.pool(parts[::-1]), linear.summarise(u, y)
-    for s in (one, two):
+    whole = linear.summarise(u, y)
+    forward = linear.pool(parts)
+    for s in (forward, linear.pool(parts[::-1])):
         assert s.labels == whole.labels
         torch.testing.assert_close(s.mean, whole.mean)
         torch.testing.assert_close(s.gram, whole.gram)
-    assert replace(one, gram=whole.gram).count.tolist() == whole.count.tolist()
+    assert forward.count.tolist() == whole.count.tolist()
 
 
 @pytest.mark.parametrize("size, tile", [(1, 4), (7, 4), (8, 4), (9, 512)])
-def test_moments_that_are_packed_as_they_are_made_are_those_of_the_whole_matrix(monkeypatch, size, tile):
+def test_packed_summaries_and_drifts_equal_packed_full_matrices(monkeypatch, size, tile):
     monkeypatch.setattr(linear, "TILE", tile)
-    u, y = torch.randn(5, size, generator=torch.Generator().manual_seed(size)), torch.tensor([3, 1, 3, 1, 1])
-    whole, made = linear.summarise(u, y), linear.summarise(u, y, packed=True)
-    assert made.labels == whole.labels and torch.equal(made.mean, whole.mean)
-    assert made.gram.dtype == torch.float32 and torch.allclose(made.gram, linear.pack(whole.gram), rtol=1e-6)
-    assert torch.allclose(linear.unpack(made.gram), whole.gram, rtol=1e-6)
-    whole, made = (linear.drift(u, u.flip(0)[:, :1], packed=packed) for packed in (False, True))
-    assert torch.equal(made.cross, whole.cross)
-    assert all(
-        torch.allclose(a, linear.pack(b), rtol=1e-6) for a, b in ((made.old, whole.old), (made.square, whole.square))
-    )
+    u = torch.randn(5, size, generator=torch.Generator().manual_seed(size))
+    y = torch.tensor([3, 1, 3, 1, 1])
+    full = linear.summarise(u, y)
+    packed = linear.summarise(u, y, packed=True)
+    assert packed.labels == full.labels and torch.equal(packed.mean, full.mean)
+    assert packed.gram.dtype == torch.float32 and torch.allclose(packed.gram, linear.pack(full.gram), rtol=1e-6)
+    assert torch.allclose(linear.unpack(packed.gram), full.gram, rtol=1e-6)
+    full_drift = linear.measure_drift(u, u.flip(0)[:, :1])
+    packed_drift = linear.measure_drift(u, u.flip(0)[:, :1], packed=True)
+    assert torch.equal(packed_drift.cross, full_drift.cross)
+    assert torch.allclose(packed_drift.old, linear.pack(full_drift.old), rtol=1e-6)
+    assert torch.allclose(packed_drift.square, linear.pack(full_drift.square), rtol=1e-6)
 
 
-def test_pooling_changes_none_of_its_parts():
+def test_pooling_does_not_change_its_parts():
     rng = torch.Generator().manual_seed(0)
     parts = [linear.summarise(torch.randn(4, 3, generator=rng), torch.tensor([0, 0, c, c])) for c in (1, 2, 3)]
     before = [p.gram.clone() for p in parts]
@@ -228,4 +234,4 @@ def test_pooling_changes_none_of_its_parts():
     assert torch.allclose(whole.gram, sum(before)) and whole.labels == (0, 1, 2, 3)
     assert all(torch.equal(p.gram, b) for p, b in zip(parts, before, strict=True))
     packed = linear.pool([linear.Summary(p.labels, p.count, p.mean, linear.pack(p.gram)) for p in parts])
-    assert packed.gram.dtype == torch.float64  # added up in full, though each was rounded
+    assert packed.gram.dtype == torch.float64  # summed in float64, though each part was rounded

@@ -1,4 +1,4 @@
-"""Class-balanced rehearsal: the same share for every class, real where there is real data, remembered elsewhere."""
+"""Class-balanced rehearsal: the same number of features per class, real for current classes, pseudo for others."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from profcil.memory.bank import Bank, measure, remember
-from profcil.memory.rehearsal import Balanced, Rehearsal, Roll, pseudo
+from profcil.memory.bank import Bank, bank_from_moments, measure
+from profcil.memory.rehearsal import Balanced, Rehearsal, pseudo_features
 
 few = settings(max_examples=40, deadline=None)
 labels = st.lists(st.sampled_from([3, 8, 11]), min_size=1, max_size=30)
@@ -19,13 +19,13 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def bank_of(ids: tuple[int, ...], d: int = 2) -> Bank:
-    """Remembered classes far from all real features, so that a test sees where a feature came from."""
+    """A bank whose means are far from all real features, so that a test can tell pseudo-features from real ones."""
     mean = 1000 + torch.arange(len(ids) * d, dtype=torch.float32).view(len(ids), d)
     return Bank(ids, mean, torch.ones(len(ids), d), torch.ones(len(ids), dtype=torch.int32))
 
 
 def rehearsal(features: Tensor, y: Tensor, bank: Bank | None, *, quota: int, noise: float) -> Rehearsal:
-    return Rehearsal(features, Roll(y, bank.labels if bank else (), quota), bank, noise=noise)
+    return Rehearsal(features, y, bank, quota=quota, noise=noise)
 
 
 @few
@@ -38,7 +38,7 @@ def test_every_class_gets_exactly_its_quota_of_its_own_rows(y, quota, seed):
 
 @few
 @given(y=labels, quota=st.integers(1, 12), seed=st.integers(0, 10**6))
-def test_no_row_comes_back_before_all_of_its_class_have_come(y, quota, seed):
+def test_no_row_repeats_before_all_rows_of_its_class_were_drawn(y, quota, seed):
     y = torch.tensor(y)
     rows = Balanced(y, quota).draw(rng(seed))
     for label in y.unique():
@@ -54,28 +54,32 @@ def test_different_epochs_draw_different_rows():
 
 
 def test_pseudo_features_have_the_remembered_mean_and_spread():
-    mean, spread = torch.tensor([[1.0, -2.0], [5.0, 0.0]]), torch.tensor([[0.5, 2.0], [1.0, 3.0]])
-    drawn = pseudo(mean, spread, 20_000, 0.5, rng()).view(2, 20_000, 2)
+    mean = torch.tensor([[1.0, -2.0], [5.0, 0.0]])
+    spread = torch.tensor([[0.5, 2.0], [1.0, 3.0]])
+    drawn = pseudo_features(mean, spread, 20_000, 0.5, rng()).view(2, 20_000, 2)
     torch.testing.assert_close(drawn.mean(1), mean, rtol=0, atol=0.05)
     torch.testing.assert_close(drawn.std(1), 0.5 * spread, rtol=0.03, atol=0)
 
 
-def test_an_epoch_draws_its_rows_first_and_then_one_normal_number_for_every_coordinate():
-    features, y, bank = torch.rand(9, 4, generator=rng(1)), torch.arange(9) % 3, bank_of((5, 7), 4)
-    epoch, again = rehearsal(features, y, bank, quota=6, noise=0.3).epoch(rng()), rng()
+def test_an_epoch_first_draws_rows_and_then_normal_numbers():
+    features = torch.rand(9, 4, generator=rng(1))
+    y = torch.arange(9) % 3
+    bank = bank_of((5, 7), 4)
+    epoch = rehearsal(features, y, bank, quota=6, noise=0.3).epoch(rng())
+    again = rng()
     real = features[Balanced(y, 6).draw(again)]
     old = bank.mean[:, None] + 0.3 * bank.spread[:, None] * torch.randn(2, 6, 4, generator=again)
     torch.testing.assert_close(epoch["u"], torch.cat([real, old.flatten(0, 1)]))
 
 
-def test_a_radius_spreads_all_coordinates_alike():
-    drawn = pseudo(torch.zeros(1, 3), torch.full((1, 1), 2.0), 20_000, 1.0, rng())
+def test_a_radius_is_the_spread_of_all_coordinates():
+    drawn = pseudo_features(torch.zeros(1, 3), torch.full((1, 1), 2.0), 20_000, 1.0, rng())
     torch.testing.assert_close(drawn.std(0), torch.full((3,), 2.0), rtol=0.03, atol=0)
 
 
 def test_without_noise_pseudo_features_are_the_mean():
     mean = torch.tensor([[1.0, -2.0], [5.0, 0.25]])
-    assert torch.equal(pseudo(mean, torch.ones(2, 2), 3, 0.0, rng()), mean.repeat_interleave(3, 0))
+    assert torch.equal(pseudo_features(mean, torch.ones(2, 2), 3, 0.0, rng()), mean.repeat_interleave(3, 0))
 
 
 @few
@@ -96,22 +100,22 @@ def test_an_epoch_is_balanced_with_real_current_and_remembered_old_classes(y, qu
         assert (float(u.min()) > 900) != real
 
 
-def test_pseudo_features_carry_their_own_label():
+def test_pseudo_features_have_the_label_of_their_class():
     bank = bank_of((4, 9))
     epoch = rehearsal(torch.zeros(1, 2), torch.tensor([7]), bank, quota=3, noise=0.0).epoch(rng())
     for row, label in enumerate(bank.labels):
         assert torch.equal(epoch["u"][epoch["y"] == label], bank.mean[row].repeat(3, 1))
 
 
-def test_without_memory_only_current_classes_are_trained():
+def test_without_memory_an_epoch_has_current_classes_only():
     for bank in (None, bank_of(())):
         source = rehearsal(torch.ones(3, 2), torch.tensor([7, 7, 1]), bank, quota=2, noise=0.1)
         assert source.epoch(rng())["y"].tolist() == [1, 1, 7, 7]
         assert source.size == 4
 
 
-def test_the_same_address_draws_the_same_epoch():
+def test_the_same_seed_draws_the_same_epoch():
     features = torch.randn(9, 2, generator=rng(1))
     y = torch.tensor([1, 1, 1, 2, 2, 2, 2, 2, 2])
-    source = rehearsal(features, y, remember(measure(features, y + 5)), quota=4, noise=0.3)
+    source = rehearsal(features, y, bank_from_moments(measure(features, y + 5)), quota=4, noise=0.3)
     assert torch.equal(source.epoch(rng(5))["u"], source.epoch(rng(5))["u"])

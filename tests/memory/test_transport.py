@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.memory.transport import bandwidth_of, combine, local_transport, squared_distances
+from profcil.memory.transport import combine, local_transport, median_bandwidth, squared_distances
 
 few = settings(max_examples=40, deadline=None)
 sizes = {"seed": st.integers(0, 10**6), "n": st.integers(1, 30), "d": st.integers(1, 6), "k": st.integers(1, 8)}
@@ -24,8 +24,8 @@ def test_a_constant_drift_is_recovered_for_every_class(seed, n, d, k):
     means, before, rng = draw(seed, n, d)
     drift = torch.randn(d, generator=rng)
     shift, confidence = local_transport(means, before, before + drift, neighbours=k)
-    heard = confidence > 1e-6  # where someone is near enough to speak at all
-    torch.testing.assert_close(shift[heard], drift.expand_as(shift)[heard], rtol=1e-4, atol=1e-5)
+    near = confidence > 1e-6  # classes with calibration features near their mean
+    torch.testing.assert_close(shift[near], drift.expand_as(shift)[near], rtol=1e-4, atol=1e-5)
 
 
 @few
@@ -40,7 +40,7 @@ def test_no_drift_moves_nothing_and_confidence_lies_between_0_and_k(seed, n, d, 
 
 @few
 @given(**sizes)
-def test_agrees_with_the_formula_written_out(seed, n, d, k):
+def test_local_transport_equals_the_formula(seed, n, d, k):
     means, before, rng = draw(seed, n, d)
     after = before + torch.randn(n, d, generator=rng)
     shift, confidence = local_transport(means, before, after, neighbours=k, tau=1.5)
@@ -53,7 +53,7 @@ def test_agrees_with_the_formula_written_out(seed, n, d, k):
         torch.testing.assert_close(shift[row].double(), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_only_the_k_nearest_speak():
+def test_only_the_k_nearest_features_count():
     means = torch.zeros(1, 2)
     before = torch.tensor([[0.1, 0.0], [0.0, 0.2], [0.3, 0.0], [5.0, 5.0]])
     after = before + torch.tensor([[1.0, 0.0], [1.0, 0.0], [99.0, 99.0], [-99.0, 0.0]])
@@ -67,23 +67,25 @@ def test_the_closer_of_two_neighbours_counts_more():
     before = torch.tensor([[0.5], [-2.0]])
     after = before + torch.tensor([[1.0], [-1.0]])
     shift, confidence = local_transport(torch.zeros(1, 1), before, after, neighbours=2, tau=1.0)
-    near, far = torch.exp(torch.tensor(-0.125)), torch.exp(torch.tensor(-2.0))
+    near = torch.exp(torch.tensor(-0.125))
+    far = torch.exp(torch.tensor(-2.0))
     torch.testing.assert_close(shift[0, 0], (near - far) / (near + far))
     torch.testing.assert_close(confidence[0], near + far)
 
 
 def test_the_bandwidth_is_the_median_distance_times_a_factor_unless_given():
-    means, before = torch.zeros(1, 1), torch.tensor([[1.0], [2.0], [10.0]])
+    means = torch.zeros(1, 1)
+    before = torch.tensor([[1.0], [2.0], [10.0]])
     distances = squared_distances(means, before)
-    assert float(bandwidth_of(distances, 1.0)) == 2.0
-    assert float(bandwidth_of(distances, 0.5)) == 1.0
+    assert float(median_bandwidth(distances, 1.0)) == 2.0
+    assert float(median_bandwidth(distances, 0.5)) == 1.0
     by_rule = local_transport(means, before, before + 1, neighbours=1, factor=0.5)[1]
     by_number = local_transport(means, before, before + 1, neighbours=1, tau=1.0)[1]
     torch.testing.assert_close(by_rule, by_number)
     torch.testing.assert_close(by_number, torch.exp(torch.tensor([-0.5])))
 
 
-def test_a_memory_that_nobody_is_near_stays_where_it_is():
+def test_a_mean_without_near_features_does_not_move():
     far = torch.full((1, 3), 1e4)
     shift, confidence = local_transport(far, torch.zeros(4, 3), torch.ones(4, 3), neighbours=5, tau=1.0)
     assert torch.equal(shift, torch.zeros(1, 3))
@@ -91,7 +93,7 @@ def test_a_memory_that_nobody_is_near_stays_where_it_is():
     assert torch.equal(combine([shift], [confidence]), torch.zeros(1, 3))
 
 
-def test_calibration_features_all_on_the_mean_are_no_division_by_zero():
+def test_calibration_features_equal_to_the_mean_do_not_divide_by_zero():
     shift, confidence = local_transport(torch.zeros(1, 2), torch.zeros(3, 2), torch.ones(3, 2), neighbours=5)
     torch.testing.assert_close(shift, torch.ones(1, 2))
     assert float(confidence) == 3
@@ -108,7 +110,8 @@ def test_the_server_weighs_clients_by_confidence(seed, clients):
 
 
 @pytest.mark.parametrize("far", [1e-6, 0.0])
-def test_a_far_client_barely_counts(far):
-    near_shift, far_shift = torch.ones(1, 2), torch.full((1, 2), 100.0)
+def test_a_client_with_low_confidence_hardly_counts(far):
+    near_shift = torch.ones(1, 2)
+    far_shift = torch.full((1, 2), 100.0)
     together = combine([near_shift, far_shift], [torch.tensor([2.0]), torch.tensor([far])])
     torch.testing.assert_close(together, near_shift, rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""FedAvg and FedProx: averaging by examples, the proximal pull, the label space of the loss."""
+"""FedAvg and FedProx: averaging by examples, the proximal term, the label space of the loss."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from profcil.methods.base import average
 
 
 def drift(run, replies) -> float:
-    """How far the replies lie from the model that was broadcast."""
+    """The sum of squared distances between the replies and the broadcast model."""
     start = run.server.weights()
-    return sum(
-        float((t - start[b][k]).norm() ** 2) for r in replies for b, ts in r.weights().items() for k, t in ts.items()
-    )
+    total = 0.0
+    for reply in replies:
+        for block, tensors in reply.weights().items():
+            total += sum(float((t - start[block][k]).norm() ** 2) for k, t in tensors.items())
+    return total
 
 
-def test_averaging_weighs_by_examples():
+def test_averaging_is_weighted_by_examples():
     def reply(client: int, samples: int, value: float) -> Reply:
         return Reply(client, samples, {"head": Block("model", {"weight": torch.full((2,), value)})})
 
     assert average([reply(0, 1, 0.0), reply(1, 3, 4.0)])["head"]["weight"].tolist() == [3.0, 3.0]
 
 
-def test_fedavg_aggregates_what_the_turns_came_to(fresh):
+def test_fedavg_averages_the_replies(fresh):
     run = fresh("fedavg")
     replies = run.turns(1, 0)
     assert len(replies) > 1
@@ -39,7 +41,7 @@ def test_fedprox_stays_nearer_to_the_broadcast_model(fresh):
     assert moved[0] > moved[1] > moved[2] > 0
 
 
-def test_without_a_pull_fedprox_is_fedavg_to_the_bit(tiny, same_bits):
+def test_with_mu_zero_fedprox_is_fedavg_to_the_bit(tiny, same_bits):
     assert same_bits(tiny("fedprox", mu=0.0).server, tiny("fedavg").server)
     assert not same_bits(tiny("fedprox", mu=0.1).server, tiny("fedavg").server)
 
@@ -51,7 +53,8 @@ def test_the_loss_competes_over_the_chosen_classes_only(fresh, method, space):
     start = run.server.weights()["head"]["weight"]
     for reply in run.turns(1, 0):
         changed = (reply.weights()["head"]["weight"] != start).any(1).nonzero().flatten().tolist()
-        seen, own = run.world.plan.seen(1), set(run.world.plan.observed(reply.client, 1))
+        seen = run.world.plan.seen(1)
+        own = set(run.world.plan.observed(reply.client, 1))
         assert own < seen < set(range(10))
-        alone = own if len(own) > 1 else set()  # one class alone competes with nobody, and teaches nothing
-        assert set(changed) == (seen if space == "seen" else alone)
+        trained = own if len(own) > 1 else set()  # with a single class there is no gradient
+        assert set(changed) == (seen if space == "seen" else trained)

@@ -1,4 +1,5 @@
-"""Streams at the edge: one example, and settings that meet in odd ways. What holds for every method is in contracts."""
+"""Edge cases: clients with one example, rounds without participants, unusual settings. Cases that hold for every method
+are in tests/contracts."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ IMAGES = [name for name, m in registry.usable("methods").items() if "image" in m
 GENERATORS = {
     "mfcl": {"model__norm": "batch", "iterations": 2},
     "target": {"model__norm": "batch", "synthesis_rounds": 1, "synthesis_steps": 2, "student_steps": 1, "pool": 2},
-}  # a few steps, where images are made
+}  # few steps of the server's training
 
 
 def usable(run) -> bool:
+    """Whether all tensors of the server are finite."""
     return all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
 
 
@@ -45,7 +47,7 @@ def test_clients_with_one_example(fresh, assign_samples, method, norm):
 
 
 @pytest.mark.parametrize("accelerate", ["auto", "off"])
-def test_a_diverging_client_is_named_or_skipped(fresh, accelerate):
+def test_a_diverging_client_is_an_error_or_is_skipped(fresh, accelerate):
     with pytest.raises(Diverged, match=r"client \d+ diverged at position 1, round 1"):
         fresh("pro", loss_limit=0.0, accelerate=accelerate, warmup__rounds=0).stream()
     run = fresh("pro", loss_limit=0.0, accelerate=accelerate, warmup__rounds=0, on_divergence="skip-client")
@@ -56,19 +58,19 @@ def test_a_diverging_client_is_named_or_skipped(fresh, accelerate):
 
 @pytest.mark.parametrize("gone", [{0}, {2}, {0, 1, 2}], ids=["first", "last", "all"])
 @pytest.mark.parametrize("method", IMAGES)
-def test_rounds_in_which_nobody_takes_part(fresh, monkeypatch, method, gone):
-    """At position 1; what a position leaves behind is the same kind of state as after any other."""
+def test_rounds_without_participants(fresh, monkeypatch, method, gone):
+    """The server has the same blocks after position 1, where some rounds are empty, as after position 0."""
     monkeypatch.setattr(
         loop, "participants", lambda p, *at: () if at[0] == 1 and at[1] in gone else participants(p, *at)
     )
     run = fresh(method, train__rounds=3, **GENERATORS.get(method, {})).stream()
     assert usable(run)
-    before, after = ({n for n in s.blocks if "/" not in n} for s in run.after_positions()[:2])
-    assert before == after
+    names = [{n for n in state.blocks if "/" not in n} for state in run.after_positions()[:2]]
+    assert names[0] == names[1]
 
 
-def test_a_returning_class_keeps_its_examples_though_a_last_round_was_empty(fresh, assign_samples, monkeypatch):
-    """Client 0 meets task 0 at position 0 with ten examples a class, client 1 at position 1 with twenty."""
+def test_a_returning_class_keeps_its_count_after_a_last_round_without_participants(fresh, assign_samples, monkeypatch):
+    """Client 0 has task 0 at position 0 with ten examples per class, client 1 at position 1 with twenty."""
 
     def owner(labels, tasks):
         rank = [int((labels[:i] == y).sum()) for i, y in enumerate(labels)]
@@ -77,7 +79,7 @@ def test_a_returning_class_keeps_its_examples_though_a_last_round_was_empty(fres
     assign_samples(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
     monkeypatch.setattr(loop, "participants", lambda p, *at: () if at == (0, 2) else participants(p, *at))
     run = fresh("pro", clients=2, participants=2, train__rounds=3, refresh_at="both").stream()
-    assert not any(n.startswith("settled") for n in run.after_positions()[0].blocks)
+    assert not any(n.endswith("_before_refresh") for n in run.after_positions()[0].blocks)
     bank = run.after_positions()[1].blocks["memory"]
     counts = dict(zip(bank.labels, bank.tensors["count"].tolist(), strict=True))
     assert {counts[y] for task in run.world.plan.tasks[:2] for y in task} == {30}
@@ -88,18 +90,17 @@ def test_more_base_rounds_than_rounds(tiny):
     assert len(run.server.blocks["memory"].labels) == 10
 
 
-def test_a_cached_warm_up_is_the_one_that_would_be_computed(fresh, monkeypatch, tmp_path):
-    """Two runs may share a cached start only if they would compute the same one."""
+def test_runs_share_a_cached_warm_up_only_if_they_would_compute_the_same(fresh, monkeypatch, tmp_path):
     found = {}
     for narrow in (2, 4):
         monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / str(narrow)))
         run = fresh("fedavg", bottleneck=narrow)
         found[narrow] = (warmup.cache_key(run.world), run.server.weights()["base"])
-    one, two = found.values()
-    assert one[0] != two[0] or all(torch.equal(one[1][k], two[1][k]) for k in one[1])
+    (key, base), (other_key, other_base) = found.values()
+    assert key != other_key or all(torch.equal(base[k], other_base[k]) for k in base)
 
 
-def test_every_clients_draw_has_an_address_of_its_own(fresh):
+def test_every_draw_of_every_client_has_its_own_seed(fresh):
     run = fresh("pro")
     places = [(c, p, r) for c in (0, 1) for p in (0, 1) for r in (0, 1)]
     drawn = {run.client(c, p, r).number(purpose) for c, p, r in places for purpose in ("fit", "rehearse")}

@@ -1,4 +1,4 @@
-"""FedProto: features are pulled towards prototypes, and the bank of prototypes forgets no class."""
+"""FedProto: features are pulled towards prototypes, and the bank keeps the prototypes of absent classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.engine.payload import Block
-from profcil.methods.parts.prototypes import centres, class_means, merge, no_prototypes, report, table, tables
+from profcil.methods.parts.prototypes import centres, class_means, merge, no_prototypes, report, tables
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Tail
 
@@ -27,11 +27,11 @@ def adapted(client, weights) -> torch.Tensor:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from([3, 7, 8]), min_size=2, max_size=12), st.integers(1, 11), st.integers(0, 99))
-def test_pooled_reports_are_the_means_of_all_data(labels, cut, seed):
+def test_merged_reports_are_the_means_of_all_data(labels, cut, seed):
     y = torch.tensor(labels)
     z = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(seed))
     cut = min(cut, len(y) - 1)
-    merged = merge(no_prototypes(z[0]), [report(z[:cut], y[:cut]), report(z[cut:], y[cut:])])
+    merged = merge(no_prototypes(z[0]), [report(z[:cut], labels[:cut]), report(z[cut:], labels[cut:])])
     assert merged.labels == tuple(sorted(set(labels)))
     for label, mean in zip(merged.labels, merged.tensors["mean"], strict=True):
         torch.testing.assert_close(mean, z[y == label].mean(0))
@@ -46,11 +46,11 @@ def test_only_reported_classes_move_and_by_their_share():
     assert merge(old, [fresh]).tensors["mean"].flatten().tolist() == [5.0, 1.0, 6.0]
 
 
-def test_a_table_has_a_row_for_every_class_id_and_knows_which_are_known():
-    rows, known = table(Block("prototype", {"mean": torch.tensor([[1.0], [2.0]])}, (1, 4)), 6)
+def test_a_table_has_a_row_for_every_class_id_and_a_mask_of_known_classes():
+    rows, known = tables(Block("prototype", {"mean": torch.tensor([[1.0], [2.0]])}, (1, 4)), 6, 1)
     assert rows.flatten().tolist() == [0, 1, 0, 0, 2, 0]
     assert known.nonzero().flatten().tolist() == [1, 4]
-    assert not table(no_prototypes(torch.zeros(3)), 6)[1].any()
+    assert not tables(no_prototypes(torch.zeros(3)), 6, 1)[1].any()
 
 
 def corners(shift: float = 0.0, spread: float = 0.01) -> torch.Tensor:
@@ -61,7 +61,7 @@ def corners(shift: float = 0.0, spread: float = 0.01) -> torch.Tensor:
 
 
 def near(rows: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether both are the same points but for noise, in any order."""
+    """Whether both have the same points up to noise, in any order."""
     distance = torch.cdist(rows.float(), wanted.float())
     return rows.shape == wanted.shape and float(torch.cat([distance.amin(0), distance.amin(1)]).max()) < 0.1
 
@@ -82,13 +82,13 @@ def test_there_are_never_more_prototypes_than_different_points():
     twice = torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 3.0]])
     found, mass = centres(twice, torch.ones(3), 5)
     assert near(found, torch.tensor([[1.0, 2.0], [3.0, 3.0]])) and sorted(mass.tolist()) == [1.0, 2.0]
-    sent = report(twice, torch.tensor([8, 8, 3]), 5)
+    sent = report(twice, [8, 8, 3], 5)
     assert sent.labels == (3, 8) and sent.tensors["count"].tolist() == [1, 2]
 
 
-def test_several_prototypes_are_followed_one_by_one_through_a_common_drift():
-    """The drift is larger than the square, so that nearest without its removal would be one corner for all."""
-    y = torch.full((12,), 6)
+def test_several_prototypes_are_tracked_through_a_common_drift():
+    """The drift is larger than the square: if it were not subtracted, one corner would be nearest to all points."""
+    y = [6] * 12
     bank = merge(no_prototypes(torch.zeros(2)), [report(corners(), y, 4)], count=4)
     assert bank.labels == (6,) * 4 and near(bank.tensors["mean"], SQUARE)
     there = merge(bank, [report(corners(50.0), y, 4)], count=4)
@@ -97,14 +97,14 @@ def test_several_prototypes_are_followed_one_by_one_through_a_common_drift():
     assert near(half.tensors["mean"], SQUARE + 25)
 
 
-def test_a_class_first_met_by_few_examples_gets_its_prototypes_later():
-    bank = merge(no_prototypes(torch.zeros(2)), [report(corners()[:1], torch.tensor([6]), 4)], 0.1, 4)
+def test_a_class_with_few_examples_at_first_gets_its_prototypes_later():
+    bank = merge(no_prototypes(torch.zeros(2)), [report(corners()[:1], [6], 4)], 0.1, 4)
     assert bank.labels == (6,)
-    bank = merge(bank, [report(corners(), torch.full((12,), 6), 4)], 0.1, 4)
+    bank = merge(bank, [report(corners(), [6] * 12, 4)], 0.1, 4)
     assert bank.labels == (6,) * 4 and near(bank.tensors["mean"], SQUARE)
 
 
-def test_tables_repeat_what_is_there_and_class_means_pool_it():
+def test_tables_repeat_prototypes_and_class_means_average_them():
     bank = Block("prototype", {"mean": torch.tensor([[1.0], [2.0], [9.0]])}, (1, 1, 4))
     rows, known = tables(bank, 6, 3)
     assert rows[[1, 4], :, 0].tolist() == [[1, 2, 1], [9, 9, 9]]
@@ -117,34 +117,37 @@ def test_tables_repeat_what_is_there_and_class_means_pool_it():
 
 
 @pytest.mark.parametrize(("pull", "same"), [(0.0, True), (0.1, False)])
-def test_without_a_pull_the_model_is_fedavgs_to_the_bit(tiny, pull, same):
-    runs = tiny("fedavg", accelerate="off"), tiny("fedproto", accelerate="off", pull=pull)
-    plain, ours = (run.server.weights() for run in runs)
+def test_without_a_pull_the_model_equals_fedavg_to_the_bit(tiny, pull, same):
+    plain = tiny("fedavg", accelerate="off").server.weights()
+    ours = tiny("fedproto", accelerate="off", pull=pull).server.weights()
     assert all(torch.equal(t, plain[b][k]) for b in MODEL for k, t in ours[b].items()) == same
 
 
-def test_a_pull_brings_features_nearer_to_the_prototypes(fresh):
+def test_the_pull_moves_features_towards_the_prototypes(fresh):
     def distance(pull: float) -> float:
         run = fresh("fedproto", pull=pull, train__epochs=3)
         known = bank(run.play(0, 0))
         total = 0.0
         for reply in run.turns(0, 1):
             client = run.client(reply.client, 0, 1)
-            z, wanted = adapted(client, reply.weights()), [known.get(int(y)) for y in client.y]
-            total += sum(float((a - b).square().mean()) for a, b in zip(z, wanted, strict=True) if b is not None)
+            z = adapted(client, reply.weights())
+            targets = [known.get(int(y)) for y in client.y]
+            total += sum(float((a - b).square().mean()) for a, b in zip(z, targets, strict=True) if b is not None)
         return total
 
     assert 0 < distance(10.0) < 0.5 * distance(0.0)
 
 
-def test_a_label_without_a_prototype_adds_nothing(fresh):
+def test_a_label_without_a_prototype_adds_zero_to_the_loss(fresh):
     run = fresh("fedproto", pull=3.0, setting="homogeneous")
-    net, client = run.world.net, run.client(run.clients(0, 0)[0], 0, 0)
+    net = run.world.net
+    client = run.client(run.clients(0, 0)[0], 0, 0)
     assert len(client.labels) == 2
     net.load(run.server.weights())
     net.eval()
     net.augment = False
-    target, known = torch.ones(net.classes, 1, net.features), torch.zeros(net.classes, dtype=torch.bool)
+    target = torch.ones(net.classes, 1, net.features)
+    known = torch.zeros(net.classes, dtype=torch.bool)
     known[client.labels[0]] = True
     allowed = torch.ones(net.classes, dtype=torch.bool)
     inputs = client.examples.inputs(client.current)
@@ -156,10 +159,11 @@ def test_a_label_without_a_prototype_adds_nothing(fresh):
         torch.testing.assert_close(run.method.fit_loss(net, batch), expected)
 
 
-def test_prototypes_are_those_of_the_trained_local_model(fresh):
+def test_prototypes_are_measured_under_the_trained_local_model(fresh):
     run = fresh("fedproto")
     for reply in run.turns(0, 0):
-        client, sent = run.client(reply.client, 0, 0), reply.blocks["prototypes"]
+        client = run.client(reply.client, 0, 0)
+        sent = reply.blocks["prototypes"]
         z = adapted(client, reply.weights())
         assert sent.labels == client.labels
         for label, mean, count in zip(sent.labels, sent.tensors["mean"], sent.tensors["count"], strict=True):
@@ -167,30 +171,35 @@ def test_prototypes_are_those_of_the_trained_local_model(fresh):
             assert int(count) == int((client.y == label).sum())
 
 
-def test_a_class_that_nobody_reports_keeps_its_prototype(tiny):
+def test_a_class_without_reports_keeps_its_prototype(tiny):
     run = tiny("fedproto")
-    before, away = run.before(), 0
+    plan = run.world.plan
+    before = run.before()
+    absent = 0
     for what, when, server in run.trail:
         if what != "round":
             continue
-        plan, old, new = run.world.plan, bank(before[when.position, when.round]), bank(server)
-        told = {y for c in run.clients(when.position, when.round) for y in plan.observed(c, when.position)}
-        assert new.keys() == old.keys() | told
-        assert all(torch.equal(new[y], old[y]) for y in old.keys() - told)
-        assert all(not torch.equal(new[y], old[y]) for y in old.keys() & told)
-        away += len(old.keys() - told)
-    assert away > 0
+        old = bank(before[when.position, when.round])
+        new = bank(server)
+        reported = {y for c in run.clients(when.position, when.round) for y in plan.observed(c, when.position)}
+        assert new.keys() == old.keys() | reported
+        assert all(torch.equal(new[y], old[y]) for y in old.keys() - reported)
+        assert all(not torch.equal(new[y], old[y]) for y in old.keys() & reported)
+        absent += len(old.keys() - reported)
+    assert absent > 0
 
 
 def test_the_ledger_shows_a_mean_and_a_count_for_each_reported_class(tiny):
     run = tiny("fedproto")
-    plan, d, rounds = run.world.plan, run.world.net.features, run.world.config.train.rounds
-    places = [(p, r, c) for p in range(plan.positions) for r in range(rounds) for c in run.clients(p, r)]
-    told = sum(len(plan.observed(c, p)) for p, _, c in places)
-    assert run.ledger.total(kind="prototype", direction="up") == told * (4 * d + 4)
+    plan = run.world.plan
+    d = run.world.net.features
+    rounds = run.world.config.train.rounds
+    turns = [(p, c) for p in range(plan.positions) for r in range(rounds) for c in run.clients(p, r)]
+    reported = sum(len(plan.observed(c, p)) for p, c in turns)
+    assert run.ledger.total(kind="prototype", direction="up") == reported * (4 * d + 4)
 
 
-def test_the_nearest_prototype_may_decide(fresh):
+def test_the_nearest_prototype_predicts_if_chosen(fresh):
     run = fresh("fedproto", predict="prototype")
     net = run.world.net
     net.load(run.server.weights())
@@ -202,8 +211,9 @@ def test_the_nearest_prototype_may_decide(fresh):
     assert scores.isfinite().any(0).nonzero().flatten().tolist() == [2, 5, 9]
 
 
-def test_the_expanded_regime_keeps_and_sends_several_prototypes(tiny):
-    one, many = tiny("fedproto", setting="homogeneous"), tiny("fedproto", setting="homogeneous", regime="expanded")
+def test_the_expanded_regime_stores_and_sends_several_prototypes(tiny):
+    one = tiny("fedproto", setting="homogeneous")
+    many = tiny("fedproto", setting="homogeneous", regime="expanded")
     assert many.method.params.prototypes == 5
     for run, each in ((one, 1), (many, 5)):
         block = run.server.blocks["prototypes"]
@@ -215,22 +225,25 @@ def test_the_expanded_regime_keeps_and_sends_several_prototypes(tiny):
 
 def test_a_feature_is_pulled_to_the_nearest_prototype_of_its_class(fresh):
     run = fresh("fedproto", pull=1.0, prototypes=2, setting="homogeneous")
-    net, client = run.world.net, run.client(run.clients(0, 0)[0], 0, 0)
+    net = run.world.net
+    client = run.client(run.clients(0, 0)[0], 0, 0)
     net.load(run.server.weights())
     net.eval()
     net.augment = False
-    inputs, allowed = client.examples.inputs(client.current), torch.ones(net.classes, dtype=torch.bool)
+    inputs = client.examples.inputs(client.current)
+    allowed = torch.ones(net.classes, dtype=torch.bool)
     with torch.no_grad():
         z = net.tail.adapt(net.base(*inputs))
-        far, here = torch.full_like(z[0], 100.0), z.mean(0)
+        far = torch.full_like(z[0], 100.0)
+        near = z.mean(0)
         known = torch.ones(net.classes, dtype=torch.bool)
-        target = torch.stack([far, here]).expand(net.classes, 2, -1)
+        target = torch.stack([far, near]).expand(net.classes, 2, -1)
         batch = {"inputs": inputs, "y": client.y, "rng": None, "allowed": allowed, "target": target, "known": known}
         gap = run.method.fit_loss(net, batch) - cross_entropy(net.tail.score(z), client.y, allowed)
-        torch.testing.assert_close(gap, (z - here).square().mean())
+        torch.testing.assert_close(gap, (z - near).square().mean())
 
 
-def test_what_is_replayed_are_the_prototypes(tiny):
+def test_prototypes_are_the_replayed_samples(tiny):
     run = tiny("fedproto", setting="homogeneous", regime="expanded")
     samples = run.method.replay(run.world.net, run.server, [], 3, 4, torch.Generator())
     block = run.server.blocks["prototypes"]

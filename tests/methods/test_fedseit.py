@@ -174,8 +174,8 @@ def test_the_drift_has_the_gradient_of_the_sum_over_past_tasks():
         bank, m, a = (torch.randn(s, generator=rng(10 * i + j)) for j, s in enumerate((shape, 3, shape)))
         theta = bank * m.sigmoid().view(-1, 1, 1) + a
         total = total + (b * m.sigmoid().view(-1, 1, 1) + a - theta).square().sum() / 2
-        own = {**(own or banks.settled({}, [bank])), "gate.0": m, "bank.0": bank}
-        own = {**own, **banks.settled(own, [bank])}
+        own = {**(own or banks.add_finished_task({}, [bank])), "gate.0": m, "bank.0": bank}
+        own = {**own, **banks.add_finished_task(own, [bank])}
     (expected,) = torch.autograd.grad(total, [b])
     (found,) = torch.autograd.grad(banks.drift([b], part(own, "hold"), part(own, "centre")), [b])
     torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""What the methods compute, against the paper's formulas written out by hand."""
+"""The methods compared with the paper's formulas, written out here."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BATCH_NORM = {"model__norm": "batch", "participants": 4}
 
 
 def turn_of(run: Any, client: Any) -> Any:
-    """A client's turn, not yet begun."""
+    """A client's turn, before its first phase."""
     names = run.method.broadcast(run.server, client.when)
     return run.method.turn(client, {n: run.server.blocks[n] for n in names})
 
 
 def fit_of(run: Any, id: int, position: int = 0, round: int = 0) -> Any:
-    """The fitting phase that a client asks for; nothing is trained."""
+    """The fitting phase of a client; nothing is trained."""
     return next(turn_of(run, run.client(id, position, round)))
 
 
@@ -50,17 +50,17 @@ def batch_of(phase: Any, size: int = 12) -> dict[str, Any]:
 
 
 def by_hand(a: Tensor, b: Tensor, temperature: float) -> float:
-    """The symmetric contrastive loss, one view after another."""
+    """The symmetric contrastive loss, computed row by row."""
     total = 0.0
     for one, two in ((a, b), (b, a)):
         for i, view in enumerate(one):
-            alike = [exp(float(view @ other) / temperature) for other in two]
-            total += -log(alike[i] / sum(alike))
+            similarities = [exp(float(view @ other) / temperature) for other in two]
+            total += -log(similarities[i] / sum(similarities))
     return total / (2 * len(a))
 
 
 def supervised(run: Any, u: Tensor, batch: dict[str, Any]) -> float:
-    """Cross-entropy over the allowed classes alone."""
+    """Cross-entropy over the allowed classes only."""
     allowed = batch["allowed"].nonzero().flatten()
     place = torch.searchsorted(allowed, batch["y"])
     return float(F.cross_entropy(run.world.net.classify(u)[:, allowed], place))
@@ -69,8 +69,8 @@ def supervised(run: Any, u: Tensor, batch: dict[str, Any]) -> float:
 # -- the auxiliary loss -----------------------------------------------------------------------------------------------
 
 
-def test_the_contrastive_loss_is_its_formula():
-    """Minus the logarithm of the partner's share, averaged over both directions."""
+def test_the_contrastive_loss_equals_its_formula():
+    """The negative log-probability of the positive, averaged over both directions."""
     rng = torch.Generator().manual_seed(0)
     a = F.normalize(torch.randn(5, 4, generator=rng), dim=1)
     b = F.normalize(torch.randn(5, 4, generator=rng), dim=1)
@@ -83,7 +83,7 @@ def test_the_contrastive_loss_is_its_formula():
 @pytest.mark.parametrize("accelerate", ["auto", "off"])
 @pytest.mark.parametrize("settings", [{}, {"auxiliary": 2.0, "params__temperature": 0.1}], ids=["defaults", "others"])
 def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, settings, accelerate):
-    """The value of the loss on one batch, from the same draws. The defaults are 0.05 and 0.5."""
+    """The loss of one batch, with the same random views. The default weight is 0.05, the default temperature 0.5."""
     run = fresh("pro", all_seen=True, accelerate=accelerate, **settings)
     weight = settings.get("auxiliary", 0.05)
     temperature = settings.get("params__temperature", 0.5)
@@ -104,7 +104,7 @@ def test_the_plastic_loss_is_supervised_plus_weight_times_auxiliary(fresh, setti
 
 
 def test_the_auxiliary_loss_sees_strong_views_and_the_supervised_one_weak_views(fresh, monkeypatch):
-    """With strong views that are all alike, no partner can be told from the others: the auxiliary loss is log n."""
+    """If all strong views are equal, positives and negatives have the same similarity: the auxiliary loss is log n."""
     run = fresh("pro", all_seen=True)
     phase = fit_of(run, run.clients(0, 0)[0])
     net = run.world.net
@@ -118,8 +118,8 @@ def test_the_auxiliary_loss_sees_strong_views_and_the_supervised_one_weak_views(
     assert float(phase.loss(net, batch).detach()) == pytest.approx(expected, rel=1e-5)
 
 
-def test_one_auxiliary_projector_a_round_for_all_clients_and_another_in_the_next(fresh):
-    """Averaged bases come from clients that were regularised alike."""
+def test_all_clients_of_a_round_have_the_same_projector_and_rounds_differ(fresh):
+    """So that all bases that are averaged were regularised in the same way."""
     run = fresh("pro", setting="homogeneous")
 
     def projectors(position: int, round: int) -> list[Tensor]:
@@ -138,7 +138,7 @@ def test_one_auxiliary_projector_a_round_for_all_clients_and_another_in_the_next
 
 
 def test_current_features_for_rehearsal_come_from_the_fitted_base(fresh):
-    """A plastic round looks at the current examples through the base that was just fitted."""
+    """In a plastic round, current features are computed with the base that was just fitted."""
     run = fresh("pro")
     client = run.client(run.clients(0, 0)[0], 0, 0)
     turn = turn_of(run, client)
@@ -152,7 +152,7 @@ def test_current_features_for_rehearsal_come_from_the_fitted_base(fresh):
 
 
 def test_current_features_of_a_frozen_round_come_from_the_broadcast_base(fresh):
-    """There the base is not fitted; adapter and head are, and rehearsal goes on from them."""
+    """The base is not fitted; rehearsal starts from the fitted adapter and head."""
     run = fresh("pro")
     client = run.client(run.clients(0, 2)[0], 0, 2)
     turn = turn_of(run, client)
@@ -164,8 +164,8 @@ def test_current_features_of_a_frozen_round_come_from_the_broadcast_base(fresh):
     assert torch.equal(rehearse.weights["head"]["weight"], fitted["head"]["weight"])
 
 
-def test_features_are_kept_for_one_version_of_the_base_only(fresh):
-    """A base that was written again is looked through again; the same one is not."""
+def test_features_are_cached_by_version_of_the_base(fresh):
+    """Features are computed again for a new version of the base, and reused for the same one."""
     run = fresh("pro")
     client = run.client(run.clients(0, 0)[0], 0, 0)
     old = run.server.blocks["base"]
@@ -199,8 +199,8 @@ def test_pseudo_features_spread_by_the_noise_times_the_remembered_spread(fresh):
         assert float(away.std()) == pytest.approx(0.5, rel=0.1)
 
 
-def test_every_client_round_position_and_phase_has_draws_of_its_own(fresh):
-    """And the same ones whenever it is asked again."""
+def test_every_client_round_position_and_phase_has_its_own_seed(fresh):
+    """The seeds are reproducible."""
     run = fresh("pro", setting="homogeneous")
     moments = [(id, position, round) for id in (0, 1) for position in (0, 1) for round in (0, 1)]
     seeds = []
@@ -250,14 +250,14 @@ def test_fedssi_measures_importance_along_the_tied_surrogate(fresh):
     client = run.client(run.clients(0, 0)[0], 0, 0)
     allowed = client.allowed(client.seen)
     weights = run.server.weights()
-    found = run.method.surrogate(client, weights, allowed)["head.weight"]
+    found = run.method.surrogate_importance(client, weights, allowed)["head.weight"]
     net = run.world.net
     net.load(weights)
     net.requires_grad_(True)
     net.train()
     moving = net.trainable(MODEL)
     start = [p.detach().clone() for p in moving]
-    head = len(moving) - 1  # the head comes last, and its weight is all of it
+    head = len(moving) - 1  # the head is last and has one parameter
     path = torch.zeros_like(start[head])
     for _ in range(2):
         before = moving[head].detach().clone()
@@ -294,12 +294,12 @@ def encoded(net: Any, base: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def test_features_are_computed_by_running_statistics(fresh):
-    """Features, statistics of the refresh and what is evaluated: none depends on the examples beside it."""
+    """Features of clients and of evaluation do not depend on the other examples of a batch."""
     run = fresh("pro", **BATCH_NORM)
     for round in range(3):
         run.play(0, round)
     base = dict(run.server.blocks["base"].tensors)
-    assert float((base["norm1.running_var"] - 1).abs().max()) > 0.01  # something was learnt
+    assert float((base["norm1.running_var"] - 1).abs().max()) > 0.01  # the statistics were updated
     before = {k: t.clone() for k, t in base.items()}
     client = run.client(run.clients(0, 2)[0], 0, 2)
     expected = encoded(client.net, base, client.examples.inputs(client.current)[0])
@@ -314,7 +314,7 @@ def test_features_are_computed_by_running_statistics(fresh):
 
 
 def test_the_memory_is_measured_by_running_statistics(fresh):
-    """The refresh measures class means under the base that this round has moved, in evaluation mode."""
+    """The refresh measures class means under the base of this round, in evaluation mode."""
     run = fresh("pro", base_rounds=3, **BATCH_NORM)
     for round in range(3):
         run.play(1, round)
@@ -328,8 +328,8 @@ def test_the_memory_is_measured_by_running_statistics(fresh):
         torch.testing.assert_close(mean, u[y == label].mean(0), rtol=1e-3, atol=1e-3)
 
 
-def test_running_statistics_are_averaged_by_examples_and_rest_while_the_base_is_frozen(fresh):
-    """They are part of the base: averaged with it in plastic rounds, and not touched in frozen ones."""
+def test_running_statistics_are_averaged_by_examples_and_frozen_with_the_base(fresh):
+    """They are part of the base: averaged in plastic rounds, unchanged in frozen ones."""
     run = fresh("pro", **BATCH_NORM)
     start = dict(run.server.blocks["base"].tensors)
     replies = run.turns(1, 0)
@@ -350,7 +350,7 @@ def test_running_statistics_are_averaged_by_examples_and_rest_while_the_base_is_
 
 
 def test_the_cosine_head_is_sixteen_times_the_cosine(fresh):
-    """For scores of a tail, and for those that a model with such a head is evaluated by."""
+    """For the scores of a `Tail`, and for the scores of evaluation."""
     rng = torch.Generator().manual_seed(0)
     z = torch.randn(4, 6, generator=rng)
     weight = torch.randn(3, 6, generator=rng)
@@ -371,7 +371,7 @@ def test_the_cosine_head_is_sixteen_times_the_cosine(fresh):
 
 
 def test_alignment_counts_old_classes_only(tiny):
-    """The mean cosine between remembered and true means, over remembered classes that nobody observes now."""
+    """The mean cosine between remembered and true means, over remembered classes that no client observes now."""
     run = tiny("pro")
     counted = 0
     both = False
@@ -394,14 +394,14 @@ def test_alignment_counts_old_classes_only(tiny):
     assert counted > 1 and both
 
 
-def test_the_calibration_subset_stays_for_a_position_and_changes_with_the_next(fresh):
-    """It is a draw from the current examples that depends on client and position, and not on the round."""
+def test_the_calibration_subset_is_fixed_for_a_position_and_changes_with_the_next(fresh):
+    """It depends on client and position, and not on the round."""
     run = fresh("promax")
     client = run.client(run.clients(0, 0)[0], 0, 0)
     size = len(client.current) // 2
 
     def subset(**change: Any) -> list[int]:
-        """As after a restart: nothing that was worked out before is at hand."""
+        """The subset without cached values, as after a restart."""
         other = replace(client, when=replace(client.when, **change), kept={})
         return calibration_subset(other, size).tolist()
 
@@ -416,38 +416,38 @@ def test_the_calibration_subset_stays_for_a_position_and_changes_with_the_next(f
     assert set(calibration_subset(replace(client, id=client.id + 1, kept={}), size).tolist()) != set(first)
 
 
-def test_promax_watches_the_calibration_subset_in_every_round(fresh, monkeypatch):
-    """The drift is that of the same examples before and after the fit, in every round of a position."""
+def test_promax_measures_drift_on_the_calibration_subset_in_every_round(fresh, monkeypatch):
+    """Drift is measured on the same examples before and after fitting, in every round of a position."""
     run = fresh("promax", calibration=5, base_rounds=3)
     for round in range(3):
         run.play(0, round)
     id = run.clients(1, 0)[0]
     expected = calibration_subset(run.client(id, 1, 0), 5).tolist()
-    watched = []
+    measured = []
     for round in range(3):
         run.world.kept = (None, {})
         client = run.client(id, 1, round)
         features = client.features
 
         def noted(lens: Any, index: Tensor | None = None, features: Any = features) -> Tensor:
-            watched.extend([] if index is None else [index.tolist()])
+            measured.extend([] if index is None else [index.tolist()])
             return features(lens, index)
 
         monkeypatch.setattr(client, "features", noted)
         turn = turn_of(run, client)
         turn.send(trained(next(turn).weights))
-    assert watched == [expected] * 6
+    assert measured == [expected] * 6
 
 
 def test_memories_move_with_the_drift_of_the_nearest_calibration_features(fresh):
-    """By the formula with PRO-MAX's own settings: K neighbours, τ the median distance times the bandwidth."""
+    """The formula with PRO-MAX's settings: K neighbours, and τ is the median distance times the bandwidth."""
     run = fresh("promax", neighbours=2, bandwidth=0.5, warmup__rounds=0)
     means = torch.tensor([[0.0, 0.0]])
     before = torch.tensor([[1.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
     after = before + torch.tensor([[1.0, 0.0], [0.0, 3.0], [50.0, 50.0]])
     near = exp(-1 / 2)  # distances are 1, 2 and 4, and τ is 0.5 · 2
     far = exp(-4 / 2)
-    shift, confidence = run.method.move(means, before, after)
+    shift, confidence = run.method.shift_of(means, before, after)
     assert shift[0].tolist() == pytest.approx([near / (near + far), 3 * far / (near + far)], rel=1e-5)
     assert confidence.tolist() == pytest.approx([near + far], rel=1e-5)
 
@@ -455,8 +455,8 @@ def test_memories_move_with_the_drift_of_the_nearest_calibration_features(fresh)
 # -- the warm-up ------------------------------------------------------------------------------------------------------
 
 
-def test_the_warm_up_learns(fresh):
-    """Its loss falls, and class means tell digits apart far better than under the random base."""
+def test_the_warm_up_lowers_its_loss_and_separates_classes(fresh):
+    """The nearest-mean accuracy is higher than under the random base."""
     settings = {"setting": "homogeneous", "clients": 2, "participants": 2, "train__lr": 0.2, "warmup__epochs": 3}
     world = fresh("fedavg", warmup__rounds=0, **settings).world
     world = replace(world, config=replace(world.config, warmup=replace(world.config.warmup, rounds=3)))
@@ -476,16 +476,16 @@ def test_the_warm_up_learns(fresh):
     assert separable(warmed.weights["base"]) > separable(start) + 0.1
 
 
-def test_the_warm_up_never_touches_labels(fresh):
-    """With the plan as it is and every label that clients see replaced, the warmed base is the same to the bit."""
+def test_the_warm_up_does_not_depend_on_labels(fresh):
+    """With the same plan and other labels at the clients, the warmed-up base is the same to the bit."""
     world = fresh("fedavg", warmup__rounds=0).world
     world = replace(world, config=replace(world.config, warmup=replace(world.config.warmup, rounds=1)))
     start = world.net.weights((*MODEL, "projector"))
     found = []
-    for y in (world.told, world.told.flip(0), torch.zeros_like(world.told)):
+    for y in (world.labels, world.labels.flip(0), torch.zeros_like(world.labels)):
         train = replace(world.bundle.train, y=y)
         other = replace(
-            world, bundle=replace(world.bundle, train=train), told=y, shares=type(world.shares)(), kept=(None, {})
+            world, bundle=replace(world.bundle, train=train), labels=y, shares=type(world.shares)(), kept=(None, {})
         )
         other.net.load(start)
         found.append(warmup.compute(other, lambda *a: None).weights["base"])

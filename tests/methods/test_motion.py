@@ -15,7 +15,7 @@ from profcil.engine.payload import Block, Reply
 from profcil.errors import NotApplicable
 from profcil.methods.motion import HIDDEN, coarse, flat, shaped
 from profcil.methods.parts.coarsening import centrality, distinction, merged, quotient, triangles, worth
-from profcil.methods.parts.merging import merged_step, say
+from profcil.methods.parts.merging import merge_weights, merged_step
 from profcil.metrics.client_first import summary
 from profcil.model.net import MODEL
 
@@ -256,7 +256,7 @@ def test_only_the_largest_part_that_agrees_has_a_say():
     updates = 0.01 * torch.randn(3, 1000, generator=rng())
     updates[:, 0] = 0.05  # all move it far, the same way
     updates[:, 1] = torch.tensor([0.05, -0.05, -0.05])  # the first is against the others
-    weight = say(updates, 0.1)
+    weight = merge_weights(updates, 0.1)
     assert (weight > 0).sum(1).tolist() == [100, 100, 100]
     assert weight[:, 0].tolist() == pytest.approx([1, 1, 1], abs=0.02)
     assert float(weight[0, 1]) == 0

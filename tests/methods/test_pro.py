@@ -1,4 +1,4 @@
-"""PRO: each mechanism leaves a trace that would be missing if the mechanism were off."""
+"""PRO: every mechanism has an effect that would be missing without it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from profcil.engine.phases import Trained
 from profcil.memory.rehearsal import Rehearsal
 from profcil.model.net import MODEL, TAIL, Tail
 
-LAST = 2  # of three rounds
+LAST = 2  # the last of three rounds
 
 
 def bank(server, name: str = "memory") -> dict[int, tuple[torch.Tensor, torch.Tensor, int]]:
+    """Mean, spread and count of every class."""
     b = server.blocks[name]
     rows = zip(b.labels, b.tensors["mean"], b.tensors["spread"], b.tensors["count"].tolist(), strict=True)
     return {label: (mean, spread, count) for label, mean, spread, count in rows}
 
 
 def samples(run, upto: int) -> dict[int, int]:
-    """How many training examples of each class the clients of some positions hold."""
-    plan, y, count = run.world.plan, run.world.bundle.train.y, {}
+    """The number of training examples per class at the positions up to one."""
+    plan = run.world.plan
+    y = run.world.bundle.train.y
+    count = {}
     for p in range(upto + 1):
         for c in plan.active(p):
             for label in y[torch.from_numpy(plan.samples(int(c), p).copy())].tolist():
@@ -32,12 +35,13 @@ def samples(run, upto: int) -> dict[int, int]:
 
 
 def phases(run, position: int, round: int) -> dict[str, object]:
-    """The training phases that the first participant asks for, and its inbox; nothing is trained."""
+    """The training phases of the first participant by name; nothing is trained."""
     when = run.when(position, round)
     names = run.method.broadcast(run.server, when)
     inbox = {n: run.server.blocks[n] for n in names}
     turn = run.method.turn(run.client(run.clients(position, round)[0], position, round), inbox)
-    asked, answer = {}, None
+    asked = {}
+    answer = None
     try:
         while True:
             phase = turn.send(answer)
@@ -48,10 +52,11 @@ def phases(run, position: int, round: int) -> dict[str, object]:
 
 
 def trained(run, client: int, position: int, round: int) -> dict[str, Trained]:
-    """What each phase of a client's turn came to."""
+    """The results of the phases of a client's turn, by name."""
     inbox = {n: run.server.blocks[n] for n in run.method.broadcast(run.server, run.when(position, round))}
     turn = run.method.turn(run.client(client, position, round), inbox)
-    found, answer = {}, None
+    found = {}
+    answer = None
     try:
         while True:
             phase = turn.send(answer)
@@ -62,7 +67,7 @@ def trained(run, client: int, position: int, round: int) -> dict[str, Trained]:
 
 
 def filled(fresh, method: str = "pro", **settings):
-    """A run at the start of a position at which the memory holds something and clients have data."""
+    """A run after its first position: the memory has classes, and clients have data at the next position."""
     run = fresh(method, **settings)
     for r in range(LAST + 1):
         run.play(0, r)
@@ -78,13 +83,14 @@ def test_the_base_moves_in_the_first_rounds_only(tiny):
     before = run.before()
     for what, when, server in run.trail:
         if what == "round" and run.clients(when.position, when.round):
-            base = [before[when.position, when.round].blocks["base"], server.blocks["base"]]
-            same = all(torch.equal(base[0].tensors[k], base[1].tensors[k]) for k in base[0].tensors)
+            old = before[when.position, when.round].blocks["base"]
+            new = server.blocks["base"]
+            same = all(torch.equal(old.tensors[k], new.tensors[k]) for k in old.tensors)
             assert same == (when.round >= 2)
-            assert (base[0].version == base[1].version) == same
+            assert (old.version == new.version) == same
 
 
-def test_a_frozen_base_stays_untouched_to_the_bit(fresh):
+def test_a_frozen_base_does_not_change_by_a_bit(fresh):
     run = fresh("pro", base_rounds=0)
     start = run.server.weights()["base"]
     run.stream()
@@ -93,7 +99,8 @@ def test_a_frozen_base_stays_untouched_to_the_bit(fresh):
 
 def test_a_plastic_turn_fits_everything_and_then_rehearses_adapter_and_head(fresh):
     run = fresh("pro")
-    plastic, frozen = phases(run, 0, 0), phases(run, 0, 2)
+    plastic = phases(run, 0, 0)
+    frozen = phases(run, 0, 2)
     assert list(plastic) == list(frozen) == ["fit", "rehearse"]
     assert plastic["fit"].blocks == (*MODEL, "projector")
     assert frozen["fit"].blocks == plastic["rehearse"].blocks == TAIL
@@ -102,13 +109,13 @@ def test_a_plastic_turn_fits_everything_and_then_rehearses_adapter_and_head(fres
     assert list(phases(fresh("pro", fit_when_frozen=False), 0, 2)) == ["rehearse"]
 
 
-def test_the_auxiliary_loss_and_the_pull_change_the_fit(fresh, same_bits):
+def test_auxiliary_loss_and_proximal_term_change_the_fit(fresh, same_bits):
     usual = fresh("pro").play(0, 0)
     assert not same_bits(usual, fresh("pro", auxiliary=0.0).play(0, 0))
     assert not same_bits(usual, fresh("pro", proximal=0.0).play(0, 0))
 
 
-def test_a_strong_pull_keeps_the_model_near(fresh):
+def test_a_strong_proximal_term_keeps_the_model_near_the_broadcast_one(fresh):
     def moved(pull: float) -> float:
         run = fresh("pro", proximal=pull, train__lr=0.05)
         start = run.server.weights()["base"]
@@ -117,14 +124,15 @@ def test_a_strong_pull_keeps_the_model_near(fresh):
     assert moved(5.0) < 0.5 * moved(0.0)
 
 
-# -- each phase by its own settings ----------------------------------------------------------------------------------
+# -- settings of the phases -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["fit", "rehearse"])
-def test_a_phases_learning_rate_epochs_and_schedule_are_its_own(fresh, phase):
+def test_each_phase_has_its_own_learning_rate_epochs_and_schedule(fresh, phase):
     (other,) = {"fit", "rehearse"} - {phase}
     run = filled(fresh, **{f"{phase}_lr": 0.25, f"{phase}_epochs": 4, f"{phase}_schedule": "cosine"})
-    lr, epochs = run.world.config.train.lr, run.world.config.train.epochs
+    lr = run.world.config.train.lr
+    epochs = run.world.config.train.epochs
     for round, share in enumerate((1.0, 0.75, 0.25)):  # of a cosine over three rounds
         asked = phases(run, 1, round)
         assert asked[phase].settings.lr == pytest.approx(0.25 * share)
@@ -146,9 +154,10 @@ def test_the_learning_rate_of_rehearsal_changes_rehearsal_only(fresh):
 
 @pytest.mark.parametrize("method", ["pro", "promax"])
 @pytest.mark.parametrize("auxiliary", [0.0, 0.05])
-def test_broadcast_batch_statistics_come_back_as_they_were_sent(fresh, method, auxiliary):
+def test_broadcast_batch_statistics_are_returned_unchanged(fresh, method, auxiliary):
     run = filled(fresh, method, model__norm="batch", auxiliary=auxiliary)
-    sent, buffers = run.server.weights()["base"], {name for name, _ in run.world.net.base.named_buffers()}
+    sent = run.server.weights()["base"]
+    buffers = {name for name, _ in run.world.net.base.named_buffers()}
     assert buffers & sent.keys()
 
     def changed() -> set[str]:
@@ -163,7 +172,7 @@ def test_broadcast_batch_statistics_come_back_as_they_were_sent(fresh, method, a
 # -- rehearsal --------------------------------------------------------------------------------------------------------
 
 
-def test_memory_before_the_adapter_trains_it_and_memory_after_it_cannot(fresh):
+def test_memory_before_the_adapter_trains_the_adapter_and_memory_after_it_does_not(fresh):
     for place, changes in (("base", True), ("adapted", False)):
         run = filled(fresh, old_memory=place, base_rounds=0, fit_when_frozen=False)
         start = run.server.weights()["adapter"]
@@ -177,7 +186,8 @@ def test_rehearsal_holds_real_current_and_remembered_old_classes(fresh):
     run = filled(fresh, noise=0.0)
     phase = phases(run, 1, 0)["rehearse"]
     assert isinstance(phase.source, Rehearsal)
-    remembered, current = bank(run.server), set(run.world.plan.observed(phase.client, 1))
+    remembered = bank(run.server)
+    current = set(run.world.plan.observed(phase.client, 1))
     epoch = phase.source.epoch(torch.Generator().manual_seed(0))
     assert set(epoch["y"].tolist()) == current | set(remembered)
     for label in set(remembered) - current:
@@ -196,7 +206,8 @@ def test_without_old_memory_nothing_is_remembered_or_sent(tiny, fresh):
 @pytest.mark.parametrize("rehearse", ["remembered", "seen"])
 def test_each_phase_competes_over_its_chosen_classes_only(fresh, fit, rehearse):
     run = filled(fresh, fit_space=fit, rehearse_space=rehearse, weight_decay=0.0)
-    seen, old = run.world.plan.seen(1), set(run.server.blocks["memory"].labels)
+    seen = run.world.plan.seen(1)
+    old = set(run.server.blocks["memory"].labels)
     for client in run.clients(1, 0):
         own = set(run.world.plan.observed(client, 1))
         spaces = {"own": own, "remembered": own | old, "seen": seen}
@@ -206,7 +217,7 @@ def test_each_phase_competes_over_its_chosen_classes_only(fresh, fit, rehearse):
             end = phase.weights["head"]["weight"]
             changed = set((end != start).any(1).nonzero().flatten().tolist())
             space = spaces[fit if name == "fit" else rehearse]
-            assert changed == (space if len(space) > 1 else set())  # one class alone has no gradient
+            assert changed == (space if len(space) > 1 else set())  # with a single class there is no gradient
             start = end
 
 
@@ -221,8 +232,8 @@ def test_every_sample_is_counted_once(tiny, method, how):
         assert {label: row[2] for label, row in bank(server).items()} == samples(run, position)
 
 
-def test_a_second_refresh_forgets_no_class_that_the_first_has_learnt(tiny):
-    """With few participants the two refreshes of a position ask different clients."""
+def test_a_second_refresh_keeps_the_classes_of_the_first(tiny):
+    """With few participants the two refreshes of a position survey different clients."""
     run = tiny("pro", participants=1, refresh_at="both")
     lost = set()
     for what, when, server in run.trail:
@@ -237,7 +248,8 @@ def test_the_refresh_measures_under_the_aggregated_model(fresh):
     run = fresh("pro", participants=4)
     for r in range(LAST + 1):
         run.play(1, r)
-    features, labels = [], []
+    features = []
+    labels = []
     for c in run.clients(1, LAST):
         client = run.client(c, 1, LAST)
         features.append(client.features(run.server.weights()["base"]))
@@ -249,19 +261,20 @@ def test_the_refresh_measures_under_the_aggregated_model(fresh):
         assert count == int((y == label).sum())
 
 
-def test_local_statistics_are_not_the_global_ones(tiny):
-    runs = [tiny("pro", participants=4, refresh=how) for how in ("global", "local")]
-    ours, theirs = (bank(run.after_positions()[1]) for run in runs)
-    assert ours.keys() == theirs.keys()
-    assert len(runs[0].clients(1, LAST)) > 1  # a single client's model is the aggregated one
-    fresh = ours.keys() - bank(runs[0].after_positions()[0]).keys()
-    assert fresh
-    assert all(not torch.allclose(ours[k][0], theirs[k][0], rtol=1e-3) for k in fresh)
+def test_local_and_global_statistics_differ(tiny):
+    run = tiny("pro", participants=4, refresh="global")
+    assert len(run.clients(1, LAST)) > 1  # with one client the local model is the aggregated one
+    by_global = bank(run.after_positions()[1])
+    by_local = bank(tiny("pro", participants=4, refresh="local").after_positions()[1])
+    assert by_global.keys() == by_local.keys()
+    new = by_global.keys() - bank(run.after_positions()[0]).keys()
+    assert new
+    assert all(not torch.allclose(by_global[k][0], by_local[k][0], rtol=1e-3) for k in new)
 
 
 @pytest.mark.parametrize(("merge", "expected"), [("counts", 30), ("replace", 20)])
-def test_a_class_that_returns_at_another_client(fresh, assign_samples, merge, expected):
-    """Client 0 meets task 0 first with ten examples a class, client 1 meets it second with twenty."""
+def test_counts_of_a_class_that_returns_at_another_client(fresh, assign_samples, merge, expected):
+    """Client 0 has task 0 first with ten examples per class, client 1 has it second with twenty."""
 
     def owner(labels, tasks):
         given = [-1] * len(labels)
@@ -282,19 +295,21 @@ def test_a_class_that_returns_at_another_client(fresh, assign_samples, merge, ex
     assert {k: v[2] for k, v in bank(second).items()} == last
 
 
-def test_the_adapted_bank_is_a_switch(tiny):
-    plain, both = tiny("pro"), tiny("pro", adapted_bank=True)
+def test_the_adapted_bank_is_optional_and_does_not_change_the_model(tiny):
+    plain = tiny("pro")
+    both = tiny("pro", adapted_bank=True)
     assert "adapted" not in plain.server.blocks
-    block, d = both.server.blocks["adapted"], both.world.net.features
+    block = both.server.blocks["adapted"]
+    d = both.world.net.features
     assert block.labels == both.server.blocks["memory"].labels
     assert block.tensors["mean"].shape == (len(block.labels), d)
     assert block.tensors["spread"].shape == (len(block.labels), 1)
     assert torch.equal(block.tensors["count"], both.server.blocks["memory"].tensors["count"])
     weights = [run.server.weights()["head"]["weight"] for run in (plain, both)]
-    assert torch.equal(*weights)  # PRO keeps it on the side: it rehearses from the base-space memory alone
+    assert torch.equal(*weights)  # PRO rehearses from the base-space memory only
 
 
-def test_the_log_says_what_the_quota_asks_for_and_what_memory_serves(fresh):
+def test_replies_note_requested_and_served_replays(fresh):
     run = fresh("pro", quota=7, train__epochs=2, setting="homogeneous")
     for r in range(3):
         assert all(reply.notes["replay_requested"] == 0 for reply in run.turns(0, r))
@@ -305,8 +320,8 @@ def test_the_log_says_what_the_quota_asks_for_and_what_memory_serves(fresh):
     assert all(reply.notes["replay_served"] == 0 < reply.notes["replay_requested"] for reply in run.turns(1, 0))
 
 
-def test_kept_scores_keep_the_scores_of_remembered_classes_where_plain_fitting_moves_them(fresh):
-    """How far one round of fitting moves the broadcast head's probabilities of remembered classes on current data."""
+def test_keep_scores_reduces_the_change_of_remembered_classes_scores(fresh):
+    """Compares how much fitting changes the broadcast head's probabilities of remembered classes on current data."""
     moved = {}
     for weight in (0.0, 20.0):
         run = fresh("pro", keep_scores=weight, fit_space="own", auxiliary=0.0, proximal=0.0, setting="homogeneous")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from profcil.memory.bank import Bank, measure, remember
-from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
+from profcil.memory.bank import Bank, bank_from_moments, measure
+from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.memory.transport import combine, local_transport
 from profcil.model.losses import cross_entropy
 from profcil.model.net import Tail
@@ -53,8 +53,8 @@ def test_the_risk_on_memory_differs_by_at_most_the_lipschitz_constant_times_w1(s
     bound = 0.0
     for label in range(classes):
         real = torch.randn(n, d, generator=rng).exp() + torch.randn(d, generator=rng)  # far from Gaussian
-        bank = remember(measure(real, torch.full((n,), label)))
-        memory = pseudo(bank.mean, bank.spread, n, noise, rng)
+        bank = bank_from_moments(measure(real, torch.full((n,), label)))
+        memory = pseudo_features(bank.mean, bank.spread, n, noise, rng)
         lipschitz = float((head - head[label]).norm(dim=1).max())  # ∇_u CE = Σ_j p_j (w_j − w_y)
         gap += (risk(tail, real, label) - risk(tail, memory, label)) / classes
         bound += lipschitz * w1(real, memory) / classes
@@ -69,8 +69,8 @@ def test_an_inexact_memory_costs_at_most_the_error_of_its_mean_and_spread(seed, 
     real = torch.randn(n, d, generator=rng)
     ideal = (torch.zeros(1, d), torch.ones(1, d))
     estimate = (0.5 * torch.randn(1, d, generator=rng), 1 + 0.5 * torch.rand(1, d, generator=rng))
-    best, ours = (pseudo(*q, n, noise, torch.Generator().manual_seed(seed)) for q in (ideal, estimate))
-    epsilon = pseudo(*ideal, n, 1.0, torch.Generator().manual_seed(seed))
+    best, ours = (pseudo_features(*q, n, noise, torch.Generator().manual_seed(seed)) for q in (ideal, estimate))
+    epsilon = pseudo_features(*ideal, n, 1.0, torch.Generator().manual_seed(seed))
     drawn = float(epsilon.square().mean(0).max()) ** 0.5  # the standard deviation of the draw, 1 in expectation
     moved = float((estimate[0] - ideal[0]).norm()) + noise * drawn * float((estimate[1] - ideal[1]).norm())
     assert w1(best, ours) <= moved + 1e-5
@@ -81,7 +81,8 @@ def test_the_estimation_error_falls_with_the_square_root_of_the_number_of_exampl
     def error(n: int) -> float:
         rng = torch.Generator().manual_seed(n)
         banks = [
-            remember(measure(torch.randn(n, 8, generator=rng), torch.zeros(n, dtype=torch.long))) for _ in range(50)
+            bank_from_moments(measure(torch.randn(n, 8, generator=rng), torch.zeros(n, dtype=torch.long)))
+            for _ in range(50)
         ]
         return float(np.mean([b.mean.norm().item() + (b.spread - 1).norm().item() for b in banks]))
 
@@ -115,7 +116,7 @@ def test_the_gradient_of_an_epoch_is_that_of_the_balanced_objective(seed, counts
     mean = torch.randn(old, d, generator=rng, dtype=torch.float64)
     bank = Bank(remembered, mean, torch.ones_like(mean), torch.ones(old, dtype=torch.int32))
     # Twelve is a multiple of every count, so all real features appear equally often and the lemma holds exactly.
-    epoch = Rehearsal(features, Roll(y, remembered, 12), bank, noise=0.0).epoch(rng)
+    epoch = Rehearsal(features, y, bank, quota=12, noise=0.0).epoch(rng)
     tail = random_tail(d, 7, rng)
     classes = 2 + old
     n = len(epoch["y"])
@@ -132,7 +133,7 @@ def test_small_quotas_are_unbiased_over_many_epochs():
     rng = torch.Generator().manual_seed(3)
     y = torch.tensor([1] * 7 + [4] * 2)
     features = torch.randn(9, 3, generator=rng)
-    source = Rehearsal(features, Roll(y, (), 2), None, noise=0.0)
+    source = Rehearsal(features, y, None, quota=2, noise=0.0)
     seen = torch.zeros(9)
     for _ in range(2000):
         epoch = source.epoch(rng)

@@ -23,7 +23,7 @@ class JoinedRehearsal:
     """
 
     def __init__(self, sources: Sequence[Rehearsal], batch: int) -> None:
-        device, real = sources[0].features.device, [s.roll.real for s in sources]
+        device, real = sources[0].features.device, [s.real for s in sources]
         sizes, own = [s.size for s in sources], [len(r.labels) for r in real]
         self.sources, self.batch, self.steps = sources, batch, [-(-size // batch) for size in sizes]
         pseudo = [size - n for size, n in zip(sizes, own, strict=True)]
@@ -33,20 +33,20 @@ class JoinedRehearsal:
         self.pool = torch.cat([*features, features[0].new_empty(sum(pseudo), features[0].shape[1])])
         self.mean, self.spread = (torch.cat([getattr(s, k) for s in sources])[:, None] for k in ("mean", "spread"))
         drawn = self.pool[starts[0] :]
-        self.drawn, self.noises = drawn.view(len(self.mean), sources[0].roll.quota, drawn.shape[1]), drawn.split(pseudo)
+        self.drawn, self.noises = drawn.view(len(self.mean), sources[0].quota, drawn.shape[1]), drawn.split(pseudo)
         self.offset, size, n, start = to_device(torch.tensor([offsets, sizes, own, starts[:-1]])[:, :, None], device)
         self.classes = padded([r.y.double() for r in real], torch.inf)
         self.places = padded([r.places for r in real], 0)
         place = torch.arange(max(sizes), device=device)
         self.is_real, self.remembered = place < n, place - n + start
-        self.y = padded([s.roll.y for s in sources], 0)
+        self.y = padded([s.y for s in sources], 0)
         self.slots = torch.arange(max(self.steps) * batch, device=device) % size
         self.by_class, self.by_turn = torch.zeros_like(self.classes), torch.full(self.y.shape, 2.0, device=device)
 
     def epoch(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
         """[clients, steps, batch, …]; clients with fewer steps wrap around."""
         for row, (source, rng) in enumerate(zip(self.sources, rngs, strict=True)):
-            self.by_class[row, : len(source.roll.real.y)].uniform_(generator=rng)
+            self.by_class[row, : len(source.real.y)].uniform_(generator=rng)
             self.noises[row].normal_(generator=rng)
             self.by_turn[row, : source.size].uniform_(generator=rng)
         torch.addcmul(self.mean, self.spread, self.drawn, value=self.sources[0].noise, out=self.drawn)

@@ -1,8 +1,9 @@
-"""Class-balanced rehearsal: real features of the current classes beside pseudo-features of remembered ones.
+"""Class-balanced rehearsal: real features of the current classes and pseudo-features of remembered ones.
 
-One epoch holds the same number of features of every class: drawn from the real ones without replacement as long as
-they last, or sampled as ũ = μ + γ σ ⊙ ε. A uniform draw from an epoch is therefore an unbiased sample of the balanced
-objective (1/|Y|) Σ_y E_{u∼q_y}, which is what the paper's balanced-gradient lemma asks for.
+One epoch has the same number of features of every class. Features of a current class are drawn from the real ones,
+without replacement until all are used. Features of a remembered class are sampled as ũ = μ + γ σ ⊙ ε. A uniform draw
+from an epoch is therefore an unbiased sample of the balanced objective (1/|Y|) Σ_y E_{u∼q_y}, as the paper's
+balanced-gradient lemma requires.
 """
 
 from __future__ import annotations
@@ -16,88 +17,87 @@ from profcil.memory.bank import Bank
 from profcil.tensors import to_device
 
 
-def pseudo(mean: Tensor, spread: Tensor, quota: int, noise: float, rng: torch.Generator) -> Tensor:
-    """`quota` pseudo-features μ + γ σ ⊙ ε of each class, [classes · quota, d], classes in order."""
-    k, d = mean.shape
-    epsilon = mean.new_empty(k, quota, d).normal_(generator=rng)
-    return scaled(mean, spread, noise, epsilon).view(k * quota, d)
+def pseudo_features(mean: Tensor, spread: Tensor, quota: int, noise: float, rng: torch.Generator) -> Tensor:
+    """`quota` pseudo-features μ + γ σ ⊙ ε of each class, Eq. (old-memory-sampling), [classes · quota, d], in the order
+    of the classes."""
+    classes, d = mean.shape
+    epsilon = mean.new_empty(classes, quota, d).normal_(generator=rng)
+    return to_pseudo_features_(epsilon, mean, spread, noise).view(classes * quota, d)
 
 
-def scaled(mean: Tensor, spread: Tensor, noise: float, epsilon: Tensor) -> Tensor:
-    """μ + γ σ ⊙ ε, written over ε, [classes, quota, d]."""
+def to_pseudo_features_(epsilon: Tensor, mean: Tensor, spread: Tensor, noise: float) -> Tensor:
+    """Overwrites ε, [classes, quota, d], with μ + γ σ ⊙ ε."""
     return torch.addcmul(mean[:, None], spread[:, None], epsilon, value=noise, out=epsilon)
 
 
 def permutation(size: int, rng: torch.Generator, keys: torch.dtype) -> Tensor:
-    """A random permutation. On a GPU it is the order of uniform keys, which several clients can draw at once."""
+    """A random permutation. On a GPU it is the order of uniform keys, since these can be drawn for several clients at
+    once."""
     if rng.device.type == "cpu":
         return torch.randperm(size, generator=rng)
     return torch.rand(size, generator=rng, device=rng.device, dtype=keys).argsort()
 
 
 class Balanced:
-    """Draws the same number of examples of each class, again and again."""
+    """A sampler that draws the same number of examples of each class."""
 
     def __init__(self, labels: Sequence[int] | Tensor, quota: int, device: torch.device | None = None) -> None:
         """`labels` are those of the examples. Rows are drawn on `device`, by default that of the labels."""
         y = torch.as_tensor(labels, dtype=torch.long)
         self.classes, count = torch.unique(y, return_counts=True)
         start = torch.cumsum(count, 0) - count
-        turn = torch.arange(quota, device=y.device)
-        places = (start[:, None] + turn % count[:, None]).flatten()  # wrapping around where a class has fewer
+        number = torch.arange(quota, device=y.device)
+        places = (start[:, None] + number % count[:, None]).flatten()  # wraps around where a class has fewer examples
         device = device or y.device
         self.y = to_device(y, device)
-        self.places = to_device(places, device)
+        self.places = to_device(places, device)  # among the examples sorted by class
         self.labels = to_device(self.classes.repeat_interleave(quota), device)  # of the drawn rows
 
     def draw(self, rng: torch.Generator) -> Tensor:
-        """Row numbers, classes in order; each class in a fresh shuffle."""
-        return self.chosen(torch.randperm(len(self.y), generator=rng, device=self.y.device))
+        """Row numbers in the order of the classes; each class is shuffled anew."""
+        return self.rows_of(torch.randperm(len(self.y), generator=rng, device=self.y.device))
 
-    def chosen(self, shuffled: Tensor) -> Tensor:
+    def rows_of(self, shuffled: Tensor) -> Tensor:
         """The rows that a permutation of all examples gives."""
         by_class = torch.sort(self.y.index_select(0, shuffled), stable=True).indices
         return shuffled.index_select(0, by_class.index_select(0, self.places))
 
 
-class Roll:
-    """The classes of an epoch: `quota` examples of every class in `labels`, then as many of every other class that is
-    remembered."""
+class Rehearsal:
+    """The balanced pseudo multi-task set of one client: a batch source for Eq. (pro-loss).
+
+    An epoch has `quota` real features of every class in `labels`, then `quota` pseudo-features of every other class in
+    the bank.
+    """
 
     def __init__(
-        self,
-        labels: Sequence[int] | Tensor,
-        remembered: Sequence[int],
-        quota: int,
-        device: torch.device | None = None,
+        self, features: Tensor, labels: Sequence[int] | Tensor, bank: Bank | None, *, quota: int, noise: float
     ) -> None:
+        self.features = features
         self.quota = quota
-        self.real = Balanced(labels, quota, device)
+        self.noise = noise
+        self.real = Balanced(labels, quota, features.device)
+        remembered = bank.labels if bank else ()
         current = set(self.real.classes.tolist())
-        rows = [i for i, label in enumerate(remembered) if label not in current]
-        both = torch.tensor([rows, [remembered[i] for i in rows]], dtype=torch.long)
-        self.rows, classes = to_device(both, self.real.labels.device)  # rows of the bank, and their classes
-        self.y = torch.cat([self.real.labels, classes.repeat_interleave(quota)])
-
-
-class Rehearsal:
-    """The balanced pseudo multi-task set of one client: a batch source for the engine (Eq. 'pro-loss')."""
-
-    def __init__(self, features: Tensor, roll: Roll, bank: Bank | None, *, noise: float) -> None:
-        self.features, self.roll, self.noise = features, roll, noise
-        self.mean = bank.mean[roll.rows] if bank else features[:0]
-        self.spread = bank.spread[roll.rows] if bank else features[:0]
-        self.size = len(roll.y)
+        rows = [row for row, label in enumerate(remembered) if label not in current]
+        # One tensor, so that it is copied to the device once.
+        both = torch.tensor([rows, [remembered[row] for row in rows]], dtype=torch.long)
+        self.bank_rows, old_classes = to_device(both, features.device)
+        self.mean = bank.mean[self.bank_rows] if bank else features[:0]
+        self.spread = bank.spread[self.bank_rows] if bank else features[:0]
+        self.y = torch.cat([self.real.labels, old_classes.repeat_interleave(quota)])
+        self.size = len(self.y)
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        real = self.roll.real
-        n = len(real.labels)
-        u = self.features.new_empty(self.size, self.features.shape[1])
-        chosen = real.chosen(permutation(len(real.y), rng, torch.float64))
-        torch.index_select(self.features, 0, chosen, out=u[:n])
-        epsilon = self.normal(u[n:].view(len(self.mean), self.roll.quota, u.shape[1]), rng)
-        scaled(self.mean, self.spread, self.noise, epsilon)
-        return {"u": u, "y": self.roll.y}
+        """Features and labels of one epoch."""
+        n = len(self.real.labels)
+        d = self.features.shape[1]
+        u = self.features.new_empty(self.size, d)
+        rows = self.real.rows_of(permutation(len(self.real.y), rng, torch.float64))
+        torch.index_select(self.features, 0, rows, out=u[:n])
+        epsilon = self.normal(u[n:].view(len(self.mean), self.quota, d), rng)
+        to_pseudo_features_(epsilon, self.mean, self.spread, self.noise)
+        return {"u": u, "y": self.y}
 
     def order(self, rng: torch.Generator) -> Tensor:
         """The order of an epoch's rows."""

@@ -1,4 +1,4 @@
-"""Neighbourhood-weighted memory transport (PRO-MAX): old means follow the drift of real features near them."""
+"""Neighbourhood-weighted memory transport (PRO-MAX): old means follow the drift of the real features near them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ EPSILON = 1e-12
 
 
 def squared_distances(means: Tensor, features: Tensor) -> Tensor:
+    """Squared distances between means and features in float64, [means, features]."""
     return torch.cdist(means.double(), features.double()).square()
 
 
-def bandwidth_of(distances: Tensor, factor: float) -> Tensor:
-    """τ: the median distance between memory means and calibration features, times a factor."""
+def median_bandwidth(distances: Tensor, factor: float) -> Tensor:
+    """τ: a factor times the median distance between memory means and calibration features. `distances` are squared."""
     return factor * distances.sqrt().median().clamp(min=EPSILON)
 
 
 def local_transport(
     means: Tensor, before: Tensor, after: Tensor, *, neighbours: int, factor: float = 1.0, tau: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Δ_y = Σ α_i δ_i / (Σ α_i + ε) over the K calibration features nearest to μ_y, and confidence q_y = Σ α_i.
+    """Δ_y = Σ α_i δ_i / (Σ α_i + ε) over the K calibration features nearest to μ_y, and the confidence q_y = Σ α_i.
 
-    α_i = exp(−d_i / 2τ²) with squared distances d_i before the update. Returns shifts [classes, d] and confidences.
+    α_i = exp(−d_i / 2τ²) with squared distances d_i before the update. Returns shifts [classes, d] and confidences
+    [classes]. With τ = 0 the bandwidth is the median distance times `factor`.
     """
     distances = squared_distances(means, before)
-    width = torch.as_tensor(tau, dtype=torch.float64, device=means.device) if tau else bandwidth_of(distances, factor)
-    near, index = distances.topk(min(neighbours, len(before)), largest=False)
-    alpha = torch.exp(-near / (2 * width**2))
+    if tau:
+        width = torch.as_tensor(tau, dtype=torch.float64, device=means.device)
+    else:
+        width = median_bandwidth(distances, factor)
+    nearest, index = distances.topk(min(neighbours, len(before)), largest=False)
+    alpha = torch.exp(-nearest / (2 * width**2))
     drift = (after.double() - before.double())[index]
     confidence = alpha.sum(1)
     shift = (alpha[..., None] * drift).sum(1) / (confidence[:, None] + EPSILON)
@@ -37,7 +42,7 @@ def local_transport(
 
 
 def combine(shifts: Sequence[Tensor], confidences: Sequence[Tensor]) -> Tensor:
-    """Δ^g_y = Σ_c q_{c,y} Δ_{c,y} / (Σ_c q_{c,y} + ε): far-away clients barely count."""
+    """Δ^g_y = Σ_c q_{c,y} Δ_{c,y} / (Σ_c q_{c,y} + ε): clients without features near a mean hardly count."""
     q = torch.stack(list(confidences)).double()
     weighted = (q[..., None] * torch.stack(list(shifts)).double()).sum(0)
     return (weighted / (q.sum(0)[:, None] + EPSILON)).float()

@@ -1,7 +1,7 @@
-"""What a federated class-incremental method is: one class, a client half and a server half, no hidden state.
+"""The interface of a federated class-incremental method: one class with a client part and a server part.
 
-A method holds only its frozen `Params`. What must survive a call goes in and comes out: the server's blocks, and a
-client's private tensors. The defaults here are FedAvg, so a method overrides what it changes and nothing else.
+A method has no state except its frozen `Params`. The state of the server (blocks) and of a client (private tensors) is
+passed in and returned. The defaults are FedAvg, so a method overrides only what differs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Params(Checked):
 
 @dataclass(frozen=True)
 class Samples:
-    """What a method replays of a class."""
+    """Samples that a method replays of one class."""
 
-    space: str  # inputs, base (features before the adapter) or adapted (after it)
+    space: str  # "inputs", "base" (features before the adapter) or "adapted" (after it)
     tensors: tuple[Tensor, ...]
 
 
@@ -46,25 +46,26 @@ class Method:
 
     Params: ClassVar[type] = Params
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph"})
-    kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # what may cross the door; the engine enforces it
-    server_gradients: ClassVar[bool] = False  # whether `train_server` does anything; gradients are off elsewhere
-    regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → the settings it stands for
+    kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
+    server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
+    regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
 
     def __init__(self, params: Any) -> None:
         self.params = params
 
     @classmethod
     def misfit(cls, net: Net) -> str:
-        """Why the method cannot run with this model on this data; empty where it can."""
-        given, fits = net.facts.modality, ", ".join(sorted(cls.modalities))
-        return "" if given in cls.modalities else f"{cls.__name__} is made for {fits}, not for {given}"
+        """Why the method cannot run with this model on this data; empty if it can."""
+        given = net.facts.modality
+        supported = ", ".join(sorted(cls.modalities))
+        return "" if given in cls.modalities else f"{cls.__name__} is made for {supported}, not for {given}"
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        """Adds the method's own trainable blocks to the model skeleton (`net.attach`), drawn from this generator.
-        `like` are the encoder's inputs for no example at all: shapes and types. `begin` finds them in its weights."""
+        """Adds the method's own trainable blocks to the model (`net.attach`), initialised with this generator. `like`
+        is an empty batch of encoder inputs, for their shapes and types. `begin` gets the blocks with the weights."""
 
     def begin(self, weights: Weights) -> ServerState:
-        """The server's state before the stream, from the shared warmed model."""
+        """The server's state before the stream, from the shared warmed-up model."""
         return ServerState().put_weights(weights)
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
@@ -72,11 +73,11 @@ class Method:
         return MODEL
 
     def broadcast_to(self, client: int, state: ServerState, when: When) -> Sequence[str]:
-        """The same for one participant, where some of it is meant for that client alone."""
+        """The same for one participant; override it if some blocks are for that client only."""
         return self.broadcast(state, when)
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        """The client's part of a round."""
+        """The client's part of a round: yields training phases, returns the reply."""
         allowed = client.allowed(self.label_space(client, inbox))
         done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
         return reply(client, done.weights, MODEL, loss=done.loss)
@@ -84,10 +85,11 @@ class Method:
     fit_loss: Callable[[Net, Batch], Tensor] = staticmethod(losses.supervised)
 
     def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
+        """The classes that the training loss competes over."""
         return client.seen if self.params.label_space == "seen" else client.labels
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Θ^g ← Σ ω_c Θ_c over the blocks that clients sent; a block nobody changed stays as it is, to the bit."""
+        """Θ^g ← Σ ω_c Θ_c over the blocks that clients sent. A block that no client sent stays, to the bit."""
         return state.put_weights(average(replies)) if replies else state
 
     def opens(self, state: ServerState, when: When) -> bool:
@@ -99,60 +101,63 @@ class Method:
         return False
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
+        """Names of the blocks a client needs for `survey`."""
         return ("base",)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        """Statistics under the aggregated model; no gradients."""
+        """The client's statistics under the model that it was sent; no gradients."""
         raise NotImplementedError
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """What the server makes of the statistics."""
+        """The server's state after the statistics of `survey`."""
         raise NotImplementedError
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
+        """The server's state at the end of a position."""
         return state
 
     def trains(self, when: When) -> bool:
-        """Whether the server trains now: after an opening survey (stage `refresh`), or at the end of a round."""
+        """Whether the server trains now: after the statistics of `opens` (stage "refresh"), or after a round."""
         return False
 
     def train_server(self, server: Server, state: ServerState) -> ServerState:
-        """The one place where a server takes gradients; its time is recorded as the server's."""
+        """Training on the server, the only place where it may use gradients. Its time is recorded as server time."""
         raise NotImplementedError
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
-        """Class-mean memories for the diagnostics: each block, and the map from base features to its space."""
+        """Class-mean memories for the diagnostics: each block, and the map from base features to the block's space."""
         return {}
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
     ) -> Samples | None:
-        """Up to `count` samples of what is replayed of a class now, for the diagnostics; None where nothing is.
-        `clients` come with their private memory."""
+        """Up to `count` samples that are replayed of a class, for the diagnostics; None if the class is not replayed.
+        `clients` have their private memory."""
         return None
 
     def views(self, state: ServerState, under: Callable[[Lens], Tensor]) -> Tensor:
-        """What `scores` sees of some examples, which `under` looks at through a base or any
-        function of their inputs: the global base's features."""
+        """The features that `scores` needs: by default those of the global base. `under` computes features of the
+        examples under a base, or by any function of their inputs."""
         return under(state.blocks["base"])
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
-        """Class scores from base features under the loaded global model; prediction is their masked arg-max."""
+        """Class scores from the features of `views` under the loaded global model. The prediction is the arg-max over
+        the allowed classes."""
         return net.classify(features)
 
 
 def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: float | Tensor, **more: Block) -> Reply:
-    """A turn's reply: the trained blocks, anything else the method sends, and the number of examples behind it."""
+    """The reply of a turn: the trained blocks, further blocks of the method, and the number of examples."""
     model = {name: Block("model", weights[name]) for name in blocks}
     notes = {"loss": loss, "extra_bytes": float(client.extra_bytes)}
     return Reply(client.id, len(client.current), {**model, **more}, notes=notes)
 
 
 def with_replay(client: Client, answer: Reply, epochs: int, quota: int, served: float) -> Reply:
-    """The reply with a note for the log: replays that a budget of `quota` a class and epoch asks for, of all classes
-    that are old for this client, and what an epoch was served."""
-    asked = quota * len(set(client.seen) - set(client.labels))
-    counts = {"replay_requested": float(epochs * asked), "replay_served": float(epochs * served)}
+    """The reply with two numbers for the log: how many replays a budget of `quota` per old class and epoch allows, and
+    how many were used (`served` per epoch). Old are the seen classes that the client does not observe now."""
+    requested = quota * len(set(client.seen) - set(client.labels))
+    counts = {"replay_requested": float(epochs * requested), "replay_served": float(epochs * served)}
     return replace(answer, notes={**answer.notes, **counts})
 
 

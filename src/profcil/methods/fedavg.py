@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., 2017): local training on the current task, averaging weighted by example counts.
 
-Kept: everything. It is the base class as it stands.
+Kept: everything. It is the base class, unchanged.
 
 Stored: on the server nothing; on a client nothing.
 

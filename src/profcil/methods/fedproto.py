@@ -1,25 +1,26 @@
 """FedProto (Tan et al., AAAI 2022): clients share class prototypes and pull their features towards them.
 
-Kept: the local loss CE + λ·MSE(z, C_y), averaged over batch and dimensions, in which a label without a prototype
-counts as zero; prototypes taken under the local model after training; the count-weighted mean over reporters (the
-paper's Eq. 6; the authors' code takes the plain mean); the nearest prototype as the classifier, by
+Kept: the local loss CE + λ·MSE(z, C_y), averaged over batch and dimensions, where a label without a prototype
+contributes zero; prototypes measured under the local model after training; the count-weighted mean over the reporting
+clients (the paper's Eq. 6; the authors' code takes the plain mean); the nearest prototype as the classifier, with
 `predict = "prototype"`.
 
 Stored: on the server the prototypes of every class; on a client nothing.
 
-Adapted: the original keeps personal models and shares prototypes only. Here one global model is judged, so weights
-are averaged as in FedAvg and prototypes come on top, and the head predicts unless asked otherwise. The feature is z,
-the adapter's output: the embedding before the decision layer, as in the original. Prototypes are measured in evaluation
-mode on plain inputs, where the authors' code mixes features of changing weights over the last epoch. The server's
-bank persists: only reported classes change, since under client-specific orders most classes are away in most rounds.
-The budget is of class-level summaries: one prototype a class, five (`prototypes`) in the expanded regime. Several are
-k-means centres of a client's features, followed by the server one by one, and a feature is pulled to the nearest.
+Adapted: the original has personal models and shares prototypes only. Here one global model is evaluated, so weights are
+averaged as in FedAvg, prototypes are sent in addition, and by default the head predicts. The feature is z, the
+adapter's output: the embedding before the decision layer, as in the original. Prototypes are measured in evaluation
+mode on plain inputs; the authors' code averages features over the last epoch while the weights change. The server's
+bank persists: only reported classes change, because with client-specific orders most classes are absent in most rounds.
+The budget is the number of class-level summaries: one prototype per class, five (`prototypes`) in the expanded regime.
+Several prototypes are k-means centres of a client's features. The server tracks each of them, and a feature is pulled
+to the nearest one.
 
 Left out: personal models, and with them the original's main use, clients with different architectures.
 
-Uncertain: λ = 0.1 is the authors' value for CIFAR-10. On digits (validation seeds) the pull itself does not help, and
-λ = 1 harms; prototypes do not keep the head's old rows from drifting, so with the head and all seen classes in the loss
-the method forgets as FedAvg does. With the original's own ways, classes of the client in the loss
+Uncertain: λ = 0.1 is the authors' value for CIFAR-10. On digits (validation seeds) the pull does not help, and λ = 1
+harms. Prototypes do not prevent the drift of the head's old rows: with the head and all seen classes in the loss, the
+method forgets as FedAvg does. With the original's own choices, the client's own classes in the loss
 (`label_space = "local"`) and the nearest prototype as the classifier, it forgets far less.
 """
 
@@ -48,14 +49,15 @@ class FedProtoParams(Params):
     """Settings of FedProto."""
 
     pull: float = setting(0.1, "λ: weight of the distance between features and prototypes", low=0.0)
-    predict: str = setting("head", "what decides: the head or the nearest prototype", choices=("head", "prototype"))
-    prototypes: int = setting(1, "prototypes kept of a class", low=1)
+    predict: str = setting("head", "what predicts: the head or the nearest prototype", choices=("head", "prototype"))
+    prototypes: int = setting(1, "prototypes stored per class", low=1)
 
 
 class FedProto(Method):
     """FedProto."""
 
     Params = FedProtoParams
+    params: FedProtoParams
     kinds = frozenset({"model", "prototype"})
     regimes: ClassVar = {"expanded": {"prototypes": 5}}
 
@@ -68,17 +70,21 @@ class FedProto(Method):
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         allowed = client.allowed(self.label_space(client, inbox))
         target, known = tables(inbox["prototypes"], client.net.classes, self.params.prototypes)
-        fit = client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed, target=target, known=known)
-        done = yield fit
+        done = yield client.train(
+            "fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed, target=target, known=known
+        )
         z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
-        told = report(z, client.y_list, self.params.prototypes)
-        return reply(client, done.weights, MODEL, loss=done.loss, prototypes=told)
+        prototypes = report(z, client.y_list, self.params.prototypes)
+        return reply(client, done.weights, MODEL, loss=done.loss, prototypes=prototypes)
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
-        y, tail = batch["y"], net.tail
+        """CE + λ·MSE(z, C_y), with the nearest prototype of the label."""
+        y = batch["y"]
+        tail = net.tail
         z = tail.adapt(net.base(*net.weak(batch["inputs"], batch["rng"])))
-        gap = (z[:, None] - batch["target"][y]).square().mean(2).amin(1) * batch["known"][y]
-        return cross_entropy(tail.score(z), y, batch["allowed"]) + self.params.pull * gap.mean()
+        distance = (z[:, None] - batch["target"][y]).square().mean(2).amin(1)
+        pull: Tensor = (distance * batch["known"][y]).mean()
+        return cross_entropy(tail.score(z), y, batch["allowed"]) + self.params.pull * pull
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         state = super().aggregate(state, replies, when)
@@ -93,7 +99,7 @@ class FedProto(Method):
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
     ) -> Samples | None:
-        """The prototypes themselves: all that is remembered of a class."""
+        """The prototypes themselves."""
         bank = state.blocks["prototypes"]
         return Samples("adapted", (rows_of(bank, label)[:count],)) if label in bank.labels else None
 
@@ -101,7 +107,8 @@ class FedProto(Method):
         if self.params.predict == "head":
             return net.classify(features)
         rows, known = tables(state.blocks["prototypes"], net.classes, self.params.prototypes)
-        distance = torch.cdist(net.tail.adapt(features), rows.flatten(0, 1)).view(len(features), *rows.shape[:2])
+        z = net.tail.adapt(features)
+        distance = torch.cdist(z, rows.flatten(0, 1)).view(len(z), *rows.shape[:2])
         return -distance.amin(2).masked_fill(~known, torch.inf)
 
 

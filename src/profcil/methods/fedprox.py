@@ -1,6 +1,6 @@
-"""FedProx (Li et al., 2020): FedAvg with a proximal pull towards the broadcast model.
+"""FedProx (Li et al., 2020): FedAvg with a proximal term towards the broadcast model.
 
-Kept: the objective CE + (μ/2)‖w − w_g‖² over all parameters; BatchNorm's running statistics are not pulled.
+Kept: the objective CE + (μ/2)‖w − w_g‖² over all parameters. BatchNorm's running statistics are not in the term.
 
 Stored: on the server nothing; on a client nothing.
 
@@ -21,18 +21,21 @@ from profcil.model.net import MODEL
 
 @dataclass(frozen=True)
 class FedProxParams(Params):
-    mu: float = setting(0.01, "strength of the pull, with the customary factor one half", low=0.0)
+    """Settings of FedProx."""
+
+    mu: float = setting(0.01, "μ of the proximal term (μ/2)‖w − w_g‖²", low=0.0)
 
 
 class FedProx(Method):
     """FedProx."""
 
     Params = FedProxParams
+    params: FedProxParams
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         allowed = client.allowed(self.label_space(client, inbox))
-        pull = self.params.mu / 2
-        done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, proximal=pull, allowed=allowed)
+        factor = self.params.mu / 2
+        done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, proximal=factor, allowed=allowed)
         return reply(client, done.weights, MODEL, loss=done.loss)
 
 

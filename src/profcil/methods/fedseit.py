@@ -193,7 +193,7 @@ def opened(client: Client, inbox: Inbox, top: int) -> Tensors:
     own, shared = dict(client.private or {}), inbox["shared"].tensors
     if arrives(client):
         position = torch.tensor(client.when.position)
-        own = {"position": position, **banks.settled(own, banks_of(shared)), **banks.fresh_task(shared, top)}
+        own = {"position": position, **banks.add_finished_task(own, banks_of(shared)), **banks.fresh_task(shared, top)}
     chosen = inbox.get(name("chosen", (client.id, client.when.position)))
     if chosen is not None and not own["strength.0"].any():
         score = chosen.tensors["score"]

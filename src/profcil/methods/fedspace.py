@@ -42,7 +42,7 @@ from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
-from profcil.memory.bank import Moments, moments_of_rows, remember
+from profcil.memory.bank import Moments, bank_from_moments, moments_of_rows
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
 from profcil.model.losses import cross_entropy
@@ -176,7 +176,7 @@ def steps_of(client: Client) -> int:
 def radius_of(moments: Moments) -> tuple[Tensor, Tensor]:
     """ρ = √(mean_y tr(Σ_y)/d) over classes with at least two examples, and how many examples these are. One example
     has no spread; where no class has more, both are 0."""
-    found = remember(moments)
+    found = bank_from_moments(moments)
     several = found.count > 1
     each = found.spread.square().sum(1)
     variance = torch.where(several, each, 0.0).sum() / several.sum().clamp(min=1)

@@ -1,32 +1,33 @@
 """FedSSI (Li et al., ICML 2025): synaptic intelligence on every client, measured along a personalised surrogate.
 
-Kept: no rehearsal and nothing sent beyond the model. Each client trains a surrogate v on its data, tied to the global
-model by the rule v ← v − η(∇ℓ + q(v − w^g)) with q = (1 − λ)/2λ; what each parameter contributes along that path is
-its importance, and later local training pays c·Σ Ω_i (w_i − w*_i)² for leaving the reference w*.
+Kept: no rehearsal, and only the model is sent. Each client trains a surrogate v on its data, tied to the global model
+by the rule v ← v − η(∇ℓ + q(v − w^g)) with q = (1 − λ)/2λ. The contribution of each parameter along that path is its
+importance Ω, and later local training adds the penalty c·Σ Ω_i (w_i − w*_i)² for leaving the reference w*.
 
 Stored: on the server nothing; on a client importance, pending importance and a reference model, three models in size.
 
-Adapted to client-specific orders: a client's clock is its own participation. At its first turn in a position it makes
-two steps. It settles the position it took part in before: Ω grows by that importance, and w* becomes the model just
-broadcast, which is the first global model the client sees after that boundary (later than the boundary itself if it
-was idle in between). Then the surrogate walks on the current data; its importance is put aside until the next
-settling, so that a position never resists its own learning. Contributions use real parameter differences, so the
-walk may use the run's own optimiser, and the gradient of the data loss alone. BatchNorm's statistics have no
-importance; head rows outside the loss's label space have none either, as their gradient is exactly zero.
+Adapted to client-specific orders: a client counts positions by its own participation. Its first turn in a position has
+two steps. First, the importance of the previous position it took part in is added to Ω, and w* becomes the model just
+broadcast: the first global model that the client receives after that position, later than its end if the client was
+idle in between. Second, the surrogate is trained on the current data. Its importance stays pending until the client's
+next position, so that a position does not resist its own learning. Contributions use actual parameter differences, so
+the surrogate may use the run's optimiser, and the gradient of the data loss alone. BatchNorm's statistics have no
+importance. Head rows outside the loss's label space have none either, as their gradient is exactly zero.
 
-A client keeps Ω, w* and the pending importance in float32, three models; they are metered as client memory. The walk
-runs inside the turn, not as an engine phase, because it needs the gradient of every step. There is no replay and no
+A client stores Ω, w* and the pending importance in float32, three models, metered as client memory. The surrogate is
+trained inside the turn, not in an engine phase, because it needs the gradient of every step. There is no replay and no
 class-level summary, so a budget regime has nothing to expand.
 
 Left out: nothing that we know of.
 
-Uncertain: there is no public code and we had no text of the paper's body. The surrogate's rule is that of the same
-authors' Re-Fed, the penalty and its defaults c = 0.5, ξ = 1 are those of common SI implementations, and one epoch
-and λ = 0.5 are our choice. The source paper lists class-level summaries for FedSSI; a client-only method sends none.
-With one head over all seen classes expect FedAvg's forgetting: old rows of the head are pushed down by data that
-lacks their classes, whatever the penalty; `label_space = "local"` takes that push away. On digits (validation seeds)
-that masking alone accounts for the gain, and the default penalty is too weak to be noticed: squared steps of the walk
-are at most 2e-5, far below ξ = 1. ξ = 0.001 with c from 50 to 1000 trades learning for keeping (docs/methods.md).
+Uncertain: there is no public code, and we had no text of the paper's body. The surrogate's rule is that of the same
+authors' Re-Fed; the penalty and its defaults c = 0.5, ξ = 1 are those of common SI implementations; one epoch and
+λ = 0.5 are our choice. The source paper lists class-level summaries for FedSSI; a client-only method sends none. With
+one head over all seen classes expect FedAvg's forgetting: data without the old classes lowers the scores of the head's
+old rows, whatever the penalty; `label_space = "local"` prevents that. On digits (validation seeds) that masking alone
+accounts for the gain, and the default penalty is too weak to have an effect: squared parameter changes of the surrogate
+are at most 2e-5, far below ξ = 1. ξ = 0.001 with c from 50 to 1000 trades learning for less forgetting
+(docs/methods.md).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from profcil.engine.optim import Optimiser, clip_
 from profcil.engine.payload import Inbox, weights_of
 from profcil.engine.phases import Batch, Turn, cut
 from profcil.methods.base import Method, Params, reply
-from profcil.methods.parts.importance import importance, penalty, walk
+from profcil.methods.parts.importance import importance, path_integral, penalty
 from profcil.model.net import MODEL, Net, Tensors, Weights
 
 
@@ -52,65 +53,71 @@ class FedSSIParams(Params):
     """Settings of FedSSI."""
 
     c: float = setting(0.5, "strength of the penalty for moving important parameters", low=0.0)
-    xi: float = setting(1.0, "ξ: damping where a parameter has hardly moved", low=1e-8)
+    xi: float = setting(1.0, "ξ: damping for parameters that have hardly moved", low=1e-8)
     mix: float = setting(
         0.5, "λ of the surrogate: 1 = local data only, towards 0 = the global model", low=1e-3, high=1.0
     )
-    walk_epochs: int = setting(1, "epochs of the surrogate, once a position", low=1)
+    walk_epochs: int = setting(1, "epochs of the surrogate, once per position", low=1)
 
 
 class FedSSI(Method):
     """FedSSI."""
 
     Params = FedSSIParams
+    params: FedSSIParams
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        weights, allowed = weights_of(inbox), client.allowed(self.label_space(client, inbox))
-        own = self.private(client, weights, allowed)
-        held = {k: client.keep(t) for k, t in own.items() if k.startswith(("omega/", "reference/"))}
-        loss = self.kept_loss if held else self.fit_loss  # in its first position a client has nothing to keep
+        weights = weights_of(inbox)
+        allowed = client.allowed(self.label_space(client, inbox))
+        private = self.private_state(client, weights, allowed)
+        anchored = {k: client.keep(t) for k, t in private.items() if k.startswith(("omega/", "reference/"))}
+        loss = self.penalised_loss if anchored else self.fit_loss  # there is no Ω in a client's first position
         fit = client.train("fit", weights, MODEL, loss)
-        done = yield replace(fit, constants={"allowed": allowed, **held})
-        return replace(reply(client, done.weights, MODEL, loss=done.loss), private=own)
+        done = yield replace(fit, constants={"allowed": allowed, **anchored})
+        return replace(reply(client, done.weights, MODEL, loss=done.loss), private=private)
 
-    def kept_loss(self, net: Net, batch: Batch) -> Tensor:
+    def penalised_loss(self, net: Net, batch: Batch) -> Tensor:
+        """The data loss plus c·Σ Ω_i (w_i − w*_i)²."""
         parameters = parameters_of(net)
-        omega, reference = ({k: batch[f"{what}/{k}"] for k in parameters} for what in ("omega", "reference"))
+        omega = {k: batch[f"omega/{k}"] for k in parameters}
+        reference = {k: batch[f"reference/{k}"] for k in parameters}
         return self.fit_loss(net, batch) + self.params.c * penalty(parameters, omega, reference)
 
-    def private(self, client: Client, weights: Weights, allowed: Tensor) -> Tensors:
-        """The client's own state for this turn; renewed at its first turn in a position."""
-        own, position = dict(client.private or {}), client.when.position
-        if "position" not in own or int(own["position"]) != position:
-            own = settled(own, weights)
-            walked = self.surrogate(client, weights, allowed)
-            own |= {f"pending/{k}": t for k, t in walked.items()}
-            own["position"] = torch.tensor(position)
-        for key, tensor in own.items():
+    def private_state(self, client: Client, weights: Weights, allowed: Tensor) -> Tensors:
+        """The client's private tensors for this turn; renewed at its first turn in a position."""
+        private = dict(client.private or {})
+        position = client.when.position
+        if "position" not in private or int(private["position"]) != position:
+            private = add_pending_importance(private, weights)
+            pending = self.surrogate_importance(client, weights, allowed)
+            private |= {f"pending/{k}": t for k, t in pending.items()}
+            private["position"] = torch.tensor(position)
+        for key, tensor in private.items():
             if key.startswith("pending/"):
                 client.keep(tensor)
-        return own
+        return private
 
-    def surrogate(self, client: Client, weights: Weights, allowed: Tensor) -> Tensors:
+    def surrogate_importance(self, client: Client, weights: Weights, allowed: Tensor) -> Tensors:
         """The importance of every parameter for the current data, along the surrogate's path from the global model."""
         client.net.load(weights)
         client.net.train()
         parameters = parameters_of(client.net)
-        moving = [p.requires_grad_() for p in parameters.values()]
-        start = [p.detach().clone() for p in moving]
-        optimiser, q = Optimiser(client.settings, moving), (1 - self.params.mix) / (2 * self.params.mix)
+        surrogate = [p.requires_grad_() for p in parameters.values()]
+        start = [p.detach().clone() for p in surrogate]
+        optimiser = Optimiser(client.settings, surrogate)
+        q = (1 - self.params.mix) / (2 * self.params.mix)
 
         def step(grads: list[Tensor]) -> None:
-            torch._foreach_add_(grads, torch._foreach_sub([p.detach() for p in moving], start), alpha=q)
+            torch._foreach_add_(grads, torch._foreach_sub([p.detach() for p in surrogate], start), alpha=q)
             clip_(grads, client.settings.clip)
             optimiser.step(grads)
 
-        path = walk(moving, self.losses(client, allowed), step)
-        found = importance(path, start, [p.detach() for p in moving], self.params.xi)
+        path = path_integral(surrogate, self.data_losses(client, allowed), step)
+        found = importance(path, start, [p.detach() for p in surrogate], self.params.xi)
         return dict(zip(parameters, found, strict=True))
 
-    def losses(self, client: Client, allowed: Tensor) -> Iterator[Tensor]:
-        """The data loss on one batch after another, under whatever weights the net holds by then."""
+    def data_losses(self, client: Client, allowed: Tensor) -> Iterator[Tensor]:
+        """The data loss of one batch after another, each under the weights that the net has at that step."""
         rng = torch.Generator(device=client.y.device).manual_seed(client.number("surrogate"))
         for _ in range(self.params.walk_epochs):
             for rows in cut(len(client.current), client.settings.batch, rng):
@@ -118,15 +125,16 @@ class FedSSI(Method):
                 yield self.fit_loss(client.net, {"inputs": inputs, "y": client.y[rows], "allowed": allowed, "rng": rng})
 
 
-def settled(own: Tensors, weights: Weights) -> Tensors:
-    """Ω with the pending importance added, and the broadcast model as its reference; nothing before the first walk."""
-    settled: Tensors = {}
-    for key in [k.removeprefix("pending/") for k in own if k.startswith("pending/")]:
+def add_pending_importance(private: Tensors, weights: Weights) -> Tensors:
+    """Ω plus the pending importance, and the broadcast model as its reference; empty if nothing is pending."""
+    updated: Tensors = {}
+    for key in [k.removeprefix("pending/") for k in private if k.startswith("pending/")]:
         block, name = key.split(".", 1)
-        fresh, before = own[f"pending/{key}"], own.get(f"omega/{key}")
-        settled[f"omega/{key}"] = fresh if before is None else before + fresh
-        settled[f"reference/{key}"] = weights[block][name]
-    return settled
+        pending = private[f"pending/{key}"]
+        omega = private.get(f"omega/{key}")
+        updated[f"omega/{key}"] = pending if omega is None else omega + pending
+        updated[f"reference/{key}"] = weights[block][name]
+    return updated
 
 
 def parameters_of(net: Net) -> Tensors:

@@ -1,14 +1,14 @@
 """PRO, projected rehearsal orchestration: fit the current task, then rehearse old classes from projected memory.
 
-The server keeps a mean, a diagonal spread and a count of base features for every class (M^u). A client fits its
-current task (the base moves in the first `base_rounds` rounds of a position only), then trains adapter and head on a
-class-balanced mixture of its real features and pseudo-features drawn from the memory *before* the adapter. After the
-last round, clients measure their current classes under the aggregated model, and the server pools the moments. The
-server never takes a gradient.
+The server stores a mean, a diagonal spread and a count of base features for every class (M^u). A client fits its
+current task; the base moves only in the first `base_rounds` rounds of a position. The client then trains adapter and
+head on a class-balanced mixture of its real features and pseudo-features drawn from the memory *before* the adapter.
+After the last round, clients measure their current classes under the aggregated model, and the server pools the
+moments. The server never uses gradients.
 
-Where the paper is silent, a setting decides (`fit_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...); the
-ablations of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`,
-`refresh = "local"` (no global refresh), `proximal = 0`, and the protocol's own `warmup.rounds = 0`.
+Where the paper is silent, a setting decides (`fit_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...). The ablations
+of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`, `refresh = "local"` (no
+global refresh), `proximal = 0`, and `warmup.rounds = 0` of the protocol.
 
 Stored: on the server mean, diagonal spread and count of every class; on a client nothing.
 """
@@ -29,8 +29,8 @@ from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
-from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, rewind, update
-from profcil.memory.rehearsal import Rehearsal, Roll, pseudo
+from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, restore, update
+from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.model import losses
 from profcil.model.losses import contrast, cross_entropy, soft_cross_entropy
@@ -42,14 +42,14 @@ SCHEDULES = ("constant", "cosine")
 
 @dataclass(frozen=True)
 class ProParams(Checked):
-    """Settings of PRO; the defaults are the paper's where it gives one. Where it does not, `fit_when_frozen` and
-    `refresh_at` were chosen on validation seeds (docs/results.md); the paper's text is `true` and `"final"`."""
+    """Settings of PRO. The defaults are the paper's values, where it gives one. `fit_when_frozen` and `refresh_at` were
+    chosen on validation seeds (docs/results.md); the paper's text says `true` and `"final"`."""
 
     base_rounds: int = setting(2, "rounds at the start of each position in which the base encoder moves", low=0)
     fit_when_frozen: bool = setting(False, "fit adapter and head on current features alone in frozen rounds too")
     auxiliary: float = setting(0.05, "weight of the contrastive regulariser while the base moves", low=0.0)
-    temperature: float = setting(0.5, "temperature of that regulariser", low=1e-3)
-    proximal: float = setting(0.01, "λ of the pull towards the broadcast model during fitting", low=0.0)
+    temperature: float = setting(0.5, "temperature of the contrastive regulariser", low=1e-3)
+    proximal: float = setting(0.01, "λ of the proximal term towards the broadcast model during fitting", low=0.0)
     old_memory: str = setting(
         "base",
         "where old classes are rehearsed: before the adapter, after it (head only), or nowhere",
@@ -84,23 +84,29 @@ class ProParams(Checked):
         "learning rate of fitting over a position's rounds; the paper calls its rate initial and gives no schedule",
         choices=SCHEDULES,
     )
-    rehearse_schedule: str = setting("constant", "the same for the learning rate of rehearsal", choices=SCHEDULES)
+    rehearse_schedule: str = setting(
+        "constant", "learning rate of rehearsal over a position's rounds", choices=SCHEDULES
+    )
     batch_statistics: str = setting(
         "averaged",
-        "BatchNorm statistics a client returns after fitting: its own, to be averaged as Eq. (fedavg) says, or those "
-        "of the broadcast model",
+        "BatchNorm statistics that a client sends after fitting: its own, averaged by Eq. (fedavg), or those of the "
+        "broadcast model",
         choices=("averaged", "broadcast"),
     )
     refresh: str = setting(
-        "global", "statistics under the aggregated or under the local model", choices=("global", "local")
+        "global",
+        "model under which statistics are measured: the aggregated or the local one",
+        choices=("global", "local"),
     )
     refresh_at: str = setting(
         "both",
-        "when memory is refreshed: after the last round, when the base stops moving, or both",
+        "when memory is refreshed: after the last round, when the base is frozen, or both",
         choices=("final", "freeze", "both"),
     )
-    merge: str = setting("counts", "a class that returns: pooled by counts, or replaced", choices=("counts", "replace"))
-    adapted_bank: bool = setting(False, "keep the auxiliary adapted-space memory M^z as well")
+    merge: str = setting(
+        "counts", "statistics of a class that returns: pooled by counts, or replaced", choices=("counts", "replace")
+    )
+    adapted_bank: bool = setting(False, "also store the auxiliary adapted-space memory M^z")
     keep_scores: float = setting(
         0.0,
         "beyond the paper: weight of keeping the broadcast model's scores of remembered classes while the base moves",
@@ -116,73 +122,88 @@ class Pro(Method):
     """PRO."""
 
     Params = ProParams
+    params: ProParams
     kinds = frozenset({"model", "memory", "statistics"})
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        """A second base for `keep_scores`: the broadcast one, which stays frozen while a client fits."""
+        """Adds a second base for `keep_scores`: the broadcast base, which is frozen while a client fits."""
         if self.params.keep_scores:
-            net.attach("start", copy.deepcopy(net.base))
+            net.attach("broadcast_base", copy.deepcopy(net.base))
 
-    # -- the client's turn ------------------------------------------------------------------------------------------
+    # -- the client ---------------------------------------------------------------------------------------------------
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        weights, banks = weights_of(inbox), {name: bank_of(inbox[name]) for name in self.banks}
+        """Current-task fitting, then rehearsal."""
         plastic = self.plastic(client.when)
+        weights = weights_of(inbox)
         if plastic or self.params.fit_when_frozen:
             fitted = yield self.fit(client, inbox, plastic)
-            weights = {b: fitted.weights[b] for b in MODEL}
-            if self.params.batch_statistics == "broadcast":
-                weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
+            weights = self.fitted_model(client, inbox, fitted.weights)
         features = client.features(weights["base"] if plastic else inbox["base"])
-        banks, sent = self.align(client, inbox, banks, weights)
-        phase = self.rehearse(client, inbox, weights, features, banks)
-        done = yield phase
-        if self.params.refresh == "local" and self.settles(client.when):
+        banks, sent = self.align(client, inbox, weights)
+        rehearsal = self.rehearse(client, inbox, weights, features, banks)
+        done = yield rehearsal
+        if self.params.refresh == "local" and self.last_plastic(client.when):
             sent |= self.statistics(client, done.weights, features)
         answer = reply(client, done.weights, MODEL if plastic else TAIL, loss=done.loss, **sent)
-        remembered = phase.source.size - self.params.quota * len(client.labels)
-        return with_replay(client, answer, phase.epochs, self.params.quota, remembered)
+        pseudo = rehearsal.source.size - self.params.quota * len(client.labels)
+        return with_replay(client, answer, rehearsal.epochs, self.params.quota, pseudo)
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""
         return when.round < self.params.base_rounds
 
+    def last_plastic(self, when: When) -> bool:
+        """Whether this is the last round of the position in which the base moves; the first round if it never moves."""
+        return when.round == max(0, min(self.params.base_rounds, when.rounds) - 1)
+
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
-        """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss while the base moves, proximal pull."""
-        allowed = client.allowed(competing(client, inbox, self.params.fit_space))
+        """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss in plastic rounds, proximal term."""
+        return self.fit_model(client, inbox) if plastic else self.fit_tail(client, inbox)
+
+    def fit_model(self, client: Client, inbox: Inbox) -> Train:
+        """Fitting in a plastic round: base, adapter and head move."""
         weights = weights_of(inbox)
-        pull = self.params.proximal
-        how = phase_settings(self.params, client, "fit")
-        if not plastic:
-            source = Features(client.features(inbox["base"]), client.y)
-            return client.train(
-                "fit", weights, TAIL, self.tail_loss, source, proximal=pull, settings=how, allowed=allowed
-            )
         blocks: tuple[str, ...] = MODEL
         loss: Loss = self.fit_loss
-        constants: dict[str, Tensor] = {}
+        constants = {"allowed": client.allowed(competing(client, inbox, self.params.fit_space))}
         if self.params.auxiliary:
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
         if self.params.keep_scores:
-            weights["start"] = {k: client.keep(t) for k, t in inbox["base"].tensors.items()}
-            constants = kept_constants(client, inbox)
-            loss = self.kept_loss
-        phase = client.train("fit", weights, blocks, loss, proximal=pull, settings=how, allowed=allowed)
-        return replace(phase, constants=phase.constants | constants)
+            weights["broadcast_base"] = {k: client.keep(t) for k, t in inbox["base"].tensors.items()}
+            constants |= score_constants(client, inbox)
+            loss = self.score_keeping_loss
+        how = phase_settings(self.params, client, "fit")
+        phase = client.train("fit", weights, blocks, loss, proximal=self.params.proximal, settings=how)
+        return replace(phase, constants=constants)
+
+    def fit_tail(self, client: Client, inbox: Inbox) -> Train:
+        """Fitting in a frozen round: adapter and head move, on current features of the broadcast base."""
+        weights = weights_of(inbox)
+        source = Features(client.features(inbox["base"]), client.y)
+        allowed = client.allowed(competing(client, inbox, self.params.fit_space))
+        how = phase_settings(self.params, client, "fit")
+        pull = self.params.proximal
+        return client.train("fit", weights, TAIL, self.tail_loss, source, proximal=pull, settings=how, allowed=allowed)
 
     def plastic_loss(self, net: Net, batch: Batch) -> Tensor:
-        x, rng = batch["inputs"], batch["rng"]
+        """Supervised loss on a weak view, and the contrastive regulariser between two strong views."""
+        x = batch["inputs"]
+        rng = batch["rng"]
         a, b, u = net.encode(net.strong(x, rng), net.strong(x, rng), net.weak(x, rng))
         auxiliary = contrast(net.project(a), net.project(b), self.params.temperature)
         return cross_entropy(net.classify(u), batch["y"], batch["allowed"]) + self.params.auxiliary * auxiliary
 
-    def kept_loss(self, net: Net, batch: Batch) -> Tensor:
-        """The fitting loss, and the cross-entropy between the scores that the broadcast adapter and head give to
-        remembered classes on features of the broadcast base and on features of the moving one (Li and Hoiem, 2016).
-        Both bases see the same views in the same mode."""
-        x, rng = batch["inputs"], batch["rng"]
+    def score_keeping_loss(self, net: Net, batch: Batch) -> Tensor:
+        """The fitting loss plus a distillation loss on the scores of remembered classes (Li and Hoiem, 2016).
+
+        The broadcast adapter and head score features of the broadcast base and of the moving base; the loss is the
+        cross-entropy between the two. Both bases see the same views in the same mode.
+        """
+        x = batch["inputs"]
+        rng = batch["rng"]
         strong = (net.strong(x, rng), net.strong(x, rng)) if self.params.auxiliary else ()
         weak = net.weak(x, rng)
         *pair, u = net.encode(*strong, weak)
@@ -191,60 +212,48 @@ class Pro(Method):
             a, b = pair
             loss = loss + self.params.auxiliary * contrast(net.project(a), net.project(b), self.params.temperature)
         with torch.no_grad():
-            before = net.start(*weak)  # type: ignore[operator]
-        tail = Tail({k: batch[f"start_{k}"] for k in net.adapter}, {"weight": batch["start_head"]}, net.cosine)
-        kept = soft_cross_entropy(tail.classify(u), tail.classify(before), batch["kept"])
-        return loss + self.params.keep_scores * batch["keep_scores"] * kept
+            before = net.broadcast_base(*weak)  # type: ignore[operator]
+        adapter = {k: batch[f"broadcast_{k}"] for k in net.adapter}
+        tail = Tail(adapter, {"weight": batch["broadcast_head"]}, net.cosine)
+        kept = soft_cross_entropy(tail.classify(u), tail.classify(before), batch["remembered"])
+        weight: Tensor = self.params.keep_scores * batch["remembered_weight"]
+        return loss + weight * kept
 
     tail_loss = staticmethod(losses.classification)
 
-    def align(self, client: Client, inbox: Inbox, banks: Banks, weights: Weights) -> tuple[Banks, dict[str, Block]]:
-        """Where PRO-MAX moves the memory along; PRO takes it as it came."""
-        return banks, {}
+    def fitted_model(self, client: Client, inbox: Inbox, fitted: Weights) -> Weights:
+        """The fitted blocks of the model, with the BatchNorm statistics that the settings choose."""
+        weights = {b: fitted[b] for b in MODEL}
+        if self.params.batch_statistics == "broadcast":
+            weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
+        return weights
+
+    def align(self, client: Client, inbox: Inbox, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+        """The memory that the client rehearses from, and blocks to send with the reply. PRO uses the memory as it was
+        broadcast; PRO-MAX transports it."""
+        return {name: bank_of(inbox[name]) for name in self.banks}, {}
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
         """Projected pseudo multi-task training, Eq. (pro-loss), without a proximal term."""
         p = self.params
         allowed = client.allowed(competing(client, inbox, p.rehearse_space))
         how = phase_settings(p, client, "rehearse")
-        bank = banks.get("adapted" if p.old_memory == "adapted" else "memory")
-        old = bank.labels if bank else ()
-        roll = Roll(client.y_list, old, p.quota, client.y.device)
         if p.old_memory == "adapted":
             z = Tail(weights["adapter"], {}).adapt(features)
-            source = Rehearsal(z, roll, bank, noise=p.noise)
+            source = Rehearsal(z, client.y_list, banks["adapted"], quota=p.quota, noise=p.noise)
             return client.train("rehearse", weights, ("head",), self.head_loss, source, settings=how, allowed=allowed)
-        source = Rehearsal(features, roll, bank, noise=p.noise)
+        source = Rehearsal(features, client.y_list, banks.get("memory"), quota=p.quota, noise=p.noise)
         return client.train("rehearse", weights, TAIL, self.tail_loss, source, settings=how, allowed=allowed)
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
+        """Cross-entropy of the head on adapted features."""
         return cross_entropy(tail.score(batch["u"]), batch["y"], batch["allowed"])
 
-    # -- the server, and what it is told ----------------------------------------------------------------------------
-
-    @property
-    def banks(self) -> tuple[str, ...]:
-        """Which memories exist: M^u as `memory`, M^z as `adapted`, none in the ablation without."""
-        p = self.params
-        if p.old_memory == "none":
-            return ()
-        return ("memory", "adapted") if p.adapted_bank or p.old_memory == "adapted" else ("memory",)
-
-    def begin(self, weights: Weights) -> ServerState:
-        like = weights["adapter"]["scale"]
-        empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
-        return super().begin({b: weights[b] for b in MODEL}).put(**{name: block_of(empty[name]) for name in self.banks})
-
-    def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        return (*MODEL, *self.banks)
-
-    def settles(self, when: When) -> bool:
-        """Whether the base has just moved for the last time in this position."""
-        return when.round == max(0, min(self.params.base_rounds, when.rounds) - 1)
+    # -- the statistics of a client -----------------------------------------------------------------------------------
 
     def surveys(self, when: When) -> bool:
         at = self.params.refresh_at
-        due = (at != "freeze" and when.final) or (at != "final" and self.settles(when))
+        due = (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
         return bool(self.banks) and self.params.refresh == "global" and due
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
@@ -255,27 +264,69 @@ class Pro(Method):
         return Reply(client.id, len(client.current), self.statistics(client, weights_of(inbox), features))
 
     def statistics(self, client: Client, weights: Weights, features: Tensor) -> dict[str, Block]:
-        """Class-level moments of the current data, one block a bank."""
-        rows = (client.rank, client.labels)
-        found = {"memory": moments_of_rows(features, *rows)}
+        """Class-level moments of the current data, one block per bank."""
+        moments = {"memory": moments_of_rows(features, client.rank, client.labels)}
         if "adapted" in self.banks:
-            found["adapted"] = moments_of_rows(Tail(weights["adapter"], {}).adapt(features), *rows, radius=True)
-        return {f"{name}_moments": block_of_moments(found[name]) for name in self.banks}
+            z = Tail(weights["adapter"], {}).adapt(features)
+            moments["adapted"] = moments_of_rows(z, client.rank, client.labels, radius=True)
+        return {f"{name}_moments": block_of_moments(moments[name]) for name in self.banks}
+
+    # -- the server ---------------------------------------------------------------------------------------------------
+
+    @property
+    def banks(self) -> tuple[str, ...]:
+        """The memories that exist: M^u as "memory", M^z as "adapted"; none in the ablation without memory."""
+        p = self.params
+        if p.old_memory == "none":
+            return ()
+        return ("memory", "adapted") if p.adapted_bank or p.old_memory == "adapted" else ("memory",)
+
+    def begin(self, weights: Weights) -> ServerState:
+        like = weights["adapter"]["scale"]
+        empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
+        state = super().begin({b: weights[b] for b in MODEL})
+        return state.put(**{name: block_of(empty[name]) for name in self.banks})
+
+    def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
+        return (*MODEL, *self.banks)
+
+    def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """FedAvg. Without global refresh, local statistics are stored until the position ends."""
+        state = super().aggregate(state, replies, when)
+        if self.params.refresh == "local" and self.last_plastic(when):
+            pending = {f"{r.client}/{n}": b for r in replies for n, b in r.blocks.items() if n.endswith("_moments")}
+            state = state.put(**{f"pending/{name}": b for name, b in pending.items()})
+        return state
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Memory refresh, Eq. (global-memory-refresh). A second refresh within a position sets the classes it measures
-        back to where they were before the first, so that nothing counts twice."""
+        """Memory refresh, Eq. (global-memory-refresh)."""
         for name in self.banks:
-            parts = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
-            if not parts:
-                continue
-            now, settled, fresh = state.blocks[name], f"settled_{name}", pool([moments_of(b) for b in parts])
-            before = state.get(settled) or now
-            start = rewind(bank_of(now), bank_of(before), fresh.labels)
-            state = state.put(**{name: block_of(update(start, fresh, self.params.merge))})
-            again = self.params.refresh_at == "both" and not when.final
-            state = state.put(**{settled: before}) if again else state.drop(settled)
+            reports = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
+            if reports:
+                state = self.refresh_bank(state, name, reports, when)
         return state
+
+    def refresh_bank(self, state: ServerState, name: str, reports: Sequence[Block], when: When) -> ServerState:
+        """The state with one bank refreshed. A second refresh within a position first restores the measured classes to
+        their values before the first, so that no example counts twice."""
+        backup = f"{name}_before_refresh"
+        now = state.blocks[name]
+        before = state.get(backup) or now
+        fresh = pool([moments_of(block) for block in reports])
+        bank = restore(bank_of(now), bank_of(before), fresh.labels)
+        state = state.put(**{name: block_of(update(bank, fresh, self.params.merge))})
+        if self.params.refresh_at == "both" and not when.final:
+            return state.put(**{backup: before})
+        return state.drop(backup)
+
+    def end_position(self, state: ServerState, when: When) -> ServerState:
+        """Refreshes the memory from pending local statistics, and removes what is needed within a position only."""
+        pending = [n for n in state.blocks if n.startswith("pending/")]
+        replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
+        state = self.absorb(state.drop(*pending), replies, when)
+        return state.drop(*(f"{name}_before_refresh" for name in self.banks))
+
+    # -- diagnostics --------------------------------------------------------------------------------------------------
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         spaces = {"memory": lambda u: u, "adapted": net.tail.adapt}
@@ -289,26 +340,13 @@ class Pro(Method):
         if bank is None or label not in bank.labels:
             return None
         row = [bank.labels.index(label)]
-        mean, spread = bank.tensors["mean"][row], bank.tensors["spread"][row]
-        return Samples(space, (pseudo(mean, spread, count, self.params.noise, rng),))
-
-    def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        state = super().aggregate(state, replies, when)
-        if self.params.refresh == "local" and self.settles(
-            when
-        ):  # without global refresh: kept until the position ends
-            pending = {f"{r.client}/{n}": b for r in replies for n, b in r.blocks.items() if n.endswith("_moments")}
-            state = state.put(**{f"pending/{name}": b for name, b in pending.items()})
-        return state
-
-    def end_position(self, state: ServerState, when: When) -> ServerState:
-        pending = [n for n in state.blocks if n.startswith("pending/")]
-        replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
-        return self.absorb(state.drop(*pending), replies, when).drop(*(f"settled_{name}" for name in self.banks))
+        mean = bank.tensors["mean"][row]
+        spread = bank.tensors["spread"][row]
+        return Samples(space, (pseudo_features(mean, spread, count, self.params.noise, rng),))
 
 
 def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
-    """The classes that a phase's loss competes over."""
+    """The classes that the loss of a phase competes over."""
     if space == "seen":
         return client.seen
     if space == "own" or "memory" not in inbox:
@@ -317,8 +355,8 @@ def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
 
 
 def phase_settings(params: ProParams, client: Client, phase: str) -> TrainSettings:
-    """The run's training settings with a phase's own learning rate and epochs, where it has them. A cosine schedule
-    begins at the full rate and falls towards zero, a step a round, anew at every position."""
+    """The run's training settings with the learning rate and epochs of a phase, where it has its own. A cosine schedule
+    starts every position at the full rate and decreases each round towards zero."""
     lr = getattr(params, f"{phase}_lr") or client.settings.lr
     epochs = getattr(params, f"{phase}_epochs") or client.settings.epochs
     if getattr(params, f"{phase}_schedule") == "cosine":
@@ -327,23 +365,27 @@ def phase_settings(params: ProParams, client: Client, phase: str) -> TrainSettin
 
 
 def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A base's weights with the buffers of another."""
+    """The weights of a base with the buffers of another."""
     buffers = {name for name, _ in net.base.named_buffers()}
     return {name: other[name] if name in buffers else tensor for name, tensor in base.items()}
 
 
-def kept_constants(client: Client, inbox: Inbox) -> dict[str, Tensor]:
-    """What the loss needs to keep scores: the broadcast adapter and head, and a mask of the remembered classes that the
-    client has no data of. Without any, the weight is 0."""
-    old = tuple(y for y in inbox["memory"].labels if y not in client.labels) if "memory" in inbox else ()
-    adapter = {f"start_{k}": t for k, t in inbox["adapter"].tensors.items()}
+def score_constants(client: Client, inbox: Inbox) -> dict[str, Tensor]:
+    """Constants of `score_keeping_loss`: the broadcast adapter and head, a mask of the remembered classes without
+    current data, and a weight, which is 0 if there are none."""
+    remembered = inbox["memory"].labels if "memory" in inbox else ()
+    old = tuple(y for y in remembered if y not in client.labels)
     head = inbox["head"].tensors["weight"]
-    mask = client.allowed(old or client.labels)
-    return adapter | {"start_head": head, "kept": mask, "keep_scores": head.new_full((), float(bool(old)))}
+    return {
+        **{f"broadcast_{k}": t for k, t in inbox["adapter"].tensors.items()},
+        "broadcast_head": head,
+        "remembered": client.allowed(old or client.labels),
+        "remembered_weight": head.new_full((), float(bool(old))),
+    }
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:
-    """A new auxiliary head, the same for all clients in this round, and discarded after the phase."""
+    """A new auxiliary head, the same for all clients in this round. It is discarded after the phase."""
     rng = torch_generator(client.seed, "projector", client.when.position, client.when.round)
     bound = client.net.features**-0.5
     shapes = {k: v.shape for k, v in client.net.projector.items()}
@@ -352,18 +394,22 @@ def fresh_projector(client: Client) -> dict[str, Tensor]:
 
 
 def bank_of(block: Block) -> Bank:
+    """The bank in a block."""
     return Bank(block.labels, block.tensors["mean"], block.tensors["spread"], block.tensors["count"])
 
 
 def block_of(bank: Bank) -> Block:
+    """The block of a bank."""
     return Block("memory", {"mean": bank.mean, "spread": bank.spread, "count": bank.count}, bank.labels)
 
 
 def moments_of(block: Block) -> Moments:
+    """The moments in a block."""
     return Moments(block.labels, block.tensors["mean"], block.tensors["second"], block.tensors["count"])
 
 
 def block_of_moments(m: Moments) -> Block:
+    """The block of moments."""
     return Block("statistics", {"mean": m.mean, "second": m.second, "count": m.count}, m.labels)
 
 

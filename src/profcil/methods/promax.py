@@ -1,13 +1,13 @@
-"""PRO-MAX: PRO, with old memories moved along as the representation drifts.
+"""PRO-MAX: PRO, with transport of old memories as the representation drifts.
 
-A client remembers base features of a small calibration subset before it fits its current task and looks at them again
-afterwards. Each old mean is moved by the drift of the calibration features nearest to it, weighted by closeness; the
-client rehearses from the moved means, sends the moves with its confidence in each, and the server applies their
-confidence-weighted mean. Frozen rounds have exactly zero drift in base space: nothing is computed or sent. In adapted
-space (`adapted_bank`) the memory also follows the fitting phase of frozen rounds, where there is one.
+A client computes base features of a small calibration subset before it fits its current task, and again afterwards.
+Each old mean moves by the drift of the calibration features nearest to it, weighted by closeness. The client rehearses
+from the moved means and sends the shifts with a confidence for each. The server applies their confidence-weighted mean.
+In frozen rounds the drift in base space is exactly zero: nothing is computed or sent. In adapted space (`adapted_bank`)
+the memory also follows the fitting phase of frozen rounds, if there is one.
 
-A client's own drift is not the averaged model's. With `transport = "global"` the client still rehearses from means
-moved by its own drift, but what the server applies is measured again after aggregation: the drift of the same
+The drift of one client is not the drift of the averaged model. With `transport = "global"` the client still rehearses
+from means moved by its own drift, but the server applies shifts measured after aggregation: the drift of the same
 calibration examples from the broadcast base to the aggregated one.
 
 Stored: on the server mean, diagonal spread and count of every class; on a client nothing between rounds (calibration
@@ -34,18 +34,20 @@ from profcil.methods.pro import Banks, Pro, ProParams, bank_of, block_of
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
 
+Shifts = dict[str, tuple[Tensor, Tensor]]  # by bank: a shift and a confidence for every class
+
 
 @dataclass(frozen=True)
 class ProMaxParams(ProParams):
-    """Settings of PRO-MAX: PRO's, and those of the transport."""
+    """Settings of PRO-MAX: those of PRO, and those of the transport."""
 
     transport: str = setting(
         "local",
-        "whose drift moves the server's memory: the clients' own, or the aggregated model's",
+        "whose drift moves the server's memory: that of the clients' own models, or of the aggregated model",
         choices=("local", "global"),
     )
-    calibration: int = setting(128, "current examples whose drift a client watches", low=1)
-    neighbours: int = setting(5, "K: calibration features that speak for an old mean", low=1)
+    calibration: int = setting(128, "current examples by which a client measures drift", low=1)
+    neighbours: int = setting(5, "K: calibration features whose drift moves an old mean", low=1)
     bandwidth: float = setting(
         1.0, "τ as a multiple of the median distance from means to calibration features", low=1e-6
     )
@@ -56,110 +58,134 @@ class ProMax(Pro):
     """PRO-MAX."""
 
     Params = ProMaxParams
+    params: ProMaxParams
     kinds = Pro.kinds | {"transport"}
 
-    def align(self, client: Client, inbox: Inbox, banks: Banks, weights: Weights) -> tuple[Banks, dict[str, Block]]:
-        moving = {name: banks[name] for name in self.drifting(client.when) if len(banks[name])}
-        if not moving:
-            return banks, {}
-        index = calibration_subset(client, self.params.calibration)
-        before = {name: client.keep(u) for name, u in self.watched(client, inbox, index).items()}
-        after = self.watched(client, {b: Block("model", t) for b, t in weights.items()}, index)
-        moves = {name: self.move(bank.mean, before[name], after[name]) for name, bank in moving.items()}
-        near = {name: moved(name, bank, moves[name][0]) for name, bank in moving.items()}
-        return banks | near, blocks_of_moves(moving, moves) if self.params.transport == "local" else {}
+    # -- transport by each client's own drift -------------------------------------------------------------------------
 
-    def drifting(self, when: When) -> tuple[str, ...]:
-        """The memories whose space moves while a client fits its task: all while the base moves; in frozen rounds the
-        adapted one, where there is a fitting phase at all."""
-        frozen = ("adapted",) if self.params.fit_when_frozen else ()
-        return tuple(name for name in self.banks if self.plastic(when) or name in frozen)
+    def align(self, client: Client, inbox: Inbox, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+        """The banks with their means moved by the client's drift, Eq. (local-transport), and the shifts to send."""
+        banks, sent = super().align(client, inbox, weights)
+        drifting = {name: banks[name] for name in self.drifting_banks(client.when) if len(banks[name])}
+        if not drifting:
+            return banks, sent
+        examples = calibration_subset(client, self.params.calibration)
+        fitted = {name: Block("model", tensors) for name, tensors in weights.items()}
+        before = self.calibration_features(client, inbox, examples)
+        before = {name: client.keep(features) for name, features in before.items()}
+        after = self.calibration_features(client, fitted, examples)
+        shifts = {name: self.shift_of(bank.mean, before[name], after[name]) for name, bank in drifting.items()}
+        aligned = {name: shifted(name, bank, shifts[name][0]) for name, bank in drifting.items()}
+        if self.params.transport == "local":
+            sent |= transport_blocks(drifting, shifts)
+        return banks | aligned, sent
 
-    def watched(self, client: Client, model: Inbox, index: Tensor) -> dict[str, Tensor]:
-        """Calibration features under some model, in the space of every bank: u = h(x), and z = a(u)."""
-        u = client.features(model["base"].tensors, index)
+    def drifting_banks(self, when: When) -> tuple[str, ...]:
+        """The banks whose space moves while a client fits its task: all in plastic rounds; in frozen rounds the adapted
+        one, if there is a fitting phase."""
+        if self.plastic(when):
+            return self.banks
+        return tuple(name for name in self.banks if name == "adapted" and self.params.fit_when_frozen)
+
+    def calibration_features(self, client: Client, model: Inbox, examples: Tensor) -> dict[str, Tensor]:
+        """Features of the calibration subset under a model, in the space of every bank: u = h(x), and z = a(u)."""
+        u = client.features(model["base"].tensors, examples)
         spaces = {"memory": u}
         if "adapted" in self.banks:
             spaces["adapted"] = Tail(model["adapter"].tensors, {}).adapt(u)
         return spaces
 
-    def move(self, means: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    def shift_of(self, means: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """The shift of every mean and its confidence, by the drift of the calibration features."""
         p = self.params
         return local_transport(means, before, after, neighbours=p.neighbours, factor=p.bandwidth, tau=p.tau)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        return self.apply(super().aggregate(state, replies, when), replies)
+        """PRO's aggregation, then the transport of the memory."""
+        return self.apply_transport(super().aggregate(state, replies, when), replies)
 
-    def apply(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+    def apply_transport(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         """Server-side alignment, Eq. (server-transport)."""
         for name in self.banks:
-            moves = [r.blocks[f"{name}_transport"].tensors for r in replies if f"{name}_transport" in r.blocks]
-            if moves:
-                shift = combine([m["shift"] for m in moves], [m["confidence"] for m in moves])
-                state = state.put(**{name: block_of(moved(name, bank_of(state.blocks[name]), shift))})
+            reports = [r.blocks[f"{name}_transport"].tensors for r in replies if f"{name}_transport" in r.blocks]
+            if reports:
+                shift = combine([t["shift"] for t in reports], [t["confidence"] for t in reports])
+                bank = shifted(name, bank_of(state.blocks[name]), shift)
+                state = state.put(**{name: block_of(bank)})
         return state
 
-    # -- transport under the aggregated model: the calibration features wait on the client until it is there -----------
+    # -- transport by the drift of the aggregated model: clients store calibration features until it is broadcast ------
 
-    def follows(self, when: When) -> bool:
-        return self.params.transport == "global" and bool(self.drifting(when))
+    def measures_global_drift(self, when: When) -> bool:
+        """Whether the drift of the aggregated model is measured after this round."""
+        return self.params.transport == "global" and bool(self.drifting_banks(when))
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         answer = yield from super().turn(client, inbox)
-        if not self.follows(client.when):
+        if not self.measures_global_drift(client.when):
             return answer
-        before = self.watched(client, inbox, calibration_subset(client, self.params.calibration))
-        return replace(answer, private={**before, "moment": moment(client.when)})
+        before = self.calibration_features(client, inbox, calibration_subset(client, self.params.calibration))
+        return replace(answer, private={**before, "measured_at": round_id(client.when)})
 
     def surveys(self, when: When) -> bool:
-        return super().surveys(when) or self.follows(when)
+        return super().surveys(when) or self.measures_global_drift(when)
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        return (*super().survey_blocks(state, when), *(self.drifting(when) if self.follows(when) else ()))
+        banks = self.drifting_banks(when) if self.measures_global_drift(when) else ()
+        return (*super().survey_blocks(state, when), *banks)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        own, told = client.private or {}, {}
-        if self.follows(client.when) and "moment" in own and torch.equal(own["moment"], moment(client.when)):
-            after = self.watched(client, inbox, calibration_subset(client, self.params.calibration))
-            banks = {name: bank for name in self.drifting(client.when) if len(bank := bank_of(inbox[name]))}
-            moves = {name: self.move(bank.mean, own[name], after[name]) for name, bank in banks.items()}
-            told = blocks_of_moves(banks, moves)
+        sent = self.global_shifts(client, inbox) if self.measures_global_drift(client.when) else {}
         if super().surveys(client.when):
-            told |= super().survey(client, inbox).blocks
-        return Reply(client.id, len(client.current), told)
+            sent |= super().survey(client, inbox).blocks
+        return Reply(client.id, len(client.current), sent)
+
+    def global_shifts(self, client: Client, inbox: Inbox) -> dict[str, Block]:
+        """Shifts by the drift from the broadcast model to the aggregated one; none if the client has no calibration
+        features of this round."""
+        before = client.private or {}
+        if "measured_at" not in before or not torch.equal(before["measured_at"], round_id(client.when)):
+            return {}
+        after = self.calibration_features(client, inbox, calibration_subset(client, self.params.calibration))
+        banks = {name: bank_of(inbox[name]) for name in self.drifting_banks(client.when)}
+        banks = {name: bank for name, bank in banks.items() if len(bank)}
+        shifts = {name: self.shift_of(bank.mean, before[name], after[name]) for name, bank in banks.items()}
+        return transport_blocks(banks, shifts)
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Old memories move first; what was measured under the aggregated model joins them."""
-        return super().absorb(self.apply(state, replies), replies, when)
+        """Transport of the old memory, then PRO's refresh with statistics under the aggregated model."""
+        return super().absorb(self.apply_transport(state, replies), replies, when)
 
 
 def calibration_subset(client: Client, size: int) -> Tensor:
-    """A random part of the current examples, the same in every round of a position."""
+    """A random subset of the current examples, the same in every round of a position."""
     rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
     chosen = torch.randperm(len(client.current), generator=rng)[:size]
     return client.current[client.tensor(chosen)]
 
 
-def moved(name: str, bank: Bank, shift: Tensor) -> Bank:
-    """μ^u ← μ^u + Δ. In adapted space μ^z ← norm(μ^z + Δ): the direction follows the drift, the length stays what
-    refresh measured."""
-    bank, length = bank.moved(shift), bank.mean.norm(dim=1, keepdim=True)
-    return replace(bank, mean=F.normalize(bank.mean, dim=1) * length) if name == "adapted" else bank
+def shifted(name: str, bank: Bank, shift: Tensor) -> Bank:
+    """The bank after transport: μ^u ← μ^u + Δ. In adapted space the direction of μ^z + Δ is taken, and the length of
+    μ^z stays as refresh measured it."""
+    moved = bank.shifted(shift)
+    if name != "adapted":
+        return moved
+    length = bank.mean.norm(dim=1, keepdim=True)
+    return replace(moved, mean=F.normalize(moved.mean, dim=1) * length)
 
 
-def moment(when: When) -> Tensor:
-    """Which round some calibration features were taken in."""
+def round_id(when: When) -> Tensor:
+    """Position and round, to recognise calibration features of this round."""
     return torch.tensor([when.position, when.round])
 
 
-def blocks_of_moves(banks: Banks, moves: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Block]:
-    """What is sent: a shift and a confidence for every class of every bank."""
-    return {
-        f"{name}_transport": Block(
-            "transport", dict(zip(("shift", "confidence"), move, strict=True)), banks[name].labels
-        )
-        for name, move in moves.items()
-    }
+def transport_blocks(banks: Banks, shifts: Shifts) -> dict[str, Block]:
+    """The blocks to send: a shift and a confidence for every class of every bank."""
+    blocks = {}
+    for name, (shift, confidence) in shifts.items():
+        tensors = {"shift": shift, "confidence": confidence}
+        blocks[f"{name}_transport"] = Block("transport", tensors, banks[name].labels)
+    return blocks
 
 
 METHOD = ProMax

@@ -1,7 +1,7 @@
-"""Merging clients' updates by coordinates: whoever moved a coordinate much, and with the others, has more say there.
+"""Merging client updates per coordinate: large updates that agree with the others have more weight.
 
-After PCB-merging (Du et al., NeurIPS 2024): within a client large moves count, exp(K·(Δ/max|Δ|)²), and between the
-clients agreement counts, tanh(Δ_c·ΣΔ); of their product only the largest part has weight at all.
+After PCB-merging (Du et al., NeurIPS 2024). Within a client, large updates count more, exp(K·(Δ/max|Δ|)²). Between
+clients, agreement counts, tanh(Δ_c·ΣΔ). Only the largest products of the two have a weight above 0.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 
-def say(updates: Tensor, part: float) -> Tensor:
-    """Every client's weight in [0, 1] on every coordinate, from updates [clients, coordinates]; the `part` of a
-    client's coordinates with the largest product is above 0."""
+def merge_weights(updates: Tensor, part: float) -> Tensor:
+    """The weight in [0, 1] of every client on every coordinate, from updates [clients, coordinates]. The `part` of a
+    client's coordinates with the largest products has weights above 0."""
     largest = updates.abs().amax(1, keepdim=True).clamp(min=torch.finfo(updates.dtype).tiny)
     within = (len(updates) * (updates / largest).square()).exp()
     product = within * (updates * updates.sum(0)).tanh()
@@ -23,10 +23,10 @@ def say(updates: Tensor, part: float) -> Tensor:
 
 
 def merged_step(updates: Tensor, share: Tensor, part: float, rest: str = "average") -> Tensor:
-    """The step that the model takes: on each coordinate a mean of the updates, by say and share of the examples. The
-    weights add up to one, so equal updates are taken as they are. Coordinates on which nobody has a say are averaged
-    by share alone, or stand still."""
-    weight = say(updates, part) * share[:, None]
+    """The update of the global model: on each coordinate a mean of the client updates, weighted by `merge_weights` and
+    the share of the examples. The weights sum to one, so equal updates are applied unchanged. Coordinates on which all
+    weights are 0 are averaged by share alone, or do not change."""
+    weight = merge_weights(updates, part) * share[:, None]
     total = weight.sum(0)
     chosen = (weight * updates).sum(0) / torch.where(total > 0, total, 1)
     others = (share[:, None] * updates).sum(0) if rest == "average" else torch.zeros_like(chosen)

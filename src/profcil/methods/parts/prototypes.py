@@ -1,9 +1,9 @@
-"""Class prototypes: one or several mean features a class, reported by clients with counts, kept by the server without.
+"""Class prototypes: one or several mean features per class. Clients report them with counts, the server stores them.
 
-The bank only ever grows: a class that nobody reports in a round keeps the prototypes it has. Public implementations
-rebuild the bank from each round's reporters, and so lose every class that is away for a round.
+A class that no client reports in a round keeps its prototypes. Public implementations rebuild the bank from the reports
+of each round, and so lose every class that is absent in one round.
 
-Rows follow `labels`, ascending class ids; a class with several prototypes has as many rows.
+Rows follow `labels`, ascending class ids; a class with several prototypes has several rows.
 """
 
 from __future__ import annotations
@@ -21,74 +21,87 @@ LLOYD = 10  # steps of k-means
 
 
 def no_prototypes(like: Tensor) -> Block:
-    """An empty bank for features of the length of `like`, on its device."""
+    """An empty bank for features of the length and device of `like`."""
     return Block("prototype", {"mean": like.new_zeros(0, len(like))})
 
 
 def report(z: Tensor, y: Sequence[int], count: int = 1) -> Block:
-    """What a client sends of each class it holds: up to `count` centres of its features, and how many are at each. `y`
-    are the labels of the features."""
+    """What a client sends: for each class up to `count` centres of its features, and the number of features at each.
+    `y` are the labels of the features."""
     labels = sorted(set(y))
-    rows = [torch.tensor([i for i, other in enumerate(y) if other == label]) for label in labels]
-    own = [z[to_device(index, z.device)] for index in rows]
-    found = [centres(points, points.new_ones(len(points)), count) for points in own]
-    tensors = {"mean": torch.cat([c for c, _ in found]).float(), "count": torch.cat([n for _, n in found]).int()}
-    return Block("prototype", tensors, repeated(labels, [len(c) for c, _ in found]))
+    means = []
+    counts = []
+    for label in labels:
+        rows = torch.tensor([i for i, other in enumerate(y) if other == label])
+        points = z[to_device(rows, z.device)]
+        found, mass = centres(points, points.new_ones(len(points)), count)
+        means.append(found)
+        counts.append(mass)
+    tensors = {"mean": torch.cat(means).float(), "count": torch.cat(counts).int()}
+    return Block("prototype", tensors, repeat_labels(labels, [len(rows) for rows in means]))
 
 
 def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Weighted k-means from a fixed start: the point nearest to the mean, then always the farthest from those chosen.
-    One centre is the mean. Centres that attract nothing are left out. In float64, with the weight at each centre."""
-    points, weight = points.double(), weight.double()
-    middle = (weight @ points / weight.sum())[None]
-    chosen = [torch.cdist(middle, points).argmin()]
+    """Centres of weighted k-means and the weight at each, in float64. A single centre is the mean.
+
+    The start is deterministic: the point nearest to the mean, then always the point farthest from those chosen. Centres
+    without points are left out.
+    """
+    points = points.double()
+    weight = weight.double()
+    mean = (weight @ points / weight.sum())[None]
+    chosen = [torch.cdist(mean, points).argmin()]
     while len(chosen) < min(count, len(points)):
         chosen.append(torch.cdist(points, points[torch.stack(chosen)]).amin(1).argmax())
-    found, mass = points[torch.stack(chosen)], weight.sum()[None]
+    found = points[torch.stack(chosen)]
+    mass = weight.sum()[None]
     for _ in range(LLOYD if count > 1 else 1):
         nearest = torch.cdist(points, found).argmin(1)
         share = one_hot(nearest, len(found)).double().T * weight
-        found, mass = share @ points, share.sum(1)
-        if count > 1:  # a single one attracts all; to find those that attract nothing is to wait for a GPU
-            found, mass = found[mass > 0], mass[mass > 0]
+        found = share @ points
+        mass = share.sum(1)
+        if count > 1:  # a single centre always has points, and a mask synchronises the GPU
+            found = found[mass > 0]
+            mass = mass[mass > 0]
         found = found / mass[:, None]
     return found, mass
 
 
 def merge(bank: Block, reports: Sequence[Block], share: float = 1.0, count: int = 1) -> Block:
-    """The bank after some reports: of a reported class, prototypes move by `share` towards what was reported nearest
-    to them; a new class takes up to `count` centres of its reports, and every other class stays to the bit."""
-    points, weight = (torch.cat([r.tensors[k] for r in reports]).double() for k in ("mean", "count"))
-    of = [y for r in reports for y in r.labels]
+    """The bank after some reports. Prototypes of a reported class move by `share` towards the reported centres nearest
+    to them. A new class gets up to `count` centres of its reports. All other classes stay, to the bit."""
+    points = torch.cat([r.tensors["mean"] for r in reports]).double()
+    weight = torch.cat([r.tensors["count"] for r in reports]).double()
+    reported = [y for r in reports for y in r.labels]
     rows = {label: rows_of(bank, label) for label in set(bank.labels)}
-    for label in set(of):
-        index = to_device(torch.tensor([i for i, y in enumerate(of) if y == label]), points.device)
-        rows[label] = moved(rows.get(label), points[index], weight[index], share, count)
+    for label in set(reported):
+        index = to_device(torch.tensor([i for i, y in enumerate(reported) if y == label]), points.device)
+        rows[label] = move_prototypes(rows.get(label), points[index], weight[index], share, count)
     labels = sorted(rows)
     mean = torch.cat([rows[y] for y in labels])
-    return Block("prototype", {"mean": mean}, repeated(labels, [len(rows[y]) for y in labels]))
+    return Block("prototype", {"mean": mean}, repeat_labels(labels, [len(rows[y]) for y in labels]))
 
 
-def moved(old: Tensor | None, points: Tensor, weight: Tensor, share: float, count: int) -> Tensor:
-    """A class's prototypes after a report of these points. Which prototype a point belongs to is decided with the
-    common mean removed from both sides, since features drift as a whole; one without points follows that drift."""
+def move_prototypes(old: Tensor | None, points: Tensor, weight: Tensor, share: float, count: int) -> Tensor:
+    """The prototypes of one class after a report of these points.
+
+    Points are assigned to the nearest prototype after the mean of each side is subtracted, because features drift as a
+    whole. A prototype without points follows the drift of the mean.
+    """
     if old is None or len(old) < min(count, len(points)):
         return centres(points, weight, count)[0].float()
-    here, there = old.double().mean(0), weight @ points / weight.sum()
-    part = one_hot(torch.cdist(points - there, old - here).argmin(1), len(old)).double().T * weight
-    mass = part.sum(1, keepdim=True)
-    goal = torch.where(mass > 0, part @ points / mass.clamp(min=1), old - here + there)
+    old_mean = old.double().mean(0)
+    new_mean = weight @ points / weight.sum()
+    nearest = torch.cdist(points - new_mean, old - old_mean).argmin(1)
+    assigned = one_hot(nearest, len(old)).double().T * weight
+    mass = assigned.sum(1, keepdim=True)
+    goal = torch.where(mass > 0, assigned @ points / mass.clamp(min=1), old - old_mean + new_mean)
     return torch.lerp(old, goal.float(), share)
 
 
-def table(bank: Block, classes: int) -> tuple[Tensor, Tensor]:
-    """The bank as one row a class id, and which rows are known: what a loss can look labels up in."""
-    rows, known = tables(bank, classes, 1)
-    return rows[:, 0], known
-
-
 def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
-    """The same with `count` rows a class, [class ids, count, d]; a class with fewer prototypes has them repeated."""
+    """The bank as a table indexed by class id, [classes, count, d], and a mask of the classes that have prototypes. If
+    a class has fewer than `count`, they are repeated."""
     mean = bank.tensors["mean"]
     rows = mean.new_zeros(classes, count, mean.shape[1])
     for label in set(bank.labels):
@@ -99,17 +112,18 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
 
 
 def rows_of(bank: Block, label: int) -> Tensor:
-    """The prototypes of one class that has some."""
+    """The prototypes of a class in the bank."""
     start = bank.labels.index(label)
     return bank.tensors["mean"][start : start + bank.labels.count(label)]
 
 
 def class_means(bank: Block) -> Block:
-    """The bank with one row a class, the mean of its prototypes."""
+    """The bank with one row per class, the mean of its prototypes."""
     labels = tuple(sorted(set(bank.labels)))
     rows = [rows_of(bank, y).mean(0) for y in labels]
     return Block("prototype", {"mean": torch.stack(rows) if rows else bank.tensors["mean"]}, labels)
 
 
-def repeated(labels: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+def repeat_labels(labels: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Each label as often as its count."""
     return tuple(y for y, n in zip(labels, counts, strict=True) for _ in range(n))

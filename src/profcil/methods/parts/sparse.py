@@ -1,4 +1,4 @@
-"""Tensors of which only the large entries travel: their values and their places, while that is less than all values."""
+"""Sparse tensors: only large entries are sent, as values and indices, if that is smaller than sending all values."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from torch import Tensor
 
 
 def pack(tensors: Mapping[str, Tensor], threshold: float) -> dict[str, Tensor]:
-    """The entries beyond the threshold: values and four-byte places in the flattened tensor. Where more than half of
-    the entries count, places would cost more than the zeros between them, and all values go without places."""
+    """The entries above the threshold: values, and four-byte indices into the flattened tensor. If at least half of the
+    entries are above it, all values are sent without indices, which is smaller."""
     packed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         flat = tensor.flatten()
         large = flat.abs() > threshold
-        place = large.nonzero().flatten()
-        if 2 * len(place) < len(flat):
-            packed |= {f"value/{name}": flat[place], f"place/{name}": place.to(torch.int32)}
+        index = large.nonzero().flatten()
+        if 2 * len(index) < len(flat):
+            packed[f"value/{name}"] = flat[index]
+            packed[f"index/{name}"] = index.to(torch.int32)
         else:
             packed[f"value/{name}"] = flat * large
     return packed
 
 
 def unpack(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors again, zero elsewhere, in the shapes of `like`."""
-    return {name: _whole(packed[f"value/{name}"], packed.get(f"place/{name}"), t) for name, t in like.items()}
+    """The dense tensors in the shapes of `like`, with zeros elsewhere."""
+    return {name: _dense(packed[f"value/{name}"], packed.get(f"index/{name}"), t) for name, t in like.items()}
 
 
-def _whole(value: Tensor, place: Tensor | None, like: Tensor) -> Tensor:
-    if place is None:
+def _dense(value: Tensor, index: Tensor | None, like: Tensor) -> Tensor:
+    if index is None:
         return value.view_as(like)
-    return torch.zeros_like(like).flatten().index_copy(0, place.long(), value).view_as(like)
+    return torch.zeros_like(like).flatten().index_copy(0, index.long(), value).view_as(like)
