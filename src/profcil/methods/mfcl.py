@@ -168,8 +168,8 @@ class MFCL(DataFreeReplay):
         head_only = cross_entropy(tail.score(z.detach()), y, batch["both"])
         distillation = old_head_distance(old_tail.score(z), batch["target"], batch["old"]).mean()
         loss = masked_mean(classification, batch["real"])
-        loss = loss + params.finetune * head_only + params.distill * distillation
-        return loss
+        total: Tensor = loss + params.finetune * head_only + params.distill * distillation
+        return total
 
     # -- the server -------------------------------------------------------------------------------------------------
 

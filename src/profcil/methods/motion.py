@@ -128,7 +128,7 @@ class Motion(Method):
         protected[coarse_node[self.reservoir(client, private["y"])]] = True
         score = retention_score(h, graph.edges, shown, len(graph.x))
         merged_into = merge_nodes(h, graph.y[shown], score, self.params.keep, protected[shown])
-        before = torch.unique(private["cluster"])  # the representative of each coarse node
+        before: Tensor = torch.unique(private["cluster"])  # the representative of each coarse node
         after = before.index_copy(0, shown, before[shown[merged_into]])
         return after[coarse_node]
 
