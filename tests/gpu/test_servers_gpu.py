@@ -12,8 +12,8 @@ from profcil.accel import resnet
 from profcil.bench.steps import world_for
 from profcil.engine.channel import When
 from profcil.engine.server import unchanged
-from profcil.methods.parts.distillation import outputs
-from profcil.methods.parts.generator import Statistics, frozen, samples
+from profcil.methods.parts.distillation import teacher_logits
+from profcil.methods.parts.generator import BatchNormStatistics, generate_images, load_frozen
 from profcil.methods.parts.synthesis import Synthesis
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -38,11 +38,11 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
     recorded, made = world.server(When("round", 0, 0, 1)), []
     assert recorded.repeated is not unchanged
     for server in (recorded, replace(recorded, repeated=resnet.recorded())):  # by the same kernels
-        images, answers, _ = Synthesis(params, server, frozen(world.net, world.net.weights())).pool()
+        images, answers, _ = Synthesis(params, server, load_frozen(world.net, world.net.weights())).pool()
         made.append((images.float(), answers))
     (images, answers), (right, _) = made
     assert float((images - right).abs().mean()) < 1 < float(right.std())  # of 255
-    torch.testing.assert_close(answers, outputs(world.net, images.to(torch.uint8)), rtol=0.05, atol=0.05)
+    torch.testing.assert_close(answers, teacher_logits(world.net, images.to(torch.uint8)), rtol=0.05, atol=0.05)
 
 
 def test_recorded_steps_train_the_generator_that_written_ones_train():
@@ -62,15 +62,15 @@ def test_recorded_steps_train_the_generator_that_written_ones_train():
 
 def test_what_is_asked_by_replaying_is_what_the_model_says():
     world = world_for("mfcl", "cuda")
-    net = frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
+    net = load_frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
     generator, rng = net.get_submodule("generator"), torch.Generator("cuda").manual_seed(0)
     told = []
     for replay in (net.replay, None):
         net.replay = replay
-        x = samples(net, generator, 700, rng.manual_seed(0))
-        told.append((x, outputs(net, x)))
+        x = generate_images(net, generator, 700, rng.manual_seed(0))
+        told.append((x, teacher_logits(net, x)))
     assert x.dtype == torch.uint8 and float((told[0][0].float() - told[1][0].float()).abs().max()) <= 2
-    torch.testing.assert_close(outputs(net, told[0][0]), told[0][1], rtol=0.05, atol=0.05)
-    with Statistics(net.base) as statistics, torch.autocast("cuda", torch.bfloat16):
+    torch.testing.assert_close(teacher_logits(net, told[0][0]), told[0][1], rtol=0.05, atol=0.05)
+    with BatchNormStatistics(net.base) as statistics, torch.autocast("cuda", torch.bfloat16):
         net(told[0][0])
     assert all(torch.isfinite(m).all() for m in statistics.batch)

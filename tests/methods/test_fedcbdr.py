@@ -1,4 +1,4 @@
-"""FedCBDR: leverage scores of everybody's features choose exemplars, which stay with their owners and are replayed."""
+"""FedCBDR: exemplars are chosen by leverage scores of all features, stored by their owners, and replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from profcil.engine.channel import When
 from profcil.engine.phases import Trained
-from profcil.methods.parts.exemplars import Replay, basis, draw, leverages, rotation, together
+from profcil.methods.parts.exemplars import ReplaySource, basis, draw, join_inputs, leverages, rotation
 from profcil.metrics.client_first import summary
 from profcil.model.net import MODEL, Tail
 
@@ -25,32 +25,34 @@ def low_rank(n: int, d: int, rank: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, rank, generator=rng(seed)) @ torch.randn(rank, d, generator=rng(seed + 1))
 
 
-# -- the shared ingredient --------------------------------------------------------------------------------------------
+# -- exemplars --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 8), st.integers(0, 99))
-def test_leverages_are_the_diagonal_of_the_projection_and_add_up_to_the_rank(n, d, rank, seed):
+def test_leverages_are_the_diagonal_of_the_projection_and_their_sum_is_the_rank(n, d, rank, seed):
     x = low_rank(n, d, min(n, d, rank), seed)
     hat = x.double() @ torch.linalg.pinv(x.double(), rtol=1e-5)
     torch.testing.assert_close(leverages(x), hat.diagonal(), atol=1e-4, rtol=0)
     assert float(leverages(x).sum()) == pytest.approx(min(n, d, rank), abs=1e-4)
 
 
-def test_leverages_survive_the_shared_rotation_and_the_private_ones_once_undone():
-    x, sizes = low_rank(23, 9, 5), [10, 6, 7]
-    q, private = rotation(9, rng(1)), [rotation(n, rng(n)) for n in sizes]
+def test_rotations_do_not_change_leverages_once_the_private_ones_are_undone():
+    x = low_rank(23, 9, 5)
+    sizes = [10, 6, 7]
+    q = rotation(9, rng(1))
+    private = [rotation(n, rng(n)) for n in sizes]
     torch.testing.assert_close(q @ q.T, torch.eye(9), atol=1e-6, rtol=0)
     torch.testing.assert_close(leverages(x @ q), leverages(x), atol=1e-5, rtol=0)
     u = basis(torch.block_diag(*private) @ x @ q)
     undone = torch.cat([p.double().T @ part for p, part in zip(private, u.split(sizes), strict=True)])
     torch.testing.assert_close(undone.square().sum(1), leverages(x), atol=1e-5, rtol=0)
-    assert float((u.square().sum(1) - leverages(x)).abs().max()) > 0.05  # without undoing, scores of other rows
+    assert float((u.square().sum(1) - leverages(x)).abs().max()) > 0.05  # without undoing, the scores are wrong
     alone = torch.cat([leverages(part) for part in x.split(sizes)])
-    assert float((alone - leverages(x)).abs().max()) > 0.05  # client by client, another question
+    assert float((alone - leverages(x)).abs().max()) > 0.05  # scores of each client alone differ
 
 
-def test_draws_are_different_rows_in_proportion_to_their_scores():
+def test_draws_are_without_replacement_and_in_proportion_to_scores():
     scores = torch.tensor([0.1, 0.0, 0.6, 0.3])
     first = torch.bincount(torch.cat([draw(scores, 1, rng(s)) for s in range(2000)]), minlength=4) / 2000
     assert first.tolist() == pytest.approx([0.1, 0.0, 0.6, 0.3], abs=0.04)
@@ -59,9 +61,9 @@ def test_draws_are_different_rows_in_proportion_to_their_scores():
     assert draw(scores, 0, rng()).tolist() == []
 
 
-def test_an_epoch_holds_each_current_example_once_and_the_quota_of_every_stored_class():
+def test_an_epoch_has_each_current_example_once_and_the_quota_of_every_stored_class():
     y = torch.tensor([7, 7, 2, 2, 2, 5, 5, 5, 5])
-    source = Replay(torch.tensor([0, 1]), torch.tensor([2, 4, 5, 6, 7]), y, 5)
+    source = ReplaySource(torch.tensor([0, 1]), torch.tensor([2, 4, 5, 6, 7]), y, 5)
     epoch = source.epoch(rng())
     assert source.size == 12 == len(epoch["index"])
     assert torch.equal(epoch["y"], y[epoch["index"]])
@@ -72,14 +74,14 @@ def test_an_epoch_holds_each_current_example_once_and_the_quota_of_every_stored_
     assert count[3] == count[8] == 0
 
 
-def test_inputs_of_several_clients_are_put_together_without_a_common_edge():
+def test_inputs_of_several_clients_are_joined_without_common_edges():
     a, b = torch.zeros(2, 3), torch.ones(1, 3)
-    assert torch.equal(together([(a,), (b,)])[0], torch.cat([a, b]))
+    assert torch.equal(join_inputs([(a,), (b,)])[0], torch.cat([a, b]))
     graphs = [
         (a, torch.tensor([[0, 1], [1, 0]]), torch.tensor([1])),
         (torch.ones(3, 3), torch.tensor([[0], [2]]), torch.tensor([2, 0])),
     ]
-    x, edges, nodes = together(graphs)
+    x, edges, nodes = join_inputs(graphs)
     assert torch.equal(x, torch.cat([a, torch.ones(3, 3)]))
     assert edges.tolist() == [[0, 1, 2], [1, 0, 4]]
     assert nodes.tolist() == [1, 4, 2]
@@ -111,44 +113,46 @@ def test_the_server_scores_the_stacked_features_of_all_participants(fresh):
         plain.append(z)
     together = torch.cat([r.blocks["candidates"].tensors["features"] for r in replies])
     torch.testing.assert_close(leverages(together), leverages(torch.cat(plain)), atol=1e-3, rtol=0)
-    told = [
+    unrotated = [
         replace(r, blocks={"candidates": replace(b, tensors={**b.tensors, "features": z})})
         for r, z in zip(replies, plain, strict=True)
         for b in r.blocks.values()
     ]
-    rotated, known = (run.method.absorb(run.server, x, when) for x in (replies, told))
+    rotated, known = (run.method.absorb(run.server, x, when) for x in (replies, unrotated))
     for r in replies:
         picks = [s.blocks[f"keep/{r.client}"].tensors["rows"] for s in (rotated, known)]
         assert torch.equal(*picks)
         assert len(picks[0]) == 14
 
 
-def test_high_leverage_is_preferred(fresh):
-    """One class on one client: thirty copies of one direction, ten examples with a direction each."""
+def test_examples_with_high_leverage_are_preferred(fresh):
+    """One class on one client: thirty examples in one direction, ten examples with a direction of their own."""
     run = fresh("fedcbdr", setting="homogeneous", budget=10)
     replies, when = surveyed(run, 0, 2)
     one = replies[0].blocks["candidates"]
     features = torch.zeros(40, 16)
-    features[:30, 0], features[range(30, 40), range(1, 11)] = 1.0, 1.0
+    features[:30, 0] = 1.0
+    features[range(30, 40), range(1, 11)] = 1.0
     planted = replace(one, tensors={"features": features, "rows": torch.arange(40)}, labels=(3,) * 40)
     state = run.method.absorb(run.server, [replace(replies[0], blocks={"candidates": planted})], when)
-    kept = state.blocks[f"keep/{replies[0].client}"].tensors["rows"]
-    assert len(kept) == 10
-    assert int((kept >= 30).sum()) >= 8  # drawn evenly, it would be 2.5 on average
+    stored = state.blocks[f"keep/{replies[0].client}"].tensors["rows"]
+    assert len(stored) == 10
+    assert int((stored >= 30).sum()) >= 8  # uniform draws would give 2.5 on average
     assert state.blocks["stored"].tensors["count"].tolist() == [0, 0, 0, 10, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("setting", ["homogeneous", "severe"])
 @pytest.mark.parametrize("storage", ["client", "federation"])
-def test_kept_examples_are_the_clients_own_of_earlier_positions_and_within_the_budget(tiny, storage, setting):
+def test_stored_examples_are_the_clients_own_of_earlier_positions_and_within_the_budget(tiny, storage, setting):
     run = tiny("fedcbdr", storage=storage, setting=setting, budget=6)
-    plan, y = run.world.plan, run.world.bundle.train.y
+    plan = run.world.plan
+    y = run.world.bundle.train.y
     count = torch.zeros(10, dtype=torch.long)
     for c in range(4):
-        kept = run.server.get(f"keep/{c}")
+        picks = run.server.get(f"keep/{c}")
         private = run.state.private.get(c, {"rows": torch.tensor([], dtype=torch.long)})["rows"]
-        rows = torch.unique(torch.cat([private, *([kept.tensors["rows"]] if kept else [])]))
-        last = [p for p in range(plan.positions) if c in run.clients(p, 2)]  # where it was asked
+        rows = torch.unique(torch.cat([private, *([picks.tensors["rows"]] if picks else [])]))
+        last = [p for p in range(plan.positions) if c in run.clients(p, 2)]  # positions in which it was surveyed
         mine = np.concatenate([np.empty(0, int), *(plan.samples(c, p) for p in last)])
         assert set(rows.tolist()) <= set(mine.tolist())
         own = torch.bincount(y[rows], minlength=10)
@@ -162,16 +166,16 @@ def test_kept_examples_are_the_clients_own_of_earlier_positions_and_within_the_b
         assert set(count.tolist()) <= {0, 6}
 
 
-def test_a_client_is_told_of_its_own_picks_only(tiny):
+def test_a_client_receives_its_own_picks_only(tiny):
     run = tiny("fedcbdr", setting="homogeneous")
     names = {c: {n for n in held if n.startswith("keep/")} for c, held in run.state.held.items()}
     assert any(names.values())
-    assert all(told <= {f"keep/{c}"} for c, told in names.items())
+    assert all(received <= {f"keep/{c}"} for c, received in names.items())
     assert "stored" not in {n for held in run.state.held.values() for n in held}
 
 
-def test_picks_wait_until_a_reply_confirms_them(fresh):
-    """Every turn of the second position is refused; its survey takes place, and no pick of the first one is lost."""
+def test_picks_are_sent_until_a_reply_confirms_them(fresh):
+    """All turns of the second position are refused, but its survey takes place. No pick of the first one is lost."""
     run = fresh(
         "fedcbdr", setting="homogeneous", clients=2, participants=2, train__rounds=1, on_divergence="skip-client"
     )
@@ -206,7 +210,7 @@ def test_draws_depend_on_the_seed_of_the_run(fresh):
 
 
 def second_task(run):
-    """The run after its first position, and a client that has exemplars of it."""
+    """A client in its second position that has exemplars of the first, and its inbox."""
     for r in range(3):
         run.play(0, r)
     c = next(c for c in run.clients(1, 0) if f"keep/{c}" in run.server.blocks)
@@ -224,7 +228,8 @@ def test_the_loss_of_an_epoch_is_the_papers_sum(fresh):
     net.augment = False
     rows = phase.source.epoch(rng())
     batch = rows | phase.constants | {"inputs": phase.inputs(rows["index"]), "rng": rng()}
-    seen, now = list(client.seen), set(client.labels)
+    seen = list(client.seen)
+    now = set(client.labels)
     with torch.no_grad():
         logits = net(*batch["inputs"])[:, seen] / torch.tensor([1.1 if y in now else 0.9 for y in seen])
         each = -logits.log_softmax(1)[range(len(rows["y"])), [seen.index(int(y)) for y in rows["y"]]]
@@ -235,14 +240,14 @@ def test_the_loss_of_an_epoch_is_the_papers_sum(fresh):
     assert int((~new).sum()) == 5 * 2
 
 
-def test_a_turn_remembers_its_exemplars_and_logs_the_budget(fresh):
+def test_a_turn_stores_its_exemplars_and_logs_the_budget(fresh):
     run = fresh("fedcbdr", setting="homogeneous", budget=5, train__epochs=2, storage="client", participants=4)
     client, inbox = second_task(run)
     reply = next(r for r in run.turns(1, 0) if r.client == client.id)
     assert (reply.notes["replay_requested"], reply.notes["replay_served"]) == (20, 20)
     assert reply.notes["extra_bytes"] == 10 * 64  # images of 8 by 8 bytes
     assert torch.equal(run.state.private[client.id]["rows"], inbox[f"keep/{client.id}"].tensors["rows"])
-    assert reply.private is None  # nothing of it left the client
+    assert reply.private is None  # the private state does not leave the client
 
 
 @pytest.mark.parametrize(("budget", "same"), [(0, True), (5, False)])
@@ -250,19 +255,20 @@ def test_without_replay_it_is_fedavg_to_the_bit(tiny, budget, same):
     plain, ours = (
         tiny(*m, setting="homogeneous", **s) for m, s in ((["fedavg"], {}), (["fedcbdr"], {"budget": budget}))
     )
-    one, two = plain.server.weights(), ours.server.weights()
+    one = plain.server.weights()
+    two = ours.server.weights()
     assert all(torch.equal(t, one[b][k]) for b in MODEL for k, t in two[b].items()) == same
     assert (ours.ledger.total(kind="replay") == 0) == same
 
 
-def test_what_is_replayed_competes_in_the_local_label_space(fresh):
+def test_replayed_classes_compete_in_the_local_label_space(fresh):
     client, inbox = second_task(run := fresh("fedcbdr", setting="homogeneous", label_space="local", budget=3))
     allowed = next(run.method.turn(client, inbox)).constants["allowed"]
     assert set(allowed.nonzero().flatten().tolist()) == set(client.seen)  # both tasks of two classes
 
 
-def test_and_does_not_pass_for_current_from_then_on(fresh):
-    """What a client has worked out about its labels is there for its next turn, too."""
+def test_replayed_classes_are_not_current_in_later_turns(fresh):
+    """The cached mask of a client's labels must not include replayed classes in its next turn."""
     client, inbox = second_task(run := fresh("fedcbdr", setting="homogeneous", label_space="local", budget=3))
     sizes = [next(run.method.turn(run.client(client.id, 1, r), inbox)).source.size for r in range(3)]
     assert sizes == [len(client.current) + 3 * 2] * 3
@@ -280,7 +286,7 @@ def test_replay_forgets_less(tiny):
     assert results[20]["faa"] > results[0]["faa"] + 30
 
 
-def test_a_weakened_turn_asks_for_its_share_of_the_epochs(fresh):
+def test_a_turn_with_half_the_budget_requests_half_the_epochs(fresh):
     run = fresh("fedcbdr", setting="homogeneous", budget=5, train__epochs=4, participants=4)
     client, inbox = second_task(run)
     client.budget = 0.5
@@ -301,7 +307,7 @@ def test_the_expanded_regime_replays_five_times_as_much(tiny):
     )
 
 
-def test_what_is_replayed_are_the_clients_own_examples(tiny):
+def test_the_diagnostics_get_the_clients_own_examples(tiny):
     run = tiny("fedcbdr", setting="homogeneous", budget=6)
     last = run.when(run.world.plan.positions - 1, 2)
     clients = [run.world.client(c, last, own) for c, own in sorted(run.state.private.items())]
@@ -318,11 +324,12 @@ def test_what_is_replayed_are_the_clients_own_examples(tiny):
 # -- cost and edges ---------------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_shows_features_up_and_row_numbers_down(tiny):
+def test_the_ledger_has_features_up_and_row_numbers_down(tiny):
     run = tiny("fedcbdr", setting="homogeneous")
-    plan, d = run.world.plan, run.world.net.features
-    asked = [(p, c) for p in range(plan.positions) for c in run.clients(p, 2)]
-    examples = sum(len(plan.samples(c, p)) for p, c in asked)
+    plan = run.world.plan
+    d = run.world.net.features
+    surveyed = [(p, c) for p in range(plan.positions) for c in run.clients(p, 2)]
+    examples = sum(len(plan.samples(c, p)) for p, c in surveyed)
     assert run.ledger.total(kind="replay", direction="up") == examples * (4 * d + 8)
     received = sum(len(own["rows"]) for own in run.state.private.values())
     assert run.ledger.total(kind="replay", direction="down") == received * 8 > 0
@@ -331,7 +338,7 @@ def test_the_ledger_shows_features_up_and_row_numbers_down(tiny):
 
 
 @pytest.mark.parametrize("storage", ["client", "federation"])
-def test_clients_with_one_example_and_alone(fresh, assign_samples, tiny, storage):
+def test_clients_with_one_example_and_a_single_client(fresh, assign_samples, tiny, storage):
     def owner(labels, tasks):
         given = np.full(len(labels), -1)
         for task in tasks:

@@ -1,4 +1,4 @@
-"""FedSeIT: filters in a shared and a task's own part, adaptives chosen by what texts are about, and what is sent."""
+"""FedSeIT: filters with a shared and a task-specific part, adaptives chosen by topic, and what is sent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from profcil.methods import fedseit
 from profcil.methods.parts import banks
 from profcil.methods.parts.banks import banks_of, named, part
 from profcil.methods.parts.sparse import pack, unpack
-from profcil.methods.parts.topics import centroids, documents, likeness
+from profcil.methods.parts.topics import centroids, document_vectors, similarity
 
-CLASSES, OWN, COMMON = 6, 4, 20  # each class has four words of its own, and there are twenty common ones
+CLASSES = 6
+OWN = 4  # words that only one class has, for each class
+COMMON = 20  # words that all classes have
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -56,7 +58,7 @@ def make(fresh, monkeypatch):
 
 @pytest.fixture
 def planted(make, assign_samples):
-    """Client 1 begins with the task that client 0 has next, and both others have client 0's first task next."""
+    """Client 1 starts with the second task of client 0. The first task of client 0 is the second one of the others."""
 
     def owner(labels, tasks):
         return np.arange(len(labels)) // CLASSES % 3
@@ -65,16 +67,16 @@ def planted(make, assign_samples):
     return make
 
 
-# -- the shared ingredients -------------------------------------------------------------------------------------------
+# -- topics and sparse tensors ----------------------------------------------------------------------------------------
 
 
 def test_a_document_is_the_mean_of_its_words_without_padding():
     words = torch.randn(5, 3, generator=rng())
-    found = documents(words, torch.tensor([[2, 4, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]))
+    found = document_vectors(words, torch.tensor([[2, 4, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]))
     torch.testing.assert_close(found, torch.stack([(words[2] + words[4]) / 2, words[1], torch.zeros(3)]))
 
 
-def test_centroids_are_the_means_of_groups_that_lie_apart():
+def test_centroids_are_the_means_of_separated_groups():
     middle = torch.tensor([[0.0, 0.0], [50.0, 0.0]])
     points = torch.cat([m + torch.randn(30, 2, generator=rng(i)) for i, m in enumerate(middle)])
     found = centroids(points, 2, rng(1))
@@ -82,20 +84,21 @@ def test_centroids_are_the_means_of_groups_that_lie_apart():
     torch.testing.assert_close(found[found[:, 0].argsort()], expected)
     assert torch.equal(found, centroids(points, 2, rng(1)))
     assert torch.equal(centroids(points, 60, rng()), points)
-    assert torch.isfinite(centroids(torch.ones(9, 2), 4, rng())).all()  # groups that stay empty
+    assert torch.isfinite(centroids(torch.ones(9, 2), 4, rng())).all()  # with empty clusters
 
 
-def test_likeness_is_the_mean_over_pairs_of_cosines_beyond_the_threshold():
-    a, b = torch.randn(7, 3, generator=rng(1)), torch.randn(5, 3, generator=rng(2))
+def test_similarity_is_the_mean_over_pairs_of_cosines_above_the_threshold():
+    a = torch.randn(7, 3, generator=rng(1))
+    b = torch.randn(5, 3, generator=rng(2))
     cosines = [float(torch.cosine_similarity(x, y, dim=0)) for x in a for y in b]
     expected = sum(c for c in cosines if c > 0.5) / len(cosines)
-    assert 0 < expected == pytest.approx(float(likeness(a, b, 0.5)), abs=1e-6)
-    assert float(likeness(a, a[:1], 0.999)) == pytest.approx(1 / 7, abs=1e-6)
+    assert 0 < expected == pytest.approx(float(similarity(a, b, 0.5)), abs=1e-6)
+    assert float(similarity(a, a[:1], 0.999)) == pytest.approx(1 / 7, abs=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 40), st.floats(0.0, 3.0), st.integers(0, 99))
-def test_what_is_sparse_comes_back_and_takes_what_it_must(size, threshold, seed):
+def test_sparse_tensors_are_restored_and_have_the_smaller_size(size, threshold, seed):
     a = {"a": torch.randn(size, 2, generator=rng(seed)), "b": torch.ones(3)}
     packed = pack(a, threshold)
     expected = {k: torch.where(t.abs() > threshold, t, 0.0) for k, t in a.items()}
@@ -110,46 +113,47 @@ def test_what_is_sparse_comes_back_and_takes_what_it_must(size, threshold, seed)
 
 @pytest.fixture
 def loaded(make):
-    """A model with its parts loaded and a task that just begins, some texts, and the warmed base."""
+    """A model with its parts and a new task loaded, this task, some texts, and the shared filters."""
     run = make()
     weights = run.server.weights()
-    net, task = run.world.net, banks.fresh_task(weights["shared"], 3)
+    net = run.world.net
+    task = banks.fresh_task(weights["shared"], 3)
     net.load({**weights, "task": task})
     return net, task, run.world.bundle.train.x[:20], banks_of(weights["shared"])
 
 
-def nothing(shared):
+def no_foreign(shared):
     return [b.new_zeros(0, *b.shape) for b in shared]
 
 
-def test_a_fresh_task_is_the_base_itself_and_so_is_an_open_gate_without_adaptive(loaded):
+def test_a_new_task_equals_the_base_and_so_does_an_open_gate_without_adaptive(loaded):
     net, _, tokens, shared = loaded
     with torch.no_grad():
-        torch.testing.assert_close(banks.features(net, tokens, nothing(shared)), net.base(tokens))
+        torch.testing.assert_close(banks.features(net, tokens, no_foreign(shared)), net.base(tokens))
         net.load({"task": named("gate", [b.new_full((len(b),), 50.0) for b in shared])})
         net.load({"task": named("adaptive", [torch.zeros_like(b) for b in shared])})
-        torch.testing.assert_close(banks.features(net, tokens, nothing(shared)), net.base(tokens))
+        torch.testing.assert_close(banks.features(net, tokens, no_foreign(shared)), net.base(tokens))
 
 
-def test_a_task_changes_the_filters_as_the_formula_says(loaded):
+def test_a_task_changes_the_filters_by_the_formula(loaded):
     net, _, tokens, shared = loaded
     gates = [torch.randn(len(b), generator=rng(i)) for i, b in enumerate(shared)]
     adaptives = [torch.randn(b.shape, generator=rng(i)) for i, b in enumerate(shared)]
     with torch.no_grad():
         net.load({"task": {**named("gate", gates), **named("adaptive", adaptives)}})
-        found = banks.features(net, tokens, nothing(shared))
+        found = banks.features(net, tokens, no_foreign(shared))
         theta = [b * m.sigmoid().view(-1, 1, 1) + a for b, m, a in zip(shared, gates, adaptives, strict=True)]
         net.load({"base": {f"convolutions.{i}.weight": t for i, t in enumerate(theta)}})
         torch.testing.assert_close(found, net.base(tokens))
 
 
-def test_foreign_adaptives_are_convolved_one_by_one_and_added_through_the_projection(loaded):
+def test_foreign_adaptives_are_separate_convolutions_added_through_the_projection(loaded):
     net, _, tokens, shared = loaded
     others = [torch.randn(2, *b.shape, generator=rng(i)) for i, b in enumerate(shared)]
     mix = [torch.randn(len(b), 3 * len(b), generator=rng(i)) for i, b in enumerate(shared)]
     alpha = torch.tensor([0.5, 2.0, 9.0])
     with torch.no_grad():
-        alone = banks.features(net, tokens, nothing(shared))
+        alone = banks.features(net, tokens, no_foreign(shared))
         net.load({"task": {"strength.0": alpha}})
         torch.testing.assert_close(banks.features(net, tokens, others), alone)  # the projection starts at zero
         net.load({"task": named("mix", mix)})
@@ -168,7 +172,9 @@ def test_foreign_adaptives_are_convolved_one_by_one_and_added_through_the_projec
 
 
 def test_the_drift_has_the_gradient_of_the_sum_over_past_tasks():
-    own, total, shape = {}, 0.0, (3, 2, 2)
+    own = {}
+    total = 0.0
+    shape = (3, 2, 2)
     b = torch.randn(shape, generator=rng(9)).requires_grad_()
     for i in range(3):
         bank, m, a = (torch.randn(s, generator=rng(10 * i + j)) for j, s in enumerate((shape, 3, shape)))
@@ -181,7 +187,7 @@ def test_the_drift_has_the_gradient_of_the_sum_over_past_tasks():
     torch.testing.assert_close(found, expected)
 
 
-def test_the_penalty_keeps_the_filters_of_past_tasks(make):
+def test_the_penalty_preserves_the_filters_of_past_tasks(make):
     def moved(weight: float) -> float:
         run = make(drift=weight, train__epochs=3, lr=0.01, optimiser="adam")
         for r in range(3):
@@ -212,7 +218,7 @@ def test_the_similar_task_of_another_client_is_chosen(planted):
         assert (score > 0).all() and torch.equal(score, score.sort(descending=True).values)
 
 
-def test_what_is_chosen_is_used(planted):
+def test_chosen_adaptives_are_used(planted):
     run = planted(train__rounds=2)
     run.play(0, 0)
     run.play(1, 0)
@@ -225,7 +231,7 @@ def test_what_is_chosen_is_used(planted):
         assert own["mix.0"].any()
 
 
-def test_a_turn_meters_what_the_client_keeps_and_the_foreign_adaptives(planted):
+def test_private_state_and_foreign_adaptives_count_as_memory(planted):
     run = planted(train__rounds=2)
     run.play(0, 0)
     run.play(1, 0)
@@ -237,8 +243,9 @@ def test_a_turn_meters_what_the_client_keeps_and_the_foreign_adaptives(planted):
         assert chosen and reply.notes["extra_bytes"] == kept + 4 * foreign
 
 
-def test_where_nothing_is_alike_there_is_the_local_branch_alone(planted, same_bits):
-    unlike, none = planted(threshold=1.0).stream(), planted(top=0).stream()
+def test_without_similar_tasks_only_the_local_branch_is_used(planted, same_bits):
+    unlike = planted(threshold=1.0).stream()
+    none = planted(top=0).stream()
     assert not any(len(b.tensors["score"]) for n, b in unlike.server.blocks.items() if n.startswith("chosen/"))
     assert same_bits(
         *(ServerState({n: r.server.blocks[n] for n in ("base", "head", "shared")}) for r in (unlike, none))
@@ -247,7 +254,7 @@ def test_where_nothing_is_alike_there_is_the_local_branch_alone(planted, same_bi
     assert not torch.equal(*pair)
 
 
-def test_a_single_client_has_nothing_to_choose_from(make):
+def test_a_single_client_has_no_foreign_adaptives(make):
     run = make(clients=1, participants=1).stream()
     assert all(not len(run.server.blocks[f"chosen/0/{p}"].tensors["task"]) for p in range(3))
     assert (run.state.scores.correct[-1] >= 0).all()
@@ -258,16 +265,17 @@ def test_a_step_can_be_recorded_and_replayed(planted, max_difference):
     eager, replayed = (planted(train__batch=8, train__epochs=2) for _ in range(2))
     graphs = tapes.replaying(replayed)
     for at in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        eager.play(*at), replayed.play(*at)
+        eager.play(*at)
+        replayed.play(*at)
     assert graphs.made > 0
     models = [ServerState({n: b for n, b in r.server.blocks.items() if b.kind == "model"}) for r in (eager, replayed)]
-    assert max_difference(*models) < 1e-4  # what is pruned may hang on a rounding
+    assert max_difference(*models) < 1e-4  # rounding can decide whether an entry is pruned
 
 
 # -- what is sent and deployed ----------------------------------------------------------------------------------------
 
 
-def test_the_ledger_holds_the_sparse_sizes(planted):
+def test_the_ledger_has_the_sparse_sizes(planted):
     run = planted(prune=0.05, optimiser="adam", lr=0.01)
     for p in range(2):
         for r in range(2):
@@ -283,7 +291,7 @@ def test_the_ledger_holds_the_sparse_sizes(planted):
                 assert run.ledger.total(direction="up", kind="statistics", **where) == points
     for c in range(3):
         chosen = run.server.blocks[f"chosen/{c}/1"]
-        down = chosen.bytes + sum(run.server.blocks[n].bytes for n in fedseit.adaptives(chosen))
+        down = chosen.bytes + sum(run.server.blocks[n].bytes for n in fedseit.adaptive_names(chosen))
         assert chosen.bytes == 12 * len(chosen.tensors["score"]) > 0
         assert run.ledger.total(direction="down", kind="memory", client=c) == down
         assert run.ledger.total(direction="down", kind="memory", client=c, position=1, round=1) == down
@@ -307,17 +315,18 @@ def test_frozen_words_go_down_once_and_never_up(make):
 @pytest.mark.parametrize("deploy", ["current", "all"])
 def test_the_global_model_is_the_mean_of_the_tasks_filters(make, deploy):
     run = make(deploy=deploy, clients=2, participants=2, dirichlet=0.5).stream()
-    shared, theta = banks_of(run.server.weights()["shared"]), 0.0
+    shared = banks_of(run.server.weights()["shared"])
+    theta = 0.0
     tasks = [(c, p) for c in range(2) for p in range(3) if deploy == "all" or p == 2]
     samples = [len(run.world.plan.samples(c, p)) for c, p in tasks]
     assert len(set(samples)) > 1
     for at, n in zip(tasks, samples, strict=True):
-        told = run.server.blocks[fedseit.name("adaptive", at)]
-        gates = [m.sigmoid() for m in part(told.tensors, "gate")]
-        theta = theta + banks.compose(shared, gates, fedseit.dense(told, shared))[2] * n / sum(samples)
+        block = run.server.blocks[fedseit.block_name("adaptive", at)]
+        gates = [m.sigmoid() for m in part(block.tensors, "gate")]
+        theta = theta + banks.compose(shared, gates, fedseit.dense(block, shared))[2] * n / sum(samples)
     torch.testing.assert_close(run.server.weights()["base"]["convolutions.2.weight"], theta)
 
 
-def test_images_are_refused_before_anything_starts(fresh):
+def test_images_are_rejected_before_a_run(fresh):
     with pytest.raises(NotApplicable, match="FedSeIT is made for text, not for image"):
         fresh("fedseit")

@@ -1,4 +1,4 @@
-"""FedSpace: prototypes that persist, pseudo-features within their budget, slow aggregation, classes met."""
+"""FedSpace: persistent prototypes, pseudo-features within their budget, slow aggregation, and classes met."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from profcil.memory.bank import measure
 from profcil.methods.base import average
-from profcil.methods.fedspace import contrastive, imagined, radius_of
+from profcil.methods.fedspace import contrastive, radius_of, sample_pseudo_features
 from profcil.model.net import Tail
 
 
@@ -20,7 +20,7 @@ def bank(server) -> dict[int, torch.Tensor]:
     return dict(zip(block.labels, block.tensors["mean"], strict=True))
 
 
-def second(fresh, **settings):
+def second_position(fresh, **settings):
     """A run at the start of its second position."""
     run = fresh("fedspace", participants=4, **settings)
     for r in range(3):
@@ -29,7 +29,7 @@ def second(fresh, **settings):
 
 
 def constants(run, position: int, round: int) -> list[tuple[object, dict[str, torch.Tensor]]]:
-    """Every participant, and what its loss is told."""
+    """Every participant, and the constants of its loss."""
     found = []
     for c in run.clients(position, round):
         client = run.world.client(c, run.when(position, round), run.state.private.get(c))
@@ -42,26 +42,30 @@ def constants(run, position: int, round: int) -> list[tuple[object, dict[str, to
 
 def test_prototypes_of_absent_classes_persist(tiny):
     run = tiny("fedspace")
-    before, away = run.before(), 0
+    before = run.before()
+    absent = 0
     for what, when, server in run.trail:
         if what == "round":
             observed = [run.world.plan.observed(c, when.position) for c in run.clients(when.position, when.round)]
-            old, new, told = bank(before[when.position, when.round]), bank(server), {y for o in observed for y in o}
-            assert new.keys() == old.keys() | told
-            assert all(torch.equal(new[y], old[y]) for y in old.keys() - told)
-            away += len(old.keys() - told)
-    assert away > 0
+            old = bank(before[when.position, when.round])
+            new = bank(server)
+            reported = {y for classes in observed for y in classes}
+            assert new.keys() == old.keys() | reported
+            assert all(torch.equal(new[y], old[y]) for y in old.keys() - reported)
+            absent += len(old.keys() - reported)
+    assert absent > 0
 
 
 def test_model_and_prototypes_move_slowly(fresh):
-    run = second(fresh, inertia=0.75, rate=0.2, setting="homogeneous")
+    run = second_position(fresh, inertia=0.75, rate=0.2, setting="homogeneous")
     old = run.server
     replies = run.turns(0, 2)
-    reached, reports = average(replies), [r.blocks["prototypes"] for r in replies]
+    mean_weights = average(replies)
+    reports = [r.blocks["prototypes"] for r in replies]
     new = run.play(0, 2)
     for b, tensors in new.weights().items():
         for k, t in tensors.items():
-            torch.testing.assert_close(t, 0.75 * old.weights()[b][k] + 0.25 * reached[b][k])
+            torch.testing.assert_close(t, 0.75 * old.weights()[b][k] + 0.25 * mean_weights[b][k])
     total = sum(r.tensors["count"] for r in reports)
     pooled = sum(r.tensors["mean"] * (r.tensors["count"] / total)[:, None] for r in reports)
     for label, mean in zip(reports[0].labels, pooled, strict=True):
@@ -69,7 +73,7 @@ def test_model_and_prototypes_move_slowly(fresh):
 
 
 def test_the_radius_is_measured_in_a_clients_first_position_only(fresh):
-    run = second(fresh, setting="homogeneous")
+    run = second_position(fresh, setting="homogeneous")
     assert float(run.server.blocks["radius"].tensors["radius"]) > 0
     assert all("radius" in r.blocks for r in run.turns(0, 2))
     assert not any("radius" in r.blocks for r in run.turns(1, 0))
@@ -84,7 +88,7 @@ def test_the_radius_is_the_root_of_the_mean_variance():
     assert int(count) == 300
 
 
-def test_a_class_with_one_example_has_no_say_in_the_radius():
+def test_a_class_with_one_example_does_not_affect_the_radius():
     z = 3 * torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(40, dtype=torch.long)
     alone = torch.cat([y, torch.tensor([5, 7])])
@@ -94,20 +98,20 @@ def test_a_class_with_one_example_has_no_say_in_the_radius():
     assert [float(t) for t in radius_of(measure(z[:2], torch.tensor([5, 7]), radius=True))] == [0.0, 0.0]
 
 
-def test_the_radius_is_the_mean_over_all_who_have_ever_reported_each_once(fresh):
+def test_the_radius_is_the_mean_over_the_latest_reports_of_all_clients(fresh):
     run = fresh("fedspace", setting="homogeneous", clients=4, participants=2)
     latest = {}
     for r in range(3):
         latest |= {reply.client: (reply.blocks["radius"].tensors, reply.samples) for reply in run.turns(0, r)}
         run.play(0, r)
-        assert all(int(told["count"]) == samples for told, samples in latest.values())
+        assert all(int(report["count"]) == samples for report, samples in latest.values())
         total = sum(samples for _, samples in latest.values())
-        mean = sum(float(told["radius"]) * samples / total for told, samples in latest.values())
+        mean = sum(float(report["radius"]) * samples / total for report, samples in latest.values())
         assert float(run.server.blocks["radius"].tensors["radius"]) == pytest.approx(mean, rel=1e-5)
     assert len(latest) > 2
 
 
-def test_a_late_client_with_one_example_of_a_class_leaves_the_radius(fresh, assign_samples):
+def test_a_late_client_with_one_example_of_a_class_does_not_change_the_radius(fresh, assign_samples):
     def owner(labels, tasks):
         given = np.full(len(labels), -1)
         for label in range(10):
@@ -123,7 +127,7 @@ def test_a_late_client_with_one_example_of_a_class_leaves_the_radius(fresh, assi
     assert set(run.world.plan.observed(2, 2)) == set(run.world.plan.tasks[2])
 
 
-def test_stripped_of_its_parts_the_first_round_is_fedavgs_to_the_bit(fresh):
+def test_without_its_terms_the_first_round_is_fedavgs_to_the_bit(fresh):
     bare = fresh("fedspace", params__temperature=1.0, inertia=0.0, label_space="seen")
     ours, plain = (run.play(0, 0).weights() for run in (bare, fresh("fedavg")))
     assert all(torch.equal(t, plain[b][k]) for b in plain for k, t in ours[b].items())
@@ -133,7 +137,7 @@ def test_stripped_of_its_parts_the_first_round_is_fedavgs_to_the_bit(fresh):
 
 
 def test_a_client_remembers_the_classes_it_has_met(fresh):
-    run, met = second(fresh), {}
+    run, met = second_position(fresh), {}
     for p in range(run.world.plan.positions):
         for c in run.clients(p, 0):
             met.setdefault(c, set()).update(run.world.plan.observed(c, p))
@@ -145,87 +149,94 @@ def test_a_client_remembers_the_classes_it_has_met(fresh):
 
 @pytest.mark.parametrize("space", ["met", "seen"])
 def test_the_loss_competes_over_the_chosen_classes(fresh, space):
-    run = second(fresh, label_space=space)
-    for client, told in constants(run, 1, 0):
+    run = second_position(fresh, label_space=space)
+    for client, found in constants(run, 1, 0):
         before = run.state.private.get(client.id, {}).get("met", torch.zeros(10, dtype=torch.bool))
         met = set(before.nonzero().flatten().tolist()) | set(client.labels)
         wanted = met if space == "met" else set(client.seen)
-        assert set(told["allowed"].nonzero().flatten().tolist()) == wanted
-        assert set(told["rehearsed"].nonzero().flatten().tolist()) == met | bank(run.server).keys()
-        assert set(told["old"].nonzero().flatten().tolist()) == bank(run.server).keys() - set(client.labels)
+        assert set(found["allowed"].nonzero().flatten().tolist()) == wanted
+        assert set(found["rehearsed"].nonzero().flatten().tolist()) == met | bank(run.server).keys()
+        assert set(found["old"].nonzero().flatten().tolist()) == bank(run.server).keys() - set(client.labels)
 
 
-def test_an_epoch_holds_the_quota_of_every_prototyped_class(fresh):
-    run = second(fresh, quota=7, train__batch=16)
-    for client, told in constants(run, 1, 0):
-        steps, classes = -(-len(client.current) // 16), len(bank(run.server))
-        assert 0 <= steps * len(told["place"]) - 7 * classes < steps
-        _, of = imagined(told | {"rng": torch.Generator().manual_seed(0)})
+def test_an_epoch_has_the_quota_of_every_class_with_a_prototype(fresh):
+    run = second_position(fresh, quota=7, train__batch=16)
+    for client, found in constants(run, 1, 0):
+        steps = -(-len(client.current) // 16)
+        classes = len(bank(run.server))
+        assert 0 <= steps * len(found["place"]) - 7 * classes < steps
+        _, of = sample_pseudo_features(found | {"rng": torch.Generator().manual_seed(0)})
         each = [int((of == y).sum()) for y in bank(run.server)]
         assert max(each) - min(each) <= 1
 
 
 def test_pseudo_features_lie_around_their_prototypes(fresh):
-    run = second(fresh, quota=200)
-    _, told = constants(run, 1, 0)[0]
-    pseudo, of = imagined(told | {"radius": torch.tensor(0.5), "rng": torch.Generator().manual_seed(0)})
+    run = second_position(fresh, quota=200)
+    _, found = constants(run, 1, 0)[0]
+    pseudo, of = sample_pseudo_features(found | {"radius": torch.tensor(0.5), "rng": torch.Generator().manual_seed(0)})
     noise = pseudo - torch.stack([bank(run.server)[int(y)] for y in of])
     assert abs(float(noise.mean())) < 0.05
     assert 0.45 < float(noise.std()) < 0.55
 
 
 def test_rehearsal_trains_the_heads_rows_of_absent_classes(fresh):
-    """Rows that the client has never met move only because of pseudo-features."""
+    """Rows of classes that the client has never met change only by pseudo-features."""
     for weight in (0.0, 1.0):
-        run = second(fresh, rehearse=weight, contrast=0.0, weight_decay=0.0)
-        start, old = run.server.weights()["head"]["weight"], set(bank(run.server))
+        run = second_position(fresh, rehearse=weight, contrast=0.0, weight_decay=0.0)
+        start = run.server.weights()["head"]["weight"]
+        old = set(bank(run.server))
         private = {c: set(own["met"].nonzero().flatten().tolist()) for c, own in run.state.private.items()}
-        strangers = 0
+        not_met = 0
         for reply in run.turns(1, 0):
             met = private.get(reply.client, set()) | set(run.world.plan.observed(reply.client, 1))
             changed = set((reply.weights()["head"]["weight"] != start).any(1).nonzero().flatten().tolist())
             assert (old - met <= changed) if weight else changed <= met
-            strangers += len(old - met)
-        assert strangers > 0
+            not_met += len(old - met)
+        assert not_met > 0
 
 
 def test_the_contrastive_loss_is_its_definition():
     rng = torch.Generator().manual_seed(0)
-    z, pseudo = torch.randn(4, 3, generator=rng), torch.randn(5, 3, generator=rng)
-    y, of = torch.tensor([6, 6, 2, 8]), torch.tensor([6, 2, 1, 1, 1])
-    points, labels = F.normalize(torch.cat([z, pseudo]), dim=1), torch.cat([y, of]).tolist()
+    z = torch.randn(4, 3, generator=rng)
+    pseudo = torch.randn(5, 3, generator=rng)
+    y = torch.tensor([6, 6, 2, 8])
+    of = torch.tensor([6, 2, 1, 1, 1])
+    points = F.normalize(torch.cat([z, pseudo]), dim=1)
+    labels = torch.cat([y, of]).tolist()
     total = 0.0
     for i in range(4):
         others = [j for j in range(9) if j != i]
-        friends = [j for j in others if labels[j] == labels[i]]
+        positives = [j for j in others if labels[j] == labels[i]]
         share = torch.stack([points[i] @ points[j] for j in others]).log_softmax(0)
-        total -= sum(float(share[others.index(j)]) for j in friends) / max(1, len(friends))
+        total -= sum(float(share[others.index(j)]) for j in positives) / max(1, len(positives))
     assert float(contrastive(z, y, pseudo, of)) == pytest.approx(total / 4, rel=1e-5)
 
 
 def test_training_with_the_contrastive_loss_lowers_it(fresh):
-    """From one and the same server, so that the prototypes are the same too."""
-    run = second(fresh, rehearse=0.0, train__epochs=8, lr=0.02, params__temperature=1.0, setting="homogeneous")
-    usual, block = run.method.params, run.server.blocks["prototypes"]
+    """Both trainings start from the same server, so that the prototypes are the same too."""
+    run = second_position(fresh, rehearse=0.0, train__epochs=8, lr=0.02, params__temperature=1.0, setting="homogeneous")
+    usual = run.method.params
+    block = run.server.blocks["prototypes"]
 
-    def reached(weight: float) -> float:
+    def loss_after(weight: float) -> float:
         run.method.params = replace(usual, contrast=weight)
         total = 0.0
         for reply in run.turns(0, 2):
-            client, weights = run.client(reply.client, 0, 2), reply.weights()
+            client = run.client(reply.client, 0, 2)
+            weights = reply.weights()
             z = Tail(weights["adapter"], {}).adapt(client.features(weights["base"]))
             total += float(contrastive(z, client.y, block.tensors["mean"], torch.tensor(block.labels)))
         return total / len(run.clients(0, 2))
 
-    assert reached(10.0) < reached(0.0) - 0.1
+    assert loss_after(10.0) < loss_after(0.0) - 0.1
 
 
 # -- the budget -------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_says_what_the_quota_asks_for_and_what_was_drawn(fresh):
+def test_the_log_has_the_requested_and_the_served_replay(fresh):
     """A class is old for a client once the federation has seen it, and can be served once it has a prototype."""
-    run = second(fresh, quota=7, train__batch=16, train__epochs=2)
+    run = second_position(fresh, quota=7, train__batch=16, train__epochs=2)
     known = set(bank(run.server))
     for reply in run.turns(1, 0):
         client = run.client(reply.client, 1, 0)
@@ -235,23 +246,25 @@ def test_the_log_says_what_the_quota_asks_for_and_what_was_drawn(fresh):
     assert all(r.notes["replay_served"] == 0 for r in fresh("fedspace", setting="homogeneous").turns(0, 0))
 
 
-def test_the_expanded_regime_draws_more_around_more_prototypes(fresh):
-    run = second(fresh, setting="homogeneous", regime="expanded")
+def test_the_expanded_regime_has_more_samples_and_more_prototypes(fresh):
+    run = second_position(fresh, setting="homogeneous", regime="expanded")
     assert (run.method.params.quota, run.method.params.prototypes) == (100, 5)
     block = run.server.blocks["prototypes"]
     assert {block.labels.count(y) for y in block.labels} == {5}
-    _, told = constants(run, 1, 0)[0]
-    assert told["mean"].shape == (2, 5, run.world.net.features)
-    pseudo, of = imagined(told | {"radius": torch.tensor(0.0), "rng": torch.Generator().manual_seed(0)})
+    _, found = constants(run, 1, 0)[0]
+    assert found["mean"].shape == (2, 5, run.world.net.features)
+    pseudo, of = sample_pseudo_features(found | {"radius": torch.tensor(0.0), "rng": torch.Generator().manual_seed(0)})
     assert {tuple(p.tolist()) for p in pseudo} == {tuple(p.tolist()) for p in block.tensors["mean"]}
     assert all(int((block.tensors["mean"] == p).all(1).nonzero()[0]) // 5 == sorted(set(block.labels)).index(int(y))
                for p, y in zip(pseudo, of, strict=True))  # fmt: skip
 
 
-def test_replayed_samples_lie_around_the_prototypes_with_the_radius(fresh):
-    run = second(fresh, setting="homogeneous", regime="expanded")
-    block, radius = run.server.blocks["prototypes"], float(run.server.blocks["radius"].tensors["radius"])
-    label, rng = block.labels[0], torch.Generator().manual_seed(0)
+def test_the_diagnostics_get_samples_around_the_prototypes(fresh):
+    run = second_position(fresh, setting="homogeneous", regime="expanded")
+    block = run.server.blocks["prototypes"]
+    radius = float(run.server.blocks["radius"].tensors["radius"])
+    label = block.labels[0]
+    rng = torch.Generator().manual_seed(0)
     samples = run.method.replay(run.world.net, run.server, [], label, 1000, rng)
     noise = samples.tensors[0].view(200, 5, -1) - block.tensors["mean"][:5]
     assert samples.space == "adapted" and abs(float(noise.std()) - radius) < 0.05 * radius

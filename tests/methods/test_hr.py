@@ -1,4 +1,4 @@
-"""HR: an autoencoder whose decoded codes are replayed, and centroids that keep their distance."""
+"""HR: an autoencoder whose decoded codes are replayed, and centroids that repel each other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.methods.hr import BLOCKS, STARTS, first_of_each, recalled, starting
-from profcil.methods.parts.centroids import REST, around, closeness, descend, nowhere, place, potential, slopes
-from profcil.methods.parts.decoder import Decoder, Mixture, decode, encode, latent_size, make_decoder
+from profcil.methods.hr import BLOCKS, STARTS, first_of_each, stored_codes
+from profcil.methods.parts.centroids import (
+    EQUILIBRIUM,
+    descend,
+    negative_distances,
+    no_centroids,
+    place,
+    potential,
+    potential_gradient,
+    sample_around,
+)
+from profcil.methods.parts.decoder import DecodedSource, Decoder, decode, encode, latent_size, make_decoder
+from profcil.methods.parts.starting_model import start_weights
 from profcil.metrics.client_first import summary
 from profcil.model.layers import BatchNorm, unit
 
@@ -43,50 +53,51 @@ def autoencoder(run) -> dict:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 99), st.floats(0.01, 1.0))
-def test_with_room_for_all_every_pair_comes_to_rest_at_the_least_potential(n, seed, width):
+def test_with_enough_dimensions_every_pair_reaches_the_least_potential(n, seed, width):
     placed = descend(width * randn(n, 12, seed=seed), torch.zeros(0, 12), 5.0, rng())
     apart = torch.nn.functional.pdist(placed)
-    torch.testing.assert_close(apart, torch.full_like(apart, 5 * REST), rtol=1e-3, atol=0)
-    assert float(potential(placed, 5.0)) == pytest.approx(-n * (n - 1) / 2, abs=1e-3)  # −ε a pair, and no less exists
+    torch.testing.assert_close(apart, torch.full_like(apart, 5 * EQUILIBRIUM), rtol=1e-3, atol=0)
+    assert float(potential(placed, 5.0)) == pytest.approx(-n * (n - 1) / 2, abs=1e-3)  # −ε a pair, the minimum
 
 
-def test_slopes_are_the_potentials():
+def test_the_gradient_is_that_of_the_potential():
     points = 2 * randn(5, 3).double()
     points.requires_grad_()
     (expected,) = torch.autograd.grad(potential(points, 1.5), points)
-    torch.testing.assert_close(slopes(points.detach(), points.detach(), 1.5) / 1.5, expected)
+    torch.testing.assert_close(potential_gradient(points.detach(), points.detach(), 1.5) / 1.5, expected)
 
 
 def test_new_centroids_are_repelled_by_old_ones_which_do_not_move():
     old = descend(randn(4, 12), torch.zeros(0, 12), 5.0, rng())
-    bank = replace(nowhere(old[0]), tensors={"mean": old}, labels=(1, 3, 5, 8))
-    fresh = replace(bank, tensors={"mean": old[:2] + 0.01}, labels=(0, 7))  # right on top of two of them
+    bank = replace(no_centroids(old[0]), tensors={"mean": old}, labels=(1, 3, 5, 8))
+    fresh = replace(bank, tensors={"mean": old[:2] + 0.01}, labels=(0, 7))  # very close to two of them
     placed = place(bank, fresh, 5.0, rng())
     assert placed.labels == (0, 1, 3, 5, 7, 8)
     assert torch.equal(placed.tensors["mean"][[1, 2, 3, 5]], old)
     gaps = distances(placed.tensors["mean"][[0, 4]], placed.tensors["mean"])
-    assert float(gaps[gaps > 0].min()) > 0.98 * 5 * REST
+    assert float(gaps[gaps > 0].min()) > 0.98 * 5 * EQUILIBRIUM
 
 
-def test_equal_means_part_and_a_lone_one_stays():
-    twins = descend(torch.zeros(2, 4), torch.zeros(0, 4), 5.0, rng())
-    assert float((twins[0] - twins[1]).norm()) == pytest.approx(5 * REST, rel=1e-3)
-    lone = descend(torch.ones(1, 4), torch.zeros(0, 4), 5.0, rng())
-    torch.testing.assert_close(lone, torch.ones(1, 4), atol=0.05, rtol=0)
+def test_equal_means_separate_and_a_single_one_stays():
+    pair = descend(torch.zeros(2, 4), torch.zeros(0, 4), 5.0, rng())
+    assert float((pair[0] - pair[1]).norm()) == pytest.approx(5 * EQUILIBRIUM, rel=1e-3)
+    single = descend(torch.ones(1, 4), torch.zeros(0, 4), 5.0, rng())
+    torch.testing.assert_close(single, torch.ones(1, 4), atol=0.05, rtol=0)
 
 
-def test_more_classes_than_dimensions_still_keep_apart():
-    crowd = descend(0.1 * randn(12, 2), torch.zeros(0, 2), 5.0, rng())
-    assert float(torch.nn.functional.pdist(crowd).min()) > 0.9 * 5
+def test_more_classes_than_dimensions_are_still_separated():
+    placed = descend(0.1 * randn(12, 2), torch.zeros(0, 2), 5.0, rng())
+    assert float(torch.nn.functional.pdist(placed).min()) > 0.9 * 5
 
 
-def test_the_nearest_centroid_has_the_largest_score_and_an_absent_one_the_least():
-    bank = replace(nowhere(torch.zeros(2)), tensors={"mean": torch.tensor([[0.0, 0.0], [3.0, 4.0]])}, labels=(2, 5))
-    scores = closeness(torch.tensor([[0.0, 1.0], [3.0, 3.0]]), bank, 7)
+def test_the_nearest_centroid_has_the_largest_score_and_an_absent_one_the_smallest():
+    mean = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    bank = replace(no_centroids(torch.zeros(2)), tensors={"mean": mean}, labels=(2, 5))
+    scores = negative_distances(torch.tensor([[0.0, 1.0], [3.0, 3.0]]), bank, 7)
     torch.testing.assert_close(scores[:, [2, 5]], torch.tensor([[-1.0, -18.0], [-18.0, -1.0]]))
     assert scores.argmax(1).tolist() == [2, 5]
     assert (scores[:, [0, 1, 3, 4, 6]] == torch.finfo(torch.float32).min).all()
-    assert closeness(torch.zeros(1, 2), nowhere(torch.zeros(2)), 3).shape == (1, 3)
+    assert negative_distances(torch.zeros(1, 2), no_centroids(torch.zeros(2)), 3).shape == (1, 3)
 
 
 # -- the decoder ------------------------------------------------------------------------------------------------------
@@ -94,20 +105,20 @@ def test_the_nearest_centroid_has_the_largest_score_and_an_absent_one_the_least(
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 64, 64), (2, 7, 9), (1, 1, 1)])
-def test_a_decoder_gives_images_of_the_datas_shape(shape, norm):
+def test_a_decoder_gives_images_of_the_given_shape(shape, norm):
     images = Decoder(5, shape, norm)(randn(2, 5)).detach()
     assert images.shape == (2, *shape)
     assert 0 <= float(images.min()) <= float(images.max()) <= 1
 
 
-def test_sizes_for_32_pixels_are_the_papers_and_small_images_get_enough():
+def test_sizes_for_32_pixels_are_the_papers_and_small_images_have_a_minimum():
     decoder = Decoder(latent_size((3, 32, 32)), (3, 32, 32), "batch")
     assert latent_size((3, 32, 32)) == 307
     assert sum(p.numel() for p in decoder.parameters()) == 1_411_459
     assert latent_size((1, 8, 8)) == 16
 
 
-def test_the_decoder_normalises_as_the_encoder_does(fresh):
+def test_the_decoder_has_the_normalisation_of_the_encoder(fresh):
     for norm in ("batch", "group"):
         run = fresh("hr", model__norm=norm)
         assert any(isinstance(m, BatchNorm) for m in run.world.net.decoder.modules()) == (norm == "batch")
@@ -115,12 +126,13 @@ def test_the_decoder_normalises_as_the_encoder_does(fresh):
     assert torch.equal(made[0].widen.weight, made[1].widen.weight)
 
 
-def test_a_stored_code_is_decoded_closer_than_a_random_one(fresh):
+def test_a_stored_code_is_decoded_better_than_a_random_one(fresh):
     run = fresh("hr", **LEARNS, participants=4, train__epochs=6)
     for r in range(3):
         run.play(0, r)
     for c, own in run.state.private.items():
-        client, codes = run.client(c, 0, 2), own["later"]
+        client = run.client(c, 0, 2)
+        codes = own["later"]
         order = torch.randperm(len(client.current), generator=rng(client.number("keep")))
         kept = order[first_of_each(client.y[order], 20)]
         real = unit(client.examples.inputs(client.current[kept])[0])
@@ -138,7 +150,7 @@ def test_a_stored_code_is_decoded_closer_than_a_random_one(fresh):
 
 
 def second_task(run):
-    """The run after its first position, and what a client of the second round of the next has in hand."""
+    """A client in the second round of the second position, and its inbox."""
     for r in range(run.world.config.train.rounds):
         run.play(0, r)
     run.state.server = run.method.end_position(run.server, run.when(0, 0))
@@ -151,12 +163,15 @@ def second_task(run):
 def test_the_loss_is_the_papers_sum(fresh):
     run = fresh("hr", setting="homogeneous", budget=3, pull=7.0, distill=0.5, rebuild=2.0, participants=4)
     client, inbox = second_task(run)
-    phase, net = next(run.method.turn(client, inbox)), run.world.net
+    phase = next(run.method.turn(client, inbox))
+    net = run.world.net
     net.load(phase.weights)
     net.eval()
     net.augment = False
     batch = phase.source.epoch(rng()) | phase.constants
-    x, y, start = batch["x"], batch["y"], starting(inbox)
+    x = batch["x"]
+    y = batch["y"]
+    start = start_weights(inbox, BLOCKS)
     loss = phase.loss(net, batch | {"rng": rng(3)}).detach()
     with torch.no_grad():
         mu, logvar = net.latent(net.base(x))
@@ -172,10 +187,11 @@ def test_the_loss_is_the_papers_sum(fresh):
         hold = (mu - before).square().sum(1) + (image - net.decoder(before)).square().flatten(1).sum(1)
         total = 2 * (x - image).square().flatten(1).sum(1) + kl + 7 * away + 0.5 * hold
     torch.testing.assert_close(loss, total.mean() / 64)
-    assert any(not torch.equal(t, dict(inbox["base"].tensors)[k]) for k, t in start["base"].items())  # it has moved on
+    changed = [not torch.equal(t, inbox["base"].tensors[k]) for k, t in start["base"].items()]
+    assert any(changed)  # the starting model differs from the broadcast one
 
 
-def test_in_the_first_position_there_is_no_old_model_to_hold_on_to(fresh):
+def test_in_the_first_position_there_is_no_old_model(fresh):
     run = fresh("hr", setting="homogeneous")
     server = run.method.absorb(run.server, [], run.when(0, 0))
     assert STARTS[0] not in server.blocks
@@ -187,41 +203,44 @@ def test_in_the_first_position_there_is_no_old_model_to_hold_on_to(fresh):
     assert phase.source.replayed == 0
 
 
-def test_real_and_decoded_images_go_through_the_same_view(fresh, monkeypatch):
+def test_real_and_decoded_images_get_the_same_augmentation(fresh, monkeypatch):
     run = fresh("hr", setting="homogeneous", budget=3, participants=4)
     client, inbox = second_task(run)
-    phase, net, seen = next(run.method.turn(client, inbox)), run.world.net, []
+    phase = next(run.method.turn(client, inbox))
+    net = run.world.net
+    seen = []
     net.load(phase.weights)
     original = net.weak
     monkeypatch.setattr(net, "weak", lambda inputs, g: seen.append(inputs) or original(inputs, g))
     rows = phase.source.epoch(rng())
     phase.loss(net, rows | phase.constants | {"rng": rng()})
     assert len(seen) == 1
-    assert seen[0][0].shape == (len(client.current) + 3 * 2, 2, 8, 8)  # each with its old image beside it
+    # Each image has its old reconstruction as a second channel.
+    assert seen[0][0].shape == (len(client.current) + 3 * 2, 2, 8, 8)
     twice = torch.cat([rows["x"], rows["x"]], 1)
     one, two = original((twice,), rng())[0].chunk(2, 1)
     assert torch.equal(one, two)
     assert not torch.equal(one, rows["x"])
 
 
-def test_an_epoch_holds_every_real_image_once_and_the_quota_of_every_old_class():
+def test_an_epoch_has_every_real_image_once_and_the_quota_of_every_old_class():
     y = torch.tensor([4, 4, 9, 0, 0, 0, 7])
-    source = Mixture({"x": torch.arange(7.0), "y": y}, 3, 2, y[3:])
+    source = DecodedSource({"x": torch.arange(7.0), "y": y}, 3, 2, y[3:])
     rows = source.epoch(rng())
     assert source.size == len(rows["y"]) == 3 + 2 * 2
     assert rows["x"][:3].tolist() == [0.0, 1.0, 2.0]
     assert rows["y"][3:].tolist() == [0, 0, 7, 7]
     assert len(set(rows["x"][3:5].tolist())) == 2
-    alone = Mixture({"x": torch.arange(2.0), "y": y[:2]}, 2, 5, y[:0])
+    alone = DecodedSource({"x": torch.arange(2.0), "y": y[:2]}, 2, 5, y[:0])
     assert alone.size == len(alone.epoch(rng())["y"]) == 2
 
 
-def test_classes_absent_from_the_memory_are_drawn_around_their_centroid(fresh):
+def test_classes_without_codes_are_sampled_around_their_centroid(fresh):
     run = fresh("hr", setting="homogeneous", budget=400, pull=4.0, participants=4)
     client, inbox = second_task(run)
-    codes, y = recalled(client, inbox)
+    codes, y = stored_codes(client, inbox)
     lost, kept = sorted(set(y.tolist()))
-    z, labels = run.method.replayed(client, inbox, codes[y == kept], y[y == kept])
+    z, labels = run.method.codes_to_replay(client, inbox, codes[y == kept], y[y == kept])
     assert torch.equal(z[labels == kept], codes[y == kept])
     drawn = z[labels == lost]
     centre = inbox["centroids"].tensors["mean"][inbox["centroids"].labels.index(lost)]
@@ -229,27 +248,29 @@ def test_classes_absent_from_the_memory_are_drawn_around_their_centroid(fresh):
     torch.testing.assert_close(drawn.mean(0), centre, atol=0.1, rtol=0)
     assert float((drawn - centre).std()) == pytest.approx(9**-0.5, rel=0.05)  # 1/√(1 + 2λ)
     other = replace(client, when=run.when(1, 2))
-    assert not torch.equal(run.method.replayed(other, inbox, codes[:0], y[:0])[0][:400], drawn)
-    assert set(run.method.replayed(client, inbox, codes[:0], y[:0])[1].tolist()) == {lost, kept}
-    assert around(centre[None], 4.0, rng()).shape == (1, len(centre))
+    assert not torch.equal(run.method.codes_to_replay(other, inbox, codes[:0], y[:0])[0][:400], drawn)
+    assert set(run.method.codes_to_replay(client, inbox, codes[:0], y[:0])[1].tolist()) == {lost, kept}
+    assert sample_around(centre[None], 4.0, rng()).shape == (1, len(centre))
 
 
-def test_classes_that_others_learn_right_now_are_not_replayed(tiny):
+def test_classes_that_others_learn_in_this_position_are_not_replayed(tiny):
     run = tiny("hr")  # severe: orders differ
-    before, checked = run.before(), 0
+    before = run.before()
+    checked = 0
     for p in range(run.world.plan.positions):
         for r, c in [(turn, who) for turn in range(3) for who in run.clients(p, turn)]:
-            learned, state = set(before[p, 0].blocks["learned"].labels), before[p, r]
+            learned = set(before[p, 0].blocks["learned"].labels)
+            state = before[p, r]
             inbox = {n: state.blocks[n] for n in run.method.broadcast(state, run.when(p, r)) if n in state.blocks}
             client = run.client(c, p, r)
-            labels = set(run.method.replayed(client, inbox, *recalled(client, inbox))[1].tolist())
+            labels = set(run.method.codes_to_replay(client, inbox, *stored_codes(client, inbox))[1].tolist())
             assert labels == learned - set(client.labels)
             checked += len(set(state.blocks["centroids"].labels) - learned - set(client.labels)) > 0
-    assert checked  # it happened that somebody else's new class was there
+    assert checked  # another client's new class did occur
 
 
 @pytest.mark.parametrize("setting", ["homogeneous", "severe"])
-def test_a_client_keeps_codes_of_its_own_classes_within_the_budget(tiny, setting):
+def test_a_client_stores_codes_of_its_own_classes_within_the_budget(tiny, setting):
     run = tiny("hr", setting=setting, budget=6)
     plan, y = run.world.plan, run.world.bundle.train.y
     assert run.state.private
@@ -262,26 +283,27 @@ def test_a_client_keeps_codes_of_its_own_classes_within_the_budget(tiny, setting
         assert set(own["y"].tolist()).isdisjoint(plan.observed(c, took[-1]))
 
 
-def test_codes_are_metered_and_re_encoded_once_a_position(fresh):
+def test_codes_count_as_memory_and_are_re_encoded_once_a_position(fresh):
     run = fresh("hr", setting="homogeneous", budget=5, train__epochs=2, participants=4)
     client, inbox = second_task(run)
     before = {k: t.clone() for k, t in client.private.items()}
     assert len(before["codes"]) == 2 * 5
     reply = next(r for r in run.turns(1, 1) if r.client == client.id)
     own = run.state.private[client.id]
-    assert torch.equal(own["codes"], before["codes"])  # the same until the position ends
+    assert torch.equal(own["codes"], before["codes"])  # unchanged until the position ends
     old = torch.isin(own["later_y"], own["y"])
-    expected = encode(run.world.net, reply.weights(), decode(run.world.net, starting(inbox), before["codes"]))
+    decoded = decode(run.world.net, start_weights(inbox, BLOCKS), before["codes"])
+    expected = encode(run.world.net, reply.weights(), decoded)
     torch.testing.assert_close(own["later"][old], expected)  # f_new(g_old(m))
     assert (reply.notes["replay_requested"], reply.notes["replay_served"]) == (2 * 5 * 2, 2 * 5 * 2)
-    start = [t for tensors in starting(inbox).values() for t in tensors.values()]
+    start = [t for tensors in start_weights(inbox, BLOCKS).values() for t in tensors.values()]
     assert reply.notes["extra_bytes"] == sum(t.numel() * t.element_size() for t in (*own.values(), *start))
     again = replace(client, private=own, when=run.when(2, 0))
-    assert torch.equal(recalled(again, inbox)[0], own["later"])
-    assert reply.private is None  # nothing of it left the client
+    assert torch.equal(stored_codes(again, inbox)[0], own["later"])
+    assert reply.private is None  # the private state does not leave the client
 
 
-def test_the_starting_model_is_metered_where_there_is_one(fresh):
+def test_the_starting_model_counts_as_memory_if_there_is_one(fresh):
     run = fresh("hr", setting="homogeneous", budget=5, participants=4)
     for position, round in ((0, 1), (0, 2), (1, 0), (1, 1)):
         if (position, round) == (1, 0):
@@ -302,7 +324,7 @@ def test_the_first_of_each_class():
 
 
 @pytest.mark.parametrize("setting", ["homogeneous", "severe"])
-def test_in_a_stream_old_centroids_stay_to_the_bit_and_new_ones_keep_their_distance(tiny, setting):
+def test_in_a_stream_old_centroids_never_change_and_new_ones_are_separated(tiny, setting):
     run = tiny("hr", setting=setting)
     banks = [server.blocks["centroids"] for _, _, server in run.trail]
     for one, two in pairwise(banks):
@@ -312,25 +334,26 @@ def test_in_a_stream_old_centroids_stay_to_the_bit_and_new_ones_keep_their_dista
     met = {y for p in range(plan.positions) for r in range(3) for c in run.clients(p, r) for y in plan.observed(c, p)}
     assert set(banks[-1].labels) == met
     gaps = torch.nn.functional.pdist(banks[-1].tensors["mean"])
-    assert float(gaps.min()) > 0.95 * 5 * REST
+    assert float(gaps.min()) > 0.95 * 5 * EQUILIBRIUM
 
 
-def test_centroids_start_from_the_mean_codes_of_all_who_hold_a_class(fresh):
+def test_centroids_start_from_the_mean_codes_of_all_clients_with_the_class(fresh):
     run = fresh("hr", setting="homogeneous")
     when = replace(run.when(0, 0), stage="refresh")
     clients = [run.world.client(c, when) for c in run.clients(0, 0)]
     state = run.method.absorb(run.server, [run.method.survey(c, run.server.blocks) for c in clients], when)
     x, y = (torch.cat(parts) for parts in zip(*((c.examples.inputs(c.current)[0], c.y) for c in clients), strict=True))
-    codes, told = encode(run.world.net, autoencoder(run), x), state.blocks["means"]
-    for label, mean in zip(told.labels, told.tensors["mean"], strict=True):
+    codes = encode(run.world.net, autoencoder(run), x)
+    means = state.blocks["means"]
+    for label, mean in zip(means.labels, means.tensors["mean"], strict=True):
         torch.testing.assert_close(mean, codes[y == label].mean(0), atol=1e-4, rtol=1e-4)
     placed = run.method.train_server(run.world.server(when), state)
     assert "means" not in placed.blocks
-    asked = run.method.survey(clients[0], placed.blocks)
-    assert not asked.blocks  # all it has are placed: nothing more to tell
+    survey = run.method.survey(clients[0], placed.blocks)
+    assert not survey.blocks  # all its classes have a centroid
 
 
-def test_the_old_model_is_the_one_that_a_client_was_sent_in_the_first_round(tiny):
+def test_the_old_model_is_the_one_of_the_first_round_and_is_not_sent_again(tiny):
     run = tiny("hr", setting="homogeneous", participants=4)
     for what, when, server in run.trail:
         if what == "round":
@@ -350,15 +373,15 @@ def test_replay_and_distillation_forget_less(tiny):
         run = tiny("hr", budget=budget, distill=distill, **LONGER)
         s = run.state.scores
         results[budget] = summary(s.correct, s.total, run.world.plan.orders)
-    assert results[20]["af"] < 0.5 * results[0]["af"]  # 0.2 to 0.3 of it on three seeds
+    assert results[20]["af"] < 0.5 * results[0]["af"]  # it is 0.2 to 0.3 on three seeds
     assert results[20]["faa"] > results[0]["faa"]
 
 
-def test_replay_for_the_diagnostics_is_images_of_the_class(tiny):
+def test_the_diagnostics_get_decoded_images(tiny):
     run = tiny("hr", budget=20, distill=1.0, **LONGER)
     clients = [run.world.client(c, run.when(1, 2), own) for c, own in sorted(run.state.private.items())]
     label = run.server.blocks["learned"].labels[0]
-    for who in (clients, []):  # from their codes, or where nobody has one, from the centroid
+    for who in (clients, []):  # from codes, or without clients from the centroid
         samples = run.method.replay(run.world.net, run.server, who, label, 7, rng())
         assert samples.space == "inputs"
         assert samples.tensors[0].shape == (7, 1, 8, 8)
@@ -373,7 +396,7 @@ def fresh_state(run):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_clients_with_one_example_and_alone(fresh, assign_samples, tiny, norm):
+def test_clients_with_one_example_and_a_single_client(fresh, assign_samples, tiny, norm):
     def owner(labels, tasks):
         given = np.full(len(labels), -1)
         for task in tasks:
@@ -391,8 +414,8 @@ def test_clients_with_one_example_and_alone(fresh, assign_samples, tiny, norm):
     assert len(few.state.private[0]["later_y"]) == 5  # one example a task
 
 
-def test_a_class_that_comes_with_a_late_client_gets_a_centroid_then(fresh, assign_samples):
-    """Two clients with a class each; one takes part a round."""
+def test_a_class_of_a_late_client_gets_its_centroid_when_the_client_participates(fresh, assign_samples):
+    """Two clients with one class each; one participates per round."""
     assign_samples(lambda labels, tasks: [int(y == tasks[0][1]) if y in tasks[0] else -1 for y in labels])
     run = fresh("hr", clients=2, participants=1)
     rounds = [run.clients(0, r) for r in range(3)]
@@ -403,7 +426,7 @@ def test_a_class_that_comes_with_a_late_client_gets_a_centroid_then(fresh, assig
         assert set(run.server.blocks["centroids"].labels) == held
 
 
-def test_without_a_centroid_a_client_has_nothing_to_train_and_moves_nothing(fresh, same_bits):
+def test_without_a_centroid_a_client_trains_nothing_and_changes_nothing(fresh, same_bits):
     run = fresh("hr", setting="homogeneous")
     client = run.client(run.clients(0, 0)[0], 0, 0)
     turn = run.method.turn(client, run.server.blocks)

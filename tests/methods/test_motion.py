@@ -1,4 +1,4 @@
-"""MOTION: a client's past is a coarse graph with the labels it was shown, and updates are merged by coordinates."""
+"""MOTION: a client's past is a coarse graph with the labels it was shown; updates are merged by coordinates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graph import check_every_turn_replays, later, on_graph  # noqa: F401
+from small_graph import (  # noqa: F401
+    check_every_turn_replays,
+    check_forgets_less_than_fedavg,
+    on_graph,
+    second_position,
+)
 
 from profcil.engine.payload import Block, Reply
 from profcil.errors import NotApplicable
-from profcil.methods.motion import HIDDEN, coarse, flat, shaped
-from profcil.methods.parts.coarsening import centrality, distinction, merged, quotient, triangles, worth
+from profcil.methods.motion import HIDDEN, coarsen, flatten, unflatten
+from profcil.methods.parts.coarsening import (
+    centrality,
+    closed_pairs,
+    coarse_graph,
+    dissimilarity,
+    merge_nodes,
+    retention_score,
+)
 from profcil.methods.parts.merging import merge_weights, merged_step
-from profcil.metrics.client_first import summary
 from profcil.model.net import MODEL
 
 
@@ -36,25 +47,26 @@ def random_edges(nodes: int, tries: int, seed: int = 0) -> torch.Tensor:
 def test_a_coarse_graph_has_mean_features_and_each_edge_between_clusters_once():
     x = torch.tensor([[0.0], [2.0], [10.0], [30.0]])
     edges = torch.tensor([[0, 1, 0, 2, 1, 2, 2, 3], [1, 0, 2, 0, 2, 1, 3, 2]])
-    features, ends, place = quotient(x, edges, torch.tensor([0, 0, 2, 3]))
+    features, ends, place = coarse_graph(x, edges, torch.tensor([0, 0, 2, 3]))
     assert features.flatten().tolist() == [1.0, 10.0, 30.0]
     assert place.tolist() == [0, 0, 1, 2]
     assert sorted(map(tuple, ends.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
-    same = quotient(x, edges, torch.arange(4))
+    same = coarse_graph(x, edges, torch.arange(4))
     assert torch.equal(same[0], x)
     assert sorted(map(tuple, same[1].T.tolist())) == sorted(map(tuple, edges.T.tolist()))
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 30), st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.integers(0, 99))
-def test_of_every_label_its_part_stays_and_the_others_join_one_that_stays(n, keep, seed):
+def test_the_share_of_every_label_is_retained_and_the_others_are_merged_into_it(n, keep, seed):
     y = torch.randint(0, 4, (n,), generator=rng(seed)) * 3
-    h, score = torch.randn(n, 5, generator=rng(seed + 1)), torch.rand(n, generator=rng(seed + 2))
+    h = torch.randn(n, 5, generator=rng(seed + 1))
+    score = torch.rand(n, generator=rng(seed + 2))
     protected = torch.rand(n, generator=rng(seed + 3)) < 0.2
-    stands = merged(h, y, score, keep, protected)
-    stay = stands == torch.arange(n)
-    assert bool(stay[stands].all())  # who stands for another stands for itself
-    assert torch.equal(y[stands], y)  # and has its label
+    representative = merge_nodes(h, y, score, keep, protected)
+    stay = representative == torch.arange(n)
+    assert bool(stay[representative].all())  # a representative represents itself
+    assert torch.equal(y[representative], y)  # and has the same label
     assert bool(stay[protected].all())
     for label in torch.unique(y):
         of = y == label
@@ -64,18 +76,20 @@ def test_of_every_label_its_part_stays_and_the_others_join_one_that_stays(n, kee
             assert score[free & stay].min() >= score[free & ~stay].max()
 
 
-def test_a_node_joins_the_most_similar_one_that_stays():
+def test_a_node_is_merged_into_the_most_similar_retained_one():
     h = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.2], [0.1, 5.0]])
-    stands = merged(h, torch.zeros(4, dtype=torch.long), torch.tensor([0.9, 0.8, 0.1, 0.2]), 0.5, torch.zeros(4) > 0)
-    assert stands.tolist() == [0, 1, 0, 1]
+    y = torch.zeros(4, dtype=torch.long)
+    protected = torch.zeros(4, dtype=torch.bool)
+    representative = merge_nodes(h, y, torch.tensor([0.9, 0.8, 0.1, 0.2]), 0.5, protected)
+    assert representative.tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("tries", [0, 40, 300])
-def test_places_in_a_graph_are_what_their_names_say(tries):
+def test_centralities_match_their_definitions(tries):
     edges = random_edges(25, tries)
     a = torch.zeros(25, 25, dtype=torch.float64)
     a[edges[0], edges[1]] = 1
-    assert triangles(edges, 25).tolist() == ((a @ a) * a).sum(1).tolist()
+    assert closed_pairs(edges, 25).tolist() == ((a @ a) * a).sum(1).tolist()
     found = centrality(edges, 25)
     assert found.shape == (25, 5)
     assert float(found.min()) >= 0
@@ -87,27 +101,28 @@ def test_places_in_a_graph_are_what_their_names_say(tries):
         assert float(torch.corrcoef(torch.stack([found[:, 3].double(), leading]))[0, 1]) > 0.99
 
 
-def test_scores_are_the_same_every_time_and_prefer_hubs_and_strangers():
+def test_scores_are_deterministic_and_highest_for_hubs_and_outliers():
     star = torch.stack([torch.zeros(9, dtype=torch.long), torch.arange(1, 10)])
     edges = torch.cat([star, star.flip(0)], 1)
     h = torch.tensor([1.0, 2.0, 3.0, 4.0]) + 0.01 * torch.randn(10, 4, generator=rng())
     h[7] = torch.tensor([-3.0, 2.0, 0.0, -1.0])
     rows = torch.arange(10)
-    score = worth(h, edges, rows, 10)
-    assert torch.equal(score, worth(h, edges, rows, 10))
+    score = retention_score(h, edges, rows, 10)
+    assert torch.equal(score, retention_score(h, edges, rows, 10))
     assert int(centrality(edges, 10)[:, :4].mean(1).argmax()) == 0
-    assert distinction(h).argmax(0).tolist() == [7, 7, 7, 7]
+    assert dissimilarity(h).argmax(0).tolist() == [7, 7, 7, 7]
     assert set(score.topk(2).indices.tolist()) == {0, 7}
-    assert bool(torch.isfinite(worth(h[:1], edges[:, :0], rows[:1], 10)).all())
+    assert bool(torch.isfinite(retention_score(h[:1], edges[:, :0], rows[:1], 10)).all())
 
 
-# -- what a client keeps ----------------------------------------------------------------------------------------------
+# -- the private state ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setting", ["homogeneous", "severe"])
-def test_coarse_nodes_have_the_true_label_of_all_they_stand_for_and_no_other_label_is_known(on_graph, setting):  # noqa: F811
+def test_coarse_nodes_have_the_true_label_and_hidden_labels_stay_hidden(on_graph, setting):  # noqa: F811
     run = on_graph("motion", setting=setting, reservoir=2).stream()
-    plan, y = run.world.plan, run.world.bundle.train.y
+    plan = run.world.plan
+    y = run.world.bundle.train.y
     merges = 0
     for c, own in run.state.private.items():
         had = [p for p in range(plan.positions) if any(c in run.clients(p, r) for r in range(3))]
@@ -116,15 +131,15 @@ def test_coarse_nodes_have_the_true_label_of_all_they_stand_for_and_no_other_lab
         assert torch.equal(own["y"], torch.where(torch.from_numpy(shown), true, HIDDEN))
         assert torch.equal(true[own["cluster"]], true)
         alone = own["cluster"] == torch.arange(len(true))
-        assert bool(alone[torch.from_numpy(~shown)].all())  # what is not known is not merged
+        assert bool(alone[torch.from_numpy(~shown)].all())  # nodes with hidden labels are not merged
         merges += int((~alone).sum())
-        graph, place = coarse(run.world.share(c)[1], own)
+        graph, place = coarsen(run.world.share(c)[1], own)
         assert torch.equal(graph.y[place[torch.from_numpy(shown)]], true[torch.from_numpy(shown)])
     assert merges > 10
 
 
-def test_no_label_but_the_shown_ones_has_any_effect(on_graph, same_bits):  # noqa: F811
-    """All hidden labels, of later positions and of test nodes, are wrong: nothing that is trained changes."""
+def test_hidden_labels_have_no_effect(on_graph, same_bits):  # noqa: F811
+    """Training does not change if all hidden labels, of later positions and of test nodes, are wrong."""
     runs = [on_graph("motion", reservoir=2) for _ in range(2)]
     runs[1].world.bundle.test.y.fill_(0)
     for run, wrong in zip(runs, (False, True), strict=True):
@@ -143,26 +158,26 @@ def test_no_label_but_the_shown_ones_has_any_effect(on_graph, same_bits):  # noq
         assert all(torch.equal(t, runs[1].state.private[c][k]) for k, t in own.items())
 
 
-def test_a_client_coarsens_once_a_position_and_never_the_reservoir(on_graph):  # noqa: F811
+def test_a_client_coarsens_once_a_position_and_never_merges_the_reservoir(on_graph):  # noqa: F811
     run = on_graph("motion", reservoir=7)
-    client, inbox = later(run)
+    client, inbox = second_position(run)
     before = client.private["cluster"]
-    assert torch.equal(before, torch.arange(len(before)))  # nothing in the first position
+    assert torch.equal(before, torch.arange(len(before)))  # nothing is merged in the first position
     own = run.method.private(client, inbox)
     again = run.method.private(replace(client, private=own), inbox)
     assert torch.equal(own["cluster"], again["cluster"])
-    gone = own["cluster"] != torch.arange(len(before))
+    merged = own["cluster"] != torch.arange(len(before))
     old = client.private["y"] != HIDDEN
     for label in torch.unique(client.private["y"][old]):
         of = client.private["y"] == label
         kept = run.method.reservoir(client, client.private["y"])
         least = max(int(int(of.sum()) * 0.5 + 0.5), int(of[kept].sum()))
-        assert int((of & ~gone).sum()) == least
+        assert int((of & ~merged).sum()) == least
     assert len(kept) == 7
-    assert not bool(gone[kept].any())
+    assert not bool(merged[kept].any())
 
 
-def test_the_reservoir_is_drawn_evenly_and_who_left_stays_out(on_graph):  # noqa: F811
+def test_the_reservoir_is_uniform_and_a_node_that_left_never_returns(on_graph):  # noqa: F811
     run = on_graph("motion", reservoir=5)
     client = run.client(0, 0, 0)
     y = torch.full((40,), HIDDEN)
@@ -182,13 +197,13 @@ def test_the_reservoir_is_drawn_evenly_and_who_left_stays_out(on_graph):  # noqa
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_is_on_the_clients_own_coarse_graph_and_on_shown_labels(on_graph):  # noqa: F811
+def test_training_uses_the_clients_own_coarse_graph_and_shown_labels(on_graph):  # noqa: F811
     run = on_graph("motion", budget=4, reservoir=0)
-    client, inbox = later(run)
+    client, inbox = second_position(run)
     phase = next(run.method.turn(client, inbox))
     own = run.method.private(client, inbox)
     local = run.world.bundle.train.part(torch.from_numpy(run.world.plan.owned(client.id).copy()))
-    place = coarse(local, own)[1]
+    place = coarsen(local, own)[1]
     ours = {tuple(e) for e in phase.constants["edges"].T.tolist()}
     assert ours == {tuple(e) for e in place[local.edges].T.tolist() if e[0] != e[1]}
     assert len(phase.constants["x"]) == int(place.max()) + 1 < len(local.x)
@@ -211,10 +226,10 @@ def test_training_is_on_the_clients_own_coarse_graph_and_on_shown_labels(on_grap
         torch.testing.assert_close(phase.loss(net, batch), expected)
 
 
-def test_a_turn_logs_the_budget_and_meters_the_coarse_past(on_graph):  # noqa: F811
+def test_a_turn_logs_the_budget_and_counts_the_coarse_past_as_memory(on_graph):  # noqa: F811
     run = on_graph("motion", budget=4, train__epochs=2, reservoir=0)
-    client, inbox = later(run)
-    graph, _ = coarse(client.examples, run.method.private(client, inbox))
+    client, inbox = second_position(run)
+    graph, _ = coarsen(client.examples, run.method.private(client, inbox))
     answer = next(r for r in run.turns(1, 0) if r.client == client.id)
     assert (answer.notes["replay_requested"], answer.notes["replay_served"]) == (16, 16)
     old = int(((graph.y != HIDDEN) & ~torch.isin(graph.y, torch.tensor(client.labels))).sum())
@@ -222,19 +237,12 @@ def test_a_turn_logs_the_budget_and_meters_the_coarse_past(on_graph):  # noqa: F
     assert answer.private is None
 
 
-def test_what_is_replayed_does_not_pass_for_current_in_a_clients_next_turn(on_graph):  # noqa: F811
+def test_replayed_classes_are_not_current_in_later_turns(on_graph):  # noqa: F811
     check_every_turn_replays(on_graph("motion", budget=3, label_space="local"))
 
 
 def test_it_forgets_less_than_fedavg(on_graph):  # noqa: F811
-    longer = {"train__rounds": 6, "train__epochs": 3, "optimiser": "adam", "lr": 0.01}
-    results = {}
-    for method in ("fedavg", "motion"):
-        run = on_graph(method, **longer).stream()
-        s = run.state.scores
-        results[method] = summary(s.correct, s.total, run.world.plan.orders)
-    assert results["motion"]["af"] < 0.5 * results["fedavg"]["af"]
-    assert results["motion"]["faa"] > results["fedavg"]["faa"] + 20
+    check_forgets_less_than_fedavg(on_graph, "motion")
 
 
 # -- merging ----------------------------------------------------------------------------------------------------------
@@ -242,7 +250,7 @@ def test_it_forgets_less_than_fedavg(on_graph):  # noqa: F811
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 60), st.sampled_from([0.0, 0.1, 1.0]), st.integers(0, 99))
-def test_equal_updates_are_taken_as_they_are(clients, n, part, seed):
+def test_the_merge_of_equal_updates_is_this_update(clients, n, part, seed):
     update = 0.01 * torch.randn(n, generator=rng(seed))
     share = torch.rand(clients, generator=rng(seed + 1)) + 0.1
     together = update.expand(clients, n)
@@ -252,10 +260,10 @@ def test_equal_updates_are_taken_as_they_are(clients, n, part, seed):
     torch.testing.assert_close(still[moved], update[moved])
 
 
-def test_only_the_largest_part_that_agrees_has_a_say():
+def test_only_large_coordinates_that_agree_with_the_others_have_a_weight():
     updates = 0.01 * torch.randn(3, 1000, generator=rng())
-    updates[:, 0] = 0.05  # all move it far, the same way
-    updates[:, 1] = torch.tensor([0.05, -0.05, -0.05])  # the first is against the others
+    updates[:, 0] = 0.05  # large for all, in the same direction
+    updates[:, 1] = torch.tensor([0.05, -0.05, -0.05])  # the first disagrees with the others
     weight = merge_weights(updates, 0.1)
     assert (weight > 0).sum(1).tolist() == [100, 100, 100]
     assert weight[:, 0].tolist() == pytest.approx([1, 1, 1], abs=0.02)
@@ -263,14 +271,14 @@ def test_only_the_largest_part_that_agrees_has_a_say():
     step = merged_step(updates, torch.tensor([0.5, 0.25, 0.25]), 0.1)
     assert float(step[0]) == pytest.approx(0.05)
     assert float(step[1]) == pytest.approx(-0.05)
-    nobody = (weight == 0).all(0)
+    no_weight = (weight == 0).all(0)
     mean = (torch.tensor([0.5, 0.25, 0.25])[:, None] * updates).sum(0)
-    torch.testing.assert_close(step[nobody], mean[nobody])
-    assert float(merged_step(updates, torch.full((3,), 1 / 3), 0.1, "still")[nobody].abs().max()) == 0
+    torch.testing.assert_close(step[no_weight], mean[no_weight])
+    assert float(merged_step(updates, torch.full((3,), 1 / 3), 0.1, "still")[no_weight].abs().max()) == 0
     assert torch.equal(merged_step(0 * updates, torch.full((3,), 1 / 3), 0.1), torch.zeros(1000))
 
 
-def test_the_server_merges_equal_models_to_that_model_whatever_their_counts(on_graph):  # noqa: F811
+def test_the_server_merges_equal_models_to_that_model_for_any_counts(on_graph):  # noqa: F811
     run = on_graph("motion")
     target = {b: {k: t + 0.01 * torch.randn(t.shape, generator=rng(3)) for k, t in ts.items()}
               for b, ts in run.server.weights().items()}  # fmt: skip
@@ -281,7 +289,7 @@ def test_the_server_merges_equal_models_to_that_model_whatever_their_counts(on_g
     for b in MODEL:
         for k, t in state.weights()[b].items():
             torch.testing.assert_close(t, target[b][k], atol=1e-6, rtol=1e-5)
-    again = shaped(flat(target), target)
+    again = unflatten(flatten(target), target)
     assert all(torch.equal(t, target[b][k]) for b in MODEL for k, t in again[b].items())
     assert run.method.aggregate(run.server, [], run.when(0, 0)) is run.server
 
@@ -289,18 +297,19 @@ def test_the_server_merges_equal_models_to_that_model_whatever_their_counts(on_g
 # -- edges ------------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_model_travels(on_graph):  # noqa: F811
-    ours, plain = on_graph("motion").stream(), on_graph("fedavg").stream()
+def test_only_the_model_is_sent(on_graph):  # noqa: F811
+    ours = on_graph("motion").stream()
+    plain = on_graph("fedavg").stream()
     assert {e.kind for e in ours.ledger.entries} == {e.kind for e in plain.ledger.entries}
     assert ours.ledger.total() == plain.ledger.total()
 
 
-def test_replay_is_the_coarse_nodes_of_a_class_each_in_its_own_graph(on_graph):  # noqa: F811
+def test_the_diagnostics_get_the_coarse_nodes_of_a_class_in_their_own_graphs(on_graph):  # noqa: F811
     run = on_graph("motion", reservoir=0)
-    client, _ = later(run)
+    client, _ = second_position(run)
     run.play(1, 0)
     clients = [run.world.client(c, run.when(1, 1), p) for c, p in run.state.private.items()]
-    graphs = [coarse(c.examples, dict(c.private))[0] for c in clients]
+    graphs = [coarsen(c.examples, dict(c.private))[0] for c in clients]
     label = int(client.private["y"].max())
     x, edges, nodes = run.method.replay(run.world.net, run.server, clients, label, 500, rng()).tensors
     assert len(nodes) == sum(int((g.y == label).sum()) for g in graphs)
@@ -311,6 +320,6 @@ def test_replay_is_the_coarse_nodes_of_a_class_each_in_its_own_graph(on_graph): 
     assert run.method.replay(run.world.net, run.server, [], label, 5, rng()) is None
 
 
-def test_images_are_refused_before_anything_runs(fresh):
+def test_images_are_rejected_before_a_run(fresh):
     with pytest.raises(NotApplicable, match="Motion is made for graph, not for image"):
         fresh("motion")

@@ -1,4 +1,4 @@
-"""POWER: buffered nodes are replayed without edges, and the server learns on class means found from gradients."""
+"""POWER: buffered nodes are replayed without edges, and the server distils on class means inverted from gradients."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graph import check_every_turn_replays, later, on_graph  # noqa: F401
+from small_graph import (  # noqa: F401
+    check_every_turn_replays,
+    check_forgets_less_than_fedavg,
+    on_graph,
+    second_position,
+)
 
 from profcil.data.bundle import Nodes
 from profcil.engine.payload import Block
 from profcil.engine.server import Server
 from profcil.errors import NotApplicable
 from profcil.methods.parts.covering import cover
-from profcil.methods.parts.inversion import HIDDEN, invert, label_of, leak, mirror
-from profcil.methods.power import scores
-from profcil.metrics.client_first import summary
+from profcil.methods.parts.inversion import HIDDEN, gradient_of, invert, label_of, make_shared_network
+from profcil.methods.power import node_logits
 from profcil.model.net import MODEL
 
 
@@ -31,47 +35,50 @@ def rng(seed: int = 0) -> torch.Generator:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 9), st.sampled_from([0.01, 0.1, 1.0]), st.integers(0, 99))
-def test_a_vector_and_its_label_are_found_from_the_gradient_they_cause(columns, classes, scale, seed):
-    network = dict(mirror(columns, classes, rng(seed)).items())
-    x, label = scale * torch.randn(columns, generator=rng(seed + 1)), seed % classes
-    gradient = leak(network, x, label)
+def test_a_vector_and_its_label_are_recovered_from_their_gradient(columns, classes, scale, seed):
+    network = dict(make_shared_network(columns, classes, rng(seed)).items())
+    x = scale * torch.randn(columns, generator=rng(seed + 1))
+    label = seed % classes
+    gradient = gradient_of(network, x, label)
     assert label_of(gradient) == label
     assert float((invert(network, gradient) - x).norm() / x.norm()) < 0.01
 
 
-def test_another_gradient_is_another_vector():
-    network = dict(mirror(20, 5, rng()).items())
+def test_the_inversion_of_another_gradient_is_another_vector():
+    network = dict(make_shared_network(20, 5, rng()).items())
     one, two = torch.rand(2, 20, generator=rng(1))
-    assert float((invert(network, leak(network, one, 3)) - two).norm() / two.norm()) > 0.2
+    assert float((invert(network, gradient_of(network, one, 3)) - two).norm() / two.norm()) > 0.2
 
 
 def test_the_server_recovers_the_class_means_of_every_client(on_graph):  # noqa: F811
     run = on_graph("power")
     server = run.play(0, 0)
     for c in run.clients(0, 0):
-        client, found = run.client(c, 0, 0), server.blocks[f"pseudo/{c}/0"]
+        client = run.client(c, 0, 0)
+        found = server.blocks[f"pseudo/{c}/0"]
         assert found.labels == client.labels
         for label, x, count in zip(found.labels, found.tensors["x"], found.tensors["count"], strict=True):
             nodes = client.examples.nodes[client.current[client.y == label]]
             torch.testing.assert_close(x, client.examples.x[nodes].mean(0), atol=1e-3, rtol=0)
             assert int(count) == len(nodes)
-    assert not [n for n in server.blocks if n.startswith(("local/", "gradients/"))]  # gone after the round
+    assert not [n for n in server.blocks if n.startswith(("local/", "gradients/"))]  # deleted after the round
 
 
 @pytest.mark.parametrize("transfer", ["changed", "full"])
-def test_the_ledger_shows_gradients_and_shared_network_once_a_position_or_less(on_graph, transfer):  # noqa: F811
+def test_gradients_and_shared_network_are_sent_once_a_position_or_less(on_graph, transfer):  # noqa: F811
     run = on_graph("power", transfer=transfer).stream()
-    plan, sizes = run.world.plan, (12, *HIDDEN, 6)
+    plan = run.world.plan
+    sizes = (12, *HIDDEN, 6)
     floats = sum(a * b + b for a, b in pairwise(sizes))
-    taken = {(c, p) for p in range(plan.positions) for r in range(3) for c in run.clients(p, r)}
-    sent = sum(len(plan.observed(c, p)) for c, p in taken)
-    asked = len({c for c, _ in taken}) if transfer == "changed" else len(taken)
+    turns = {(c, p) for p in range(plan.positions) for r in range(3) for c in run.clients(p, r)}
+    sent = sum(len(plan.observed(c, p)) for c, p in turns)
+    receivers = len({c for c, _ in turns}) if transfer == "changed" else len(turns)
     assert run.ledger.total(kind="prototype", direction="up") == sent * (4 * floats + 4)
-    assert run.ledger.total(kind="prototype", direction="down") == asked * 4 * floats
+    assert run.ledger.total(kind="prototype", direction="down") == receivers * 4 * floats
     assert run.state.tally["server_seconds"] > 0
 
 
-# -- choosing what to keep --------------------------------------------------------------------------------------------
+# -- the choice of nodes ----------------------------------------------------------------------------------------------
 
 
 def test_chosen_nodes_cover_every_cluster_the_largest_first():
@@ -80,14 +87,14 @@ def test_chosen_nodes_cover_every_cluster_the_largest_first():
     points = centres[of] + 0.01 * torch.randn(21, 2, generator=rng())
     chosen = cover(points, 3, 0.1)
     assert of[chosen].tolist() == [1, 2, 0]
-    assert of[cover(points, 4, 0.1)].tolist() == [1, 2, 0, 1]  # all are covered, and it begins anew
+    assert of[cover(points, 4, 0.1)].tolist() == [1, 2, 0, 1]  # all are covered, so it starts again
     assert sorted(cover(points, 50, 0.1).tolist()) == list(range(21))
     assert cover(points, 0, 0.1).tolist() == []
     assert cover(points[:1], 2, 0.1).tolist() == [0]
 
 
 @pytest.mark.parametrize("setting", ["homogeneous", "severe"])
-def test_a_client_keeps_up_to_the_budget_of_each_class_it_had(on_graph, setting):  # noqa: F811
+def test_a_client_stores_up_to_the_budget_of_each_class_it_had(on_graph, setting):  # noqa: F811
     run = on_graph("power", setting=setting, budget=4).stream()
     plan = run.world.plan
     for c, own in run.state.private.items():
@@ -104,11 +111,13 @@ def test_a_client_keeps_up_to_the_budget_of_each_class_it_had(on_graph, setting)
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_is_beta_on_current_nodes_and_the_rest_on_nodes_without_edges(on_graph):  # noqa: F811
+def test_the_loss_weights_current_nodes_by_beta_and_replayed_ones_by_the_rest(on_graph):  # noqa: F811
     run = on_graph("power", budget=3, beta=0.2)
-    client, inbox = later(run)
+    client, inbox = second_position(run)
     phase = next(run.method.turn(client, inbox))
-    net, graph, kept = run.world.net, client.examples, client.private["rows"]
+    net = run.world.net
+    graph = client.examples
+    kept = client.private["rows"]
     net.load(run.server.weights())
     net.eval()
     rows = phase.source.epoch(rng())
@@ -125,9 +134,9 @@ def test_the_loss_is_beta_on_current_nodes_and_the_rest_on_nodes_without_edges(o
     torch.testing.assert_close(ours, expected)
 
 
-def test_no_edge_leads_out_of_the_clients_own_graph_and_none_to_a_replayed_node(on_graph):  # noqa: F811
+def test_all_edges_are_the_clients_own_and_replayed_nodes_have_none(on_graph):  # noqa: F811
     run = on_graph("power", budget=3)
-    client, inbox = later(run)
+    client, inbox = second_position(run)
     phase = next(run.method.turn(client, inbox))
     own = run.world.bundle.train.part(torch.from_numpy(run.world.plan.owned(client.id).copy()))
     assert torch.equal(phase.constants["edges"], own.edges)
@@ -139,9 +148,9 @@ def test_no_edge_leads_out_of_the_clients_own_graph_and_none_to_a_replayed_node(
     assert set(targets.tolist()) == labelled
 
 
-def test_a_turn_logs_the_budget_and_meters_the_buffer(on_graph):  # noqa: F811
+def test_a_turn_logs_the_budget_and_counts_the_buffer_as_memory(on_graph):  # noqa: F811
     run = on_graph("power", budget=5, train__epochs=2)
-    client, _ = later(run)
+    client, _ = second_position(run)
     answer = next(r for r in run.turns(1, 0) if r.client == client.id)
     assert (answer.notes["replay_requested"], answer.notes["replay_served"]) == (20, 20)
     assert answer.notes["extra_bytes"] == 10 * 12 * 4
@@ -150,84 +159,82 @@ def test_a_turn_logs_the_budget_and_meters_the_buffer(on_graph):  # noqa: F811
 
 @pytest.mark.parametrize(("settings", "same"), [({"budget": 0, "steps": 0}, True), ({"budget": 0}, False)])
 def test_without_buffer_and_server_steps_it_is_fedavg_to_the_bit(on_graph, settings, same):  # noqa: F811
-    plain, ours = on_graph("fedavg").stream(), on_graph("power", **settings).stream()
-    one, two = plain.server.weights(), ours.server.weights()
+    plain = on_graph("fedavg").stream()
+    ours = on_graph("power", **settings).stream()
+    one = plain.server.weights()
+    two = ours.server.weights()
     assert all(torch.equal(t, one[b][k]) for b in MODEL for k, t in two[b].items()) == same
     assert (ours.ledger.total(kind="prototype") == 0) == same
 
 
-def test_what_is_replayed_does_not_pass_for_current_in_a_clients_next_turn(on_graph):  # noqa: F811
+def test_replayed_classes_are_not_current_in_later_turns(on_graph):  # noqa: F811
     check_every_turn_replays(on_graph("power", budget=3, label_space="local"))
 
 
 def test_it_forgets_less_than_fedavg(on_graph):  # noqa: F811
-    longer = {"train__rounds": 6, "train__epochs": 3, "optimiser": "adam", "lr": 0.01}
-    results = {}
-    for method in ("fedavg", "power"):
-        run = on_graph(method, **longer).stream()
-        s = run.state.scores
-        results[method] = summary(s.correct, s.total, run.world.plan.orders)
-    assert results["power"]["af"] < 0.5 * results["fedavg"]["af"]
-    assert results["power"]["faa"] > results["fedavg"]["faa"] + 20
+    check_forgets_less_than_fedavg(on_graph, "power")
 
 
 # -- the server's steps -----------------------------------------------------------------------------------------------
 
 
-def lesson(run, labels: tuple[int, ...], count: list[int], seed: int) -> Block:
+def pseudo_nodes(run, labels: tuple[int, ...], count: list[int], seed: int) -> Block:
     x = torch.rand(len(labels), 12, generator=rng(seed))
     return Block("prototype", {"x": x, "count": torch.tensor(count)}, labels)
 
 
-def other(run, seed: int) -> dict:
+def other_model(run, seed: int) -> dict:
     """The model with another head."""
     weights = run.server.weights()
     return {**weights, "head": {"weight": torch.randn(6, 64, generator=rng(seed))}}
 
 
-def at(run, position: int) -> Server:
+def server_at(run, position: int) -> Server:
     return run.world.server(run.when(position, 0))
 
 
-def test_a_model_like_its_teachers_stays_and_another_comes_closer(on_graph):  # noqa: F811
+def test_a_model_equal_to_its_teacher_does_not_change_and_another_comes_closer(on_graph):  # noqa: F811
     run = on_graph("power", steps=8, model__width=8)
-    net, start = run.world.net, run.server.weights()
-    lessons = [("0", 0, lesson(run, (0, 1), [3, 4], 1))]
-    same = run.method.taught(at(run, 0), start, {"0": start}, lessons)
+    net = run.world.net
+    start = run.server.weights()
+    lessons = [("0", 0, pseudo_nodes(run, (0, 1), [3, 4], 1))]
+    same = run.method.distil(server_at(run, 0), start, {"0": start}, lessons)
     assert all(torch.equal(t, start[b][k]) for b in MODEL for k, t in same[b].items())
-    seen = list(at(run, 0).seen)
-    teacher, x = other(run, 2), lessons[0][2].tensors["x"]
-    moved = run.method.taught(at(run, 0), start, {"0": teacher}, lessons)
+    seen = list(server_at(run, 0).seen)
+    teacher, x = other_model(run, 2), lessons[0][2].tensors["x"]
+    moved = run.method.distil(server_at(run, 0), start, {"0": teacher}, lessons)
     with torch.no_grad():
-        goal, before, after = (scores(net, w, x)[:, seen] for w in (teacher, start, moved))
+        goal, before, after = (node_logits(net, w, x)[:, seen] for w in (teacher, start, moved))
     assert float((after - goal).abs().mean()) < 0.8 * float((before - goal).abs().mean())
 
 
-def test_a_class_is_taught_by_who_had_most_of_it_last(on_graph):  # noqa: F811
-    """Two teachers disagree about one class: the one with more nodes wins, unless its nodes are of long ago."""
+def test_a_class_is_taught_by_the_client_that_had_it_last_and_most(on_graph):  # noqa: F811
+    """Two teachers disagree about one class: the one with more nodes wins, unless its nodes are old."""
     run = on_graph("power", steps=8, model__width=8, fade=0.01)
-    net, start = run.world.net, run.server.weights()
-    teachers, seen = {"0": other(run, 2), "1": other(run, 3)}, list(at(run, 2).seen)
+    net = run.world.net
+    start = run.server.weights()
+    seen = list(server_at(run, 2).seen)
+    teachers = {"0": other_model(run, 2), "1": other_model(run, 3)}
 
-    def pull(position_of_first: int) -> list[float]:
-        first, second = lesson(run, (0,), [30], 1), lesson(run, (0,), [3], 1)
+    def distances(position_of_first: int) -> list[float]:
+        first, second = pseudo_nodes(run, (0,), [30], 1), pseudo_nodes(run, (0,), [3], 1)
         lessons = [("0", position_of_first, first), ("1", 2, second)]
-        moved = run.method.taught(at(run, 2), start, teachers, lessons)
+        moved = run.method.distil(server_at(run, 2), start, teachers, lessons)
         x = first.tensors["x"]
         with torch.no_grad():
-            views = [scores(net, w, x)[:, seen] for w in (moved, *teachers.values())]
+            views = [node_logits(net, w, x)[:, seen] for w in (moved, *teachers.values())]
         return [float((views[0] - v).abs().mean()) for v in views[1:]]
 
-    assert pull(2)[0] < pull(2)[1]
-    assert pull(0)[0] > pull(0)[1]
+    assert distances(2)[0] < distances(2)[1]
+    assert distances(0)[0] > distances(0)[1]
 
 
 # -- edges ------------------------------------------------------------------------------------------------------------
 
 
-def test_replay_is_the_buffered_nodes_of_a_class_without_edges(on_graph):  # noqa: F811
+def test_the_diagnostics_get_the_buffered_nodes_of_a_class_without_edges(on_graph):  # noqa: F811
     run = on_graph("power", budget=3)
-    client, _ = later(run)
+    client, _ = second_position(run)
     clients = [run.world.client(c, run.when(1, 0), p) for c, p in run.state.private.items()]
     label = int(client.examples.y[client.private["rows"][0]])
     found = run.method.replay(run.world.net, run.server, clients, label, 50, rng())
@@ -241,6 +248,6 @@ def test_replay_is_the_buffered_nodes_of_a_class_without_edges(on_graph):  # noq
     assert run.method.replay(run.world.net, run.server, clients, client.labels[0], 50, rng()) is None
 
 
-def test_images_are_refused_before_anything_runs(fresh):
+def test_images_are_rejected_before_a_run(fresh):
     with pytest.raises(NotApplicable, match="Power is made for graph, not for image"):
         fresh("power")

@@ -1,4 +1,4 @@
-"""TARGET: images the teacher reads as meant, made under its statistics; clients distil on them and keep old logits."""
+"""TARGET: the teacher recognises the generated images, which match its statistics; clients distil on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profcil.engine.payload import Inbox
 from profcil.errors import NotApplicable
 from profcil.methods.parts import synthesis
 from profcil.methods.parts.distillation import soft_cross_entropy
-from profcil.methods.parts.generator import Statistics, distance, frozen
+from profcil.methods.parts.generator import BatchNormStatistics, load_frozen, moment_distance
 from profcil.methods.parts.synthesis import Synthesis, disagreement
 from profcil.methods.target import Target
 from profcil.model.net import MODEL
@@ -22,7 +22,7 @@ SHORT = {"train__rounds": 1, "train__epochs": 4, "params__pool": 20, "synthesis_
 
 @pytest.fixture(scope="module")
 def learned(fresh):
-    """Everything learned in one position and one round, by one client, and the server's pool after it."""
+    """All classes learned by one client in one position and one round, and the server's pool after it."""
     run = fresh("target", task_size=10, **ONE, **SHORT)
     run.play(0, 0)
     return run
@@ -37,20 +37,21 @@ def halfway(fresh):
 
 
 def teacher_of(run):
-    return frozen(run.world.net, run.server.weights())
+    return load_frozen(run.world.net, run.server.weights())
 
 
 @torch.no_grad()
-def judged(run, images: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """How often the teacher gives images their label, and how far they are from its statistics."""
+def accuracy_and_distance(run, images: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """The teacher's accuracy on images, and the distance of their statistics from its own."""
     teacher = teacher_of(run)
-    with Statistics(teacher.base) as statistics:
-        right = (teacher(images).argmax(1) == y).float().mean()
-        return float(right), float(distance(statistics.batch, statistics.learned, statistics.layer))
+    with BatchNormStatistics(teacher.base) as statistics:
+        accuracy = (teacher(images).argmax(1) == y).float().mean()
+        distance = moment_distance(statistics.batch, statistics.running, statistics.layer_mask)
+        return float(accuracy), float(distance)
 
 
-def remade(run, **settings) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pool that the server would make under other settings."""
+def pool_with(run, **settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pool that the server would generate with other settings."""
     params = replace(run.method.params, **settings)
     server = run.world.server(run.when(0, 0))
     images, _, y = Synthesis(params, server, teacher_of(run)).pool()
@@ -60,25 +61,28 @@ def remade(run, **settings) -> tuple[torch.Tensor, torch.Tensor]:
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-def test_images_get_the_intended_label_and_match_the_statistics_better_than_noise(learned):
+def test_images_are_recognised_and_match_the_statistics_better_than_noise(learned):
     pool = learned.server.blocks["pool"]
     y = torch.tensor(pool.labels)
-    right, far = judged(learned, pool.tensors["images"], y)
+    accuracy, distance = accuracy_and_distance(learned, pool.tensors["images"], y)
     rng = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, pool.tensors["images"].shape, generator=rng).to(torch.uint8)
-    chance, farther = judged(learned, noise, y)
-    assert right > 0.8 > 0.3 > chance
-    assert far < 0.4 * farther
+    noise_accuracy, noise_distance = accuracy_and_distance(learned, noise, y)
+    assert accuracy > 0.8
+    assert noise_accuracy < 0.3
+    assert distance < 0.4 * noise_distance
 
 
-def test_labels_need_the_cross_entropy_and_statistics_their_own_term(learned):
+def test_labels_need_the_cross_entropy_and_statistics_need_their_term(learned):
     pool = learned.server.blocks["pool"]
-    right, far = judged(learned, pool.tensors["images"], torch.tensor(pool.labels))
-    assert judged(learned, *remade(learned, classify=0.0))[0] < 0.4 < right
-    assert judged(learned, *remade(learned, statistics=0.0))[1] > 1.5 * far
+    accuracy, distance = accuracy_and_distance(learned, pool.tensors["images"], torch.tensor(pool.labels))
+    unclassified = pool_with(learned, classify=0.0)
+    unmatched = pool_with(learned, statistics=0.0)
+    assert accuracy_and_distance(learned, *unclassified)[0] < 0.4 < accuracy
+    assert accuracy_and_distance(learned, *unmatched)[1] > 1.5 * distance
 
 
-def test_the_pool_has_every_seen_class_equally_often_with_the_answers_of_the_teacher(learned, halfway):
+def test_the_pool_has_every_seen_class_equally_often_with_the_logits_of_the_teacher(learned, halfway):
     for run, position in ((learned, 0), (halfway, 0)):
         pool, seen = run.server.blocks["pool"], run.world.plan.seen(position)
         assert {y: pool.labels.count(y) for y in set(pool.labels)} == dict.fromkeys(seen, 20)
@@ -86,16 +90,18 @@ def test_the_pool_has_every_seen_class_equally_often_with_the_answers_of_the_tea
         torch.testing.assert_close(pool.tensors["logits"], teacher_of(run)(pool.tensors["images"]).detach())
 
 
-def test_the_student_learns_and_pushes_images_to_where_it_is_still_wrong(learned):
-    """The adversarial part, which the released configuration never reaches, is in force."""
-    server, params = learned.world.server(learned.when(0, 0)), learned.method.params
+def test_the_student_learns_and_changes_the_images(learned):
+    """The adversarial term, which the released configuration never reaches, is used."""
+    server = learned.world.server(learned.when(0, 0))
+    params = learned.method.params
     work = Synthesis(params, server, teacher_of(learned))
     before = disagreement_on(work, learned)
     images, _, _ = work.pool()
-    assert torch.equal(images, learned.server.blocks["pool"].tensors["images"])  # the same address, the same images
-    assert disagreement_on(work, learned) < 0.7 * before  # on real examples that it has never seen
-    assert not torch.equal(images, remade(learned, adversary=0.0)[0])
-    x, labels = images[:64].float() / 255, torch.arange(64) % 10
+    assert torch.equal(images, learned.server.blocks["pool"].tensors["images"])  # the same seed gives the same images
+    assert disagreement_on(work, learned) < 0.7 * before  # on real examples that it was not trained on
+    assert not torch.equal(images, pool_with(learned, adversary=0.0)[0])
+    x = images[:64].float() / 255
+    labels = torch.arange(64) % 10
     with torch.no_grad():
         plain, against = (work.loss(x, labels, student=s) for s in (False, True))
         gap = disagreement(work.student(x), work.teacher(x)[:, work.seen])
@@ -110,31 +116,31 @@ def disagreement_on(work, run) -> float:
     return float(torch.nn.functional.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean"))
 
 
-def test_recorded_steps_make_the_same_images(learned, monkeypatch):
+def test_recorded_steps_generate_the_same_images(learned, monkeypatch):
     tapes = pytest.importorskip("tapes", reason="needs the package accel")
 
-    def clip(grads, limit):  # as on a GPU, where no number is read back
-        norm = torch.stack(torch._foreach_norm(grads)).norm()
-        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
+    def clip(grads, limit):  # as on a GPU, without reading a tensor's value
+        norm = torch.stack(torch._foreach_norm(list(grads))).norm()
+        torch._foreach_mul_(list(grads), (limit / (norm + 1e-6)).clamp(max=1.0))
 
     monkeypatch.setattr(synthesis, "clip_", clip)
     recorder = tapes.Literal()
     server = learned.world.server(learned.when(0, 0))
-    usual, recorded = server, replace(server, repeated=tapes.recording(recorder))
-    made = [Synthesis(learned.method.params, s, teacher_of(learned)).pool() for s in (usual, recorded)]
-    assert recorder.made == 3  # with the student and without, and the student's own
-    for one, other in zip(*made, strict=True):
+    recorded = replace(server, repeated=tapes.recording(recorder))
+    pools = [Synthesis(learned.method.params, s, teacher_of(learned)).pool() for s in (server, recorded)]
+    assert recorder.made == 3  # steps with the student, without it, and its own
+    for one, other in zip(*pools, strict=True):
         assert torch.equal(one, other)
 
 
-def test_disagreement_counts_only_rows_of_one_mind():
+def test_disagreement_counts_only_rows_with_the_same_prediction():
     teacher = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
     student = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     p, q = teacher[0].softmax(0), student[0].softmax(0)
     assert float(disagreement(student, teacher)) == pytest.approx(float((p * (p / q).log()).sum()) / 2, abs=1e-6)
 
 
-def test_a_model_that_has_not_moved_keeps_its_pool(learned):
+def test_the_pool_is_not_generated_again_for_an_unchanged_model(learned):
     again = learned.method.train_server(learned.world.server(learned.when(0, 0)), learned.server)
     assert again is learned.server
 
@@ -142,12 +148,16 @@ def test_a_model_that_has_not_moved_keeps_its_pool(learned):
 # -- the client -------------------------------------------------------------------------------------------------------
 
 
-def test_distillation_keeps_old_logits_where_plain_training_moves_them(halfway):
+def test_distillation_preserves_old_logits_better_than_plain_training(halfway):
     """One turn on the second half of the classes, with and without distillation, from the same model."""
-    pool, old = halfway.server.blocks["pool"], torch.tensor(sorted(halfway.world.plan.seen(0)))
-    usual, moved, right = halfway.method, {}, {}
+    pool = halfway.server.blocks["pool"]
+    old = torch.tensor(sorted(halfway.world.plan.seen(0)))
+    usual = halfway.method
+    moved = {}
+    accuracy = {}
     known = torch.isin(halfway.world.bundle.test.y, old)
-    x, y = halfway.world.bundle.test.x[known], halfway.world.bundle.test.y[known]
+    x = halfway.world.bundle.test.x[known]
+    y = halfway.world.bundle.test.y[known]
     among = torch.zeros(10, dtype=torch.bool)
     among[old] = True
     start = teacher_of(halfway)(x).detach()
@@ -155,42 +165,45 @@ def test_distillation_keeps_old_logits_where_plain_training_moves_them(halfway):
     for weight in (0.0, 1.0):
         halfway.method = Target(replace(usual.params, distill=weight))
         (reply,) = halfway.turns(1, 0)
-        net = frozen(halfway.world.net, reply.weights())
-        moved[weight] = [above_least(net(images).detach(), logits, among) for images, logits in plain]
-        right[weight] = float((old[net(x)[:, old].argmax(1)] == y).float().mean())
+        net = load_frozen(halfway.world.net, reply.weights())
+        moved[weight] = [above_minimum(net(images).detach(), logits, among) for images, logits in plain]
+        accuracy[weight] = float((old[net(x)[:, old].argmax(1)] == y).float().mean())
     halfway.method = usual
-    made, real = zip(moved[0.0], moved[1.0], strict=True)
-    assert made[1] < 0.5 * made[0]  # on the images themselves
-    assert real[1] < 0.7 * real[0]  # and on real examples that nobody has kept
-    assert right[1.0] > right[0.0]
+    generated, real = zip(moved[0.0], moved[1.0], strict=True)
+    assert generated[1] < 0.5 * generated[0]  # on the images themselves
+    assert real[1] < 0.7 * real[0]  # and on real examples that are stored nowhere
+    assert accuracy[1.0] > accuracy[0.0]
 
 
-def above_least(logits: torch.Tensor, target: torch.Tensor, among: torch.Tensor) -> float:
-    """How far the distillation loss is above its least value, that of the target itself."""
-    return float(
-        (soft_cross_entropy(logits, target, among, 1.0) - soft_cross_entropy(target, target, among, 1.0)).mean()
-    )
+def above_minimum(logits: torch.Tensor, target: torch.Tensor, among: torch.Tensor) -> float:
+    """How far the distillation loss is above its minimum, the loss of the target itself."""
+    loss = soft_cross_entropy(logits, target, among, 1.0)
+    minimum = soft_cross_entropy(target, target, among, 1.0)
+    return float((loss - minimum).mean())
 
 
-def test_a_client_replays_the_budget_of_every_class_it_does_not_have(fresh):
+def test_a_client_replays_the_budget_of_every_class_that_is_not_current(fresh):
     run = fresh("target", participants=3, model__norm="batch", setting="severe", **quick())
     for r in range(2):
         run.play(0, r)
-    pool, position = run.server.blocks["pool"], 1
+    pool = run.server.blocks["pool"]
+    position = 1
     for c in run.clients(position, 0):
         client = run.client(c, position, 0)
         source = run.method.source(client, inbox(run))
         old = set(pool.labels) - set(client.labels)
         epoch = source.epoch(torch.Generator().manual_seed(0))
-        made = epoch["y"][~epoch["real"]].tolist()
-        assert {y: made.count(y) for y in set(made)} == dict.fromkeys(old, 3)
+        generated = epoch["y"][~epoch["real"]].tolist()
+        assert {y: generated.count(y) for y in set(generated)} == dict.fromkeys(old, 3)
         assert epoch["y"][epoch["real"]].tolist() == client.y.tolist()
         assert client.extra_bytes == pool.bytes
     replies = run.turns(position, 0)
     for r in replies:
         client = run.client(r.client, position, 0)
-        served, asked = set(pool.labels) - set(client.labels), set(client.seen) - set(client.labels)
-        assert (r.notes["replay_requested"], r.notes["replay_served"]) == (3 * len(asked), 3 * len(served))
+        served = set(pool.labels) - set(client.labels)
+        requested = set(client.seen) - set(client.labels)
+        assert r.notes["replay_requested"] == 3 * len(requested)
+        assert r.notes["replay_served"] == 3 * len(served)
 
 
 def quick() -> dict:
@@ -208,7 +221,7 @@ def inbox(run) -> Inbox:
     return {b: run.server.blocks[b] for b in (*MODEL, "pool")}
 
 
-def test_a_pool_is_sent_once_and_only_down(tiny):
+def test_a_pool_is_sent_to_each_client_once_and_never_back(tiny):
     run = tiny("target", setting="homogeneous", model__norm="batch", **quick())
     sent = [e for e in run.ledger.entries if e.kind == "replay"]
     assert sent and all(e.direction == "down" for e in sent)
@@ -229,8 +242,9 @@ def test_without_a_budget_it_is_fedavg_over_local_classes(tiny):
             assert torch.equal(tensor, run.server.blocks[block].tensors[name])
 
 
-def test_what_is_replayed_of_a_class_are_its_images(learned):
-    pool, rng = learned.server.blocks["pool"], torch.Generator().manual_seed(0)
+def test_the_diagnostics_get_images_of_the_class(learned):
+    pool = learned.server.blocks["pool"]
+    rng = torch.Generator().manual_seed(0)
     shown = learned.method.replay(learned.world.net, learned.server, [], 3, 7, rng)
     of_class = pool.tensors["images"][torch.tensor(pool.labels) == 3]
     assert shown.space == "inputs" and len(shown.tensors[0]) == 7
@@ -239,6 +253,6 @@ def test_what_is_replayed_of_a_class_are_its_images(learned):
     assert learned.method.replay(learned.world.net, nothing, [], 3, 7, rng) is None
 
 
-def test_an_encoder_without_batch_statistics_is_refused_before_a_run(fresh):
+def test_an_encoder_without_batchnorm_is_rejected_before_a_run(fresh):
     with pytest.raises(NotApplicable, match=r"TARGET needs BatchNorm .* image encoder; set model\.norm=batch"):
         fresh("target", model__norm="group")

@@ -370,8 +370,8 @@ MUTATIONS = (
     Mutation(
         "fedspace-inertia",
         "methods/fedspace.py",
-        "keep * old[b][k] + (1 - keep) * t",
-        "(1 - keep) * old[b][k] + keep * t",
+        "inertia * old[block][name] + (1 - inertia) * t",
+        "(1 - inertia) * old[block][name] + inertia * t",
         "FedSpace keeps the share of the old model that it should replace.",
         ("methods/test_fedspace.py",),
     ),

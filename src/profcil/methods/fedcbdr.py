@@ -1,32 +1,33 @@
 """FedCBDR (Qi et al., NeurIPS 2025): real exemplars chosen by global leverage, and task-aware temperatures.
 
 Kept: after a position's last round, participants send rotated features XQ of their current examples under the global
-model; the server stacks them, takes leverage scores from one economy SVD, draws examples in proportion to them, and
-tells each client which of its own to keep. Raw examples never leave a client. Training on current and replayed
-examples minimises (ω_old/N_old) Σ_replayed CE + (ω_new/N_new) Σ_current CE, both over [z_old/τ_old, z_new/τ_new], with
-the paper's best values. N counts an epoch, so a batch is an unbiased sample of that sum.
+model. The server stacks them, computes leverage scores from one economy SVD, draws examples in proportion to them, and
+tells each client which of its own examples to store. Raw examples never leave a client. Training on current and
+replayed examples minimises (ω_old/N_old) Σ_replayed CE + (ω_new/N_new) Σ_current CE, both over
+[z_old/τ_old, z_new/τ_new], with the paper's best values. N counts an epoch, so a batch is an unbiased sample of that
+sum.
 
 Stored: on the server a count per class, and row numbers of the chosen examples until their client has them; on a
 client raw examples, up to B of a class.
 
 Adapted to client-specific orders: `old` are the classes seen by the federation that are not current for this client.
-A client without exemplars trains by plain cross-entropy, as in the paper's first task. The chosen row numbers reach a
-client with its next broadcast, and only that client; it keeps them as private state, and the server has them until a
-reply of that client shows that it does. The budget is per class, not
-per task: `storage = "client"` keeps up to B examples of a class on each client, `"federation"` B over all clients and
-positions, first come, first served. Every local epoch replays exactly B examples of each class that the client has
-stored, repeated where it has fewer. So classes are balanced by quota, where the paper balances only implicitly; the
-server sees a label for each feature row for that. Draws are without replacement: a second copy of an example would
-cost its place and add nothing. The features are z, before the head.
+A client without exemplars trains by plain cross-entropy, as in the paper's first task. The chosen row numbers are sent
+to their client only, with its next broadcast. The client stores them as private state; the server stores them until a
+reply of that client confirms them. The budget is per class, not per task: `storage = "client"` stores up to B examples
+of a class on each client, `"federation"` B over all clients and positions, where earlier positions have precedence.
+Every local epoch replays exactly B examples of each stored class, repeated if the client has fewer. So classes are
+balanced by quota, where the paper balances only implicitly; for that the server receives a label with each feature
+row. Draws are without replacement: a second copy of an example would use up budget and add nothing. The features are z,
+before the head.
 
 Left out: the private rotation P_k. Undoing it takes one more exchange (the client's rows of U down, its scores up)
-and yields the same scores, as a test shows; the ledger shows what is really sent, features, row numbers and labels up
-and row numbers down. Without P_k the server sees inner products between examples. The sketching weights 1/√(n p) are
+and gives the same scores, as a test shows. The ledger counts what is really sent: features, row numbers and labels up,
+and row numbers down. Without P_k the server learns inner products between examples. The sketching weights 1/√(n p) are
 left out too, as the paper's loss does not use them. Public code in circulation decomposes each client alone and never
-undoes P_k: not repeated.
+undoes P_k; this is not repeated here.
 
-Uncertain: the paper lets all clients take part in every round. Here only participants of a position's last round are
-asked, so a client that is not drawn then keeps nothing of that position. ω and τ are untuned here.
+Uncertain: in the paper all clients participate in every round. Here only participants of a position's last round are
+asked, so a client that is not drawn then stores nothing of that position. ω and τ are not tuned here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.methods.base import Method, Params, Samples, reply, with_replay
-from profcil.methods.parts.exemplars import Replay, draw, leverages, rotation, together
+from profcil.methods.parts.exemplars import ReplaySource, draw, join_inputs, leverages, rotation
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights
 from profcil.randomness import torch_generator
@@ -73,45 +74,50 @@ class FedCBDR(Method):
     regimes: ClassVar = {"expanded": {"budget": 100}}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        net.attach("seed", own_seed(generator))
+        net.attach("seed", make_seed(generator))
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
     def broadcast_to(self, client: int, state: ServerState, when: When) -> Sequence[str]:
-        return (*self.broadcast(state, when), keep_for(client))
+        return (*self.broadcast(state, when), picks_name(client))
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         rows, source = client.once("replay", lambda: self.source(client, inbox))
-        client.keep(client.examples.inputs(rows)[0][: len(rows)])  # raw examples; of a graph, as many nodes' features
+        # The memory of raw examples; for a graph, of the features of as many nodes.
+        client.keep(client.examples.inputs(rows)[0][: len(rows)])
         fit = self.fit(client, inbox, source)
         done = yield fit
         answer = reply(client, done.weights, MODEL, loss=done.loss)
         answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
         return replace(answer, private={"rows": rows})
 
-    def source(self, client: Client, inbox: Inbox) -> tuple[Tensor, Replay]:
-        """The client's exemplars, which stay the same while a position lasts, and epochs with those of old classes."""
-        rows, y = kept_rows(client, inbox), client.examples.y
+    def source(self, client: Client, inbox: Inbox) -> tuple[Tensor, ReplaySource]:
+        """The client's exemplars, which do not change within a position, and epochs that replay those of old
+        classes."""
+        rows = exemplar_rows(client, inbox)
+        y = client.examples.y
         old = rows[~client.allowed(client.labels)[y[rows]]]
-        return rows, Replay(client.current, old, y, self.params.budget)
+        return rows, ReplaySource(client.current, old, y, self.params.budget)
 
-    def fit(self, client: Client, inbox: Inbox, source: Replay) -> Train:
-        allowed = client.allowed(self.label_space(client, inbox))
-        allowed = allowed.index_fill(0, source.y[source.stored], True)  # replayed ones compete in any label space
+    def fit(self, client: Client, inbox: Inbox, source: ReplaySource) -> Train:
+        """The training phase: plain cross-entropy without exemplars, else the balanced loss."""
+        weights = weights_of(inbox)
+        allowed = source.allow_stored(client.allowed(self.label_space(client, inbox)))
         if not source.replayed:
-            return client.train("fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed)
-        fit = client.train("fit", weights_of(inbox), MODEL, self.balanced_loss, source)
-        return replace(
-            fit, inputs=client.examples.inputs, constants={"allowed": allowed, **self.scales(client, source)}
-        )
+            return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
+        fit = client.train("fit", weights, MODEL, self.balanced_loss, source)
+        constants = {"allowed": allowed, **self.scales(client, source)}
+        return replace(fit, inputs=client.examples.inputs, constants=constants)
 
-    def scales(self, client: Client, source: Replay) -> Tensors:
-        """Every class's temperature, and the weight of its examples in an epoch's mean."""
-        p, new = self.params, client.allowed(client.labels)
-        weight_old, weight_new = p.weight_old / source.replayed, p.weight_new / len(client.current)
+    def scales(self, client: Client, source: ReplaySource) -> Tensors:
+        """For every class its temperature, and the weight of its examples in an epoch's mean."""
+        params = self.params
+        new = client.allowed(client.labels)
+        weight_old = params.weight_old / source.replayed
+        weight_new = params.weight_new / len(client.current)
         ones = torch.ones(len(new), device=new.device)
         return {
-            "temperature": torch.where(new, p.temperature_new * ones, p.temperature_old * ones),
+            "temperature": torch.where(new, params.temperature_new * ones, params.temperature_old * ones),
             "weight": torch.where(new, weight_new * ones, weight_old * ones) * source.size,
         }
 
@@ -119,7 +125,8 @@ class FedCBDR(Method):
         y = batch["y"]
         logits = net(*net.weak(batch["inputs"], batch["rng"])) / batch["temperature"]
         each = cross_entropy(logits[:, None], y[:, None], batch["allowed"])
-        return (batch["weight"][y] * each).mean()
+        loss: Tensor = (batch["weight"][y] * each).mean()
+        return loss
 
     # -- choosing exemplars -----------------------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class FedCBDR(Method):
         return ("base", "adapter")
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        """Rotated features, each with the number and the label of its example. The server does not know Q."""
+        """Rotated features with the row number and the label of each example. The server does not know Q."""
         z = Tail(inbox["adapter"].tensors, {}).adapt(client.features(inbox["base"]))
         q = rotation(z.shape[1], torch_generator(client.seed, "rotation", client.when.position))
         tensors = {"features": z @ client.tensor(q), "rows": client.current}
@@ -138,85 +145,91 @@ class FedCBDR(Method):
         return Reply(client.id, len(client.current), {"candidates": candidates})
 
     def begin(self, weights: Weights) -> ServerState:
-        """The server's own seed is no part of the model: it is neither sent nor trained."""
+        """The server's seed is not part of the model: it is neither sent nor trained."""
         head = weights["head"]["weight"]
         count = torch.zeros(len(head), dtype=torch.long, device=head.device)
         state = super().begin({b: weights[b] for b in MODEL})
         return state.put(stored=Block("replay", {"count": count}), seed=Block("replay", weights["seed"]))
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """The average; whoever has replied holds its picks, so they need not be sent again."""
-        return super().aggregate(state, replies, when).drop(*(keep_for(r.client) for r in replies))
+        """FedAvg. A client that has replied holds its picks, so they need not be sent again."""
+        confirmed = [picks_name(r.client) for r in replies]
+        return super().aggregate(state, replies, when).drop(*confirmed)
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Each client's picks, in a block of its own; `stored` counts the exemplars of every class."""
+        """Stores the picks of each client in a block for this client; `stored` counts the exemplars of every class."""
         if not replies:
             return state
-        told = [r.blocks["candidates"] for r in replies]
-        scores = leverages(torch.cat([b.tensors["features"] for b in told]))
-        y = torch.tensor([label for b in told for label in b.labels], device=scores.device)
-        sizes = [len(b.labels) for b in told]
-        stored = state.blocks["stored"].tensors["count"]
+        candidates = [r.blocks["candidates"] for r in replies]
+        scores = leverages(torch.cat([b.tensors["features"] for b in candidates]))
+        y = torch.tensor([label for b in candidates for label in b.labels], device=scores.device)
+        sizes = [len(b.labels) for b in candidates]
         chosen = self.choose(scores, y, sizes, state, when)
-        picks = {
-            keep_for(r.client): Block(
-                "replay", {"rows": torch.cat([b.tensors["rows"][part], *waiting(state, r.client)])}
-            )
-            for r, b, part in zip(replies, told, chosen.split(sizes), strict=True)
-        }
+        picks = {}
+        for r, block, part in zip(replies, candidates, chosen.split(sizes), strict=True):
+            rows = torch.cat([block.tensors["rows"][part], *unconfirmed(state, r.client)])
+            picks[picks_name(r.client)] = Block("replay", {"rows": rows})
+        stored = state.blocks["stored"].tensors["count"]
         count = stored + torch.bincount(y[chosen], minlength=len(stored))
         return state.put(**picks, stored=Block("replay", {"count": count}))
 
     def choose(self, scores: Tensor, y: Tensor, sizes: Sequence[int], state: ServerState, when: When) -> Tensor:
-        """Which of the stacked examples are kept: up to B of every class on each client, or over all of them."""
-        p, chosen = self.params, torch.zeros(len(y), dtype=torch.bool, device=y.device)
-        stored, seed = state.blocks["stored"].tensors["count"], int(state.blocks["seed"].tensors["number"])
-        shared = p.storage == "federation"
-        for group, rows in enumerate(torch.arange(len(y), device=y.device).split([len(y)] if shared else list(sizes))):
+        """The mask of stacked examples that are stored: up to B of every class on each client, or over all clients."""
+        budget = self.params.budget
+        shared = self.params.storage == "federation"
+        stored = state.blocks["stored"].tensors["count"]
+        seed = int(state.blocks["seed"].tensors["number"])
+        chosen = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+        group_sizes = [len(y)] if shared else list(sizes)
+        for group, rows in enumerate(torch.arange(len(y), device=y.device).split(group_sizes)):
             for label in torch.unique(y[rows]).tolist():
                 of_class = rows[y[rows] == label]
-                room = max(0, p.budget - int(stored[label])) if shared else p.budget
+                count = max(0, budget - int(stored[label])) if shared else budget
                 rng = torch_generator(seed, "exemplars", when.position, group, label)
-                chosen[of_class[draw(scores[of_class], room, rng)]] = True
+                chosen[of_class[draw(scores[of_class], count, rng)]] = True
         return chosen
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
     ) -> Samples | None:
-        """Stored examples of the class, wherever they are stored; at most as many as there are."""
-        kept = [kept_rows(c, state.blocks) for c in clients]
-        rows = [r[c.examples.y[r] == label] for c, r in zip(clients, kept, strict=True)]
+        """Stored examples of the class from all clients; at most as many as there are."""
+        stored = [exemplar_rows(c, state.blocks) for c in clients]
+        rows = [r[c.examples.y[r] == label] for c, r in zip(clients, stored, strict=True)]
         sizes = [len(r) for r in rows]
         if not any(sizes):
             return None
         drawn = torch.randperm(sum(sizes), generator=rng, device=rng.device) < count
         parts = [(c, r[mine]) for c, r, mine in zip(clients, rows, drawn.split(sizes), strict=True)]
-        return Samples("inputs", together([c.examples.inputs(r) for c, r in parts if len(r)]))
+        return Samples("inputs", join_inputs([c.examples.inputs(r) for c, r in parts if len(r)]))
 
 
-def own_seed(generator: torch.Generator) -> nn.Module:
-    """The number that the server's draws start from, as a block without anything to train."""
+def make_seed(generator: torch.Generator) -> nn.Module:
+    """The seed of the server's draws, as a block without parameters."""
     module = nn.Module()
     module.register_buffer("number", torch.randint(2**62, (), generator=generator))
     return module
 
 
-def keep_for(client: int) -> str:
-    """The name of the block that tells a client what to keep."""
+def picks_name(client: int) -> str:
+    """The name of the block with the row numbers of the examples that a client is to store."""
     return f"keep/{client}"
 
 
-def waiting(state: ServerState, client: int) -> list[Tensor]:
-    """Picks of earlier surveys that the client has not confirmed by a reply, as when its turns were refused."""
-    held = state.get(keep_for(client))
-    return [held.tensors["rows"]] if held else []
+def unconfirmed(state: ServerState, client: int) -> list[Tensor]:
+    """Picks of earlier surveys that no reply of the client has confirmed, e.g. because its turns were refused."""
+    picks = state.get(picks_name(client))
+    return [picks.tensors["rows"]] if picks else []
 
 
-def kept_rows(client: Client, inbox: Inbox) -> Tensor:
-    """The client's exemplars as rows of its own examples: those it had, and those it has just been told to keep."""
-    had = [client.private["rows"]] if client.private else []
-    told = [inbox[keep_for(client.id)].tensors["rows"]] if keep_for(client.id) in inbox else []
-    return torch.unique(torch.cat([client.current[:0], *had, *told]))
+def exemplar_rows(client: Client, inbox: Inbox) -> Tensor:
+    """The client's exemplars as rows of its own examples: those already stored, and new picks of the server."""
+    rows = [client.current[:0]]
+    if client.private:
+        rows.append(client.private["rows"])
+    if picks_name(client.id) in inbox:
+        rows.append(inbox[picks_name(client.id)].tensors["rows"])
+    unique: Tensor = torch.unique(torch.cat(rows))
+    return unique
 
 
 METHOD = FedCBDR

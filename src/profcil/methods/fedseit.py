@@ -1,33 +1,33 @@
 """FedSeIT (Chaudhary et al., Findings of EMNLP 2022): text classification with selective inter-client transfer.
 
-Kept: each filter bank of the TextCNN is θ = B ⊙ sigmoid(m) + A, with B shared and averaged, and a gate m and a sparse
-adaptive A for each task of each client. The client's loss is CE + λ₁‖A‖₁ + λ₂ Σ_i ½‖B⊙σ(m_i) + A_i − θ*_i‖² over its
-past tasks. The server keeps every A (entries beyond 1e-3) and what its task is about: up to 200 centroids of
-documents, a document being the mean of its word vectors. A client gets the up to 3 foreign adaptives whose tasks are
-most like its own, by the mean of cos·1[cos > 0.7] over pairs of centroids; they are frozen, each is convolved by
-itself, scaled by a trainable α that starts at its share of the scores, and joins the local features by a projection.
+Kept: each filter bank of the TextCNN is θ = B ⊙ sigmoid(m) + A. B is shared and averaged; each task of each client has
+a gate m and a sparse adaptive A. The client's loss is CE + λ₁‖A‖₁ + λ₂ Σ_i ½‖B⊙σ(m_i) + A_i − θ*_i‖² over its past
+tasks. The server stores every A (entries above 1e-3) and the topic of its task: up to 200 centroids of document
+vectors, which are means of word vectors. A client gets up to 3 foreign adaptives, those whose tasks are most similar to
+its own by the mean of cos·1[cos > 0.7] over pairs of centroids. They are frozen. Each is a separate convolution, scaled
+by a trainable α that starts at its share of the scores, and is added to the local features through a projection.
 
 Stored: on the server gates, sparse adaptives and topic centroids of every client's tasks, and the deployed model
 beside the shared parts; on a client gates, adaptives and foreign projection of its latest task, the filters it came
 to, one quadratic for the tasks before, and within a position the foreign adaptives as they were sent.
 
-Adapted: the original has a head for each task and is told the task; here there is one head, averaged, and
-`label_space = "local"`, the softmax over the client's current classes, stands for a task's own head. Words are the
-warm-up's and frozen, as the original's word vectors are; `trained` is the alternative. The gate starts at 4/5, as A
-starts at B/5: so a task starts at B. Features keep their size, so concatenation became an addition of the projected
-part. A client tells of its task in its first turn of a position and has foreign adaptives from its next one on, of
-other clients' earlier positions only, so that they stay the same all position long and travel once. m_i, A_i and θ*_i
-of past tasks are fixed, where the original still trains m_i and A_i: that serves personalised use, and for B it only
-weakens the brake, which λ₂ sets. So a client keeps one quadratic of B instead of one term for each task. The run's
-weight decay stands for the small L2 term. k-means replaces k-medoids. A that is more than half full travels whole.
+Adapted: the original has a head for each task and knows the task at test time. Here there is one averaged head, and
+`label_space = "local"`, the softmax over the client's current classes, replaces a task's own head. Word vectors come
+from the warm-up and are frozen, as in the original; `trained` is the alternative. The gate starts at 4/5 and A at B/5,
+so that a task starts at B. Features keep their size: instead of concatenation, the projected part is added. A client
+sends its topic in its first turn of a position and gets foreign adaptives from its next turn on. They are from other
+clients' earlier positions only, so they do not change within a position and are sent once. m_i, A_i and θ*_i of past
+tasks are fixed, where the original still trains m_i and A_i. That serves personalised use; for B it only weakens the
+penalty, whose weight is λ₂. So a client stores one quadratic of B instead of one term for each task. The run's weight
+decay replaces the small L2 term. k-means replaces k-medoids. An A with more than half of its entries is sent dense.
 
-Reported is the GLOBAL variant: one model with B, the shared head, and the mean over this position's participants of
-sigmoid(m) and A folded into its filters (`deploy = "all"`: over all tasks told of so far). Foreign branches belong to
-clients and are not in it. A personalised evaluation would give each client B with its own m, A and foreign branch of
-the task in question; it is the better one, since what A_i knows of task i leaves the global model with the position.
+The results are those of the GLOBAL variant: one model with B and the shared head, whose filters include the mean over
+this position's participants of sigmoid(m) and A (`deploy = "all"`: over all tasks reported so far). Foreign branches
+belong to clients and are not included. A personalised evaluation would give each client B with its own m, A and foreign
+branch of the task in question. It would score higher, since the global model loses A_i when position i ends.
 
 Uncertain: with few texts a task has no more documents than centroids, and each document's vector is sent, as in the
-original; lower `centroids` where that is too much. With few steps a task, A hardly becomes sparse.
+original; lower `centroids` if that reveals too much. With few steps a task, A hardly becomes sparse.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ from profcil.methods.base import Method, Params, reply
 from profcil.methods.parts import banks
 from profcil.methods.parts.banks import banks_of, named, parameters_of, part
 from profcil.methods.parts.sparse import pack, unpack
-from profcil.methods.parts.topics import centroids, documents, likeness
+from profcil.methods.parts.topics import centroids, document_vectors, similarity
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Tensors, Weights
 from profcil.randomness import torch_generator
 
-TASK = ("gate", "adaptive", "strength", "mix")  # what a client trains for one task alone
-HELD = ("hold", "centre")  # what it keeps of its past tasks
+Task = tuple[int, int]  # a client and a position
+
+TASK = ("gate", "adaptive", "strength", "mix")  # the tensors that a client trains for one task only
+PAST = ("hold", "centre")  # the tensors that it stores of its past tasks
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,13 @@ class FedSeITParams(Params):
     )
     words: str = setting("frozen", "word vectors after the warm-up", choices=("frozen", "trained"))
     sparsity: float = setting(1e-3, "λ₁: weight of the adaptives' absolute values", low=0.0)
-    drift: float = setting(1.0, "λ₂: weight of what moving B does to the client's past tasks", low=0.0)
+    drift: float = setting(1.0, "λ₂: weight of the change of B for the client's past tasks", low=0.0)
     prune: float = setting(1e-3, "entries of an adaptive up to this size are not sent", low=0.0)
     top: int = setting(3, "foreign adaptives that a client uses at most", low=0)
-    threshold: float = setting(0.7, "cosine up to which two centroids count as unlike", low=-1.0, high=1.0)
-    centroids: int = setting(200, "points at most that stand for a task's texts", low=1)
+    threshold: float = setting(0.7, "cosine up to which two centroids count as dissimilar", low=-1.0, high=1.0)
+    centroids: int = setting(200, "largest number of centroids of a task's texts", low=1)
     deploy: str = setting(
-        "current", "tasks whose θ the global model is the mean of: this position's, or all", choices=("current", "all")
+        "current", "tasks whose mean θ is the global model: this position's, or all", choices=("current", "all")
     )
 
 
@@ -86,160 +88,190 @@ class FedSeIT(Method):
 
     @classmethod
     def misfit(cls, net: Net) -> str:
-        fits = isinstance(net.base, TextCNN)
-        return super().misfit(net) or ("" if fits else "FedSeIT splits the filters of a TextCNN; set encoder=textcnn")
+        other = super().misfit(net)
+        if other or isinstance(net.base, TextCNN):
+            return other
+        return "FedSeIT splits the filters of a TextCNN; set encoder=textcnn"
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
         banks.attach(net, self.params.top)
 
     def begin(self, weights: Weights) -> ServerState:
-        """`base` is what is deployed and judged, and never sent: clients get its parts, `words` and `shared`."""
+        """`base` is the deployed model, which is evaluated and never sent. Clients get `words` and `shared`."""
         words = {k: t for k, t in weights["base"].items() if k.startswith("embedding.")}
         shared = {k: t for k, t in weights["base"].items() if k not in words}
-        return super().begin({b: weights[b] for b in MODEL} | {"words": words, "shared": shared})
+        model = {b: weights[b] for b in MODEL}
+        return super().begin({**model, "words": words, "shared": shared})
 
     def broadcast_to(self, client: int, state: ServerState, when: When) -> Sequence[str]:
-        chosen = f"chosen/{client}/{when.position}"
-        more = (chosen, *adaptives(state.blocks[chosen])) if chosen in state.blocks else ()
-        return ("words", "shared", "adapter", "head", *more)
+        blocks = ("words", "shared", "adapter", "head")
+        chosen = block_name("chosen", (client, when.position))
+        if chosen not in state.blocks:
+            return blocks
+        return (*blocks, chosen, *adaptive_names(state.blocks[chosen]))
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        return (*(("words",) if self.params.words == "trained" else ()), "shared", "adapter", "head")
+        """The blocks that clients train and the server averages."""
+        blocks = ("shared", "adapter", "head")
+        return ("words", *blocks) if self.params.words == "trained" else blocks
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        own = opened(client, inbox, self.params.top)
-        task, held = ({k: t for k, t in own.items() if k.split(".")[0] in names} for names in (TASK, HELD))
-        fit = client.train("fit", {**weights_of(inbox), "task": task}, (*self.averaged, "task"), self.fit_loss)
+        own = start_turn(client, inbox, self.params.top)
+        weights = {**weights_of(inbox), "task": select(own, TASK)}
+        fit = client.train("fit", weights, (*self.averaged, "task"), self.fit_loss)
         allowed = client.allowed(self.label_space(client, inbox))
-        others = named("foreign", [client.keep(t) for t in foreign(client, inbox)])
-        done = yield replace(fit, constants={"allowed": allowed, **held, **others})
+        foreign = named("foreign", [client.keep(t) for t in foreign_adaptives(client, inbox)])
+        done = yield replace(fit, constants={"allowed": allowed, **select(own, PAST), **foreign})
         own |= {**done.weights["task"], **named("bank", banks_of(done.weights["shared"]))}
         private = {k: client.keep(t) for k, t in own.items()}
-        sent = {"adaptive": self.adaptive(own)} | ({"topic": self.topic(client, inbox)} if arrives(client) else {})
+        sent = {"adaptive": self.adaptive(own)}
+        if is_first_turn(client):
+            sent["topic"] = self.topic(client, inbox)
         return replace(reply(client, done.weights, self.averaged, loss=done.loss, **sent), private=private)
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         (tokens,) = net.weak(batch["inputs"], batch["rng"])
         u = banks.features(net, tokens, part(batch, "foreign"))
-        loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
-        sparse = torch.stack([a.abs().sum() for a in part(parameters_of(net, "task"), "adaptive")]).sum()
-        moved = banks.drift(banks_of(parameters_of(net, "shared")), part(batch, "hold"), part(batch, "centre"))
-        return loss + self.params.sparsity * sparse + self.params.drift * moved
+        classification = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
+        norms = [a.abs().sum() for a in part(parameters_of(net, "task"), "adaptive")]
+        sparsity = torch.stack(norms).sum()
+        drift = banks.drift(banks_of(parameters_of(net, "shared")), part(batch, "hold"), part(batch, "centre"))
+        loss: Tensor = classification + self.params.sparsity * sparsity + self.params.drift * drift
+        return loss
 
     def adaptive(self, own: Tensors) -> Block:
-        """What is told of a task: the gates, and the entries of A that count."""
+        """What is sent of a task: the gates, and the large entries of A."""
         large = pack(named("adaptive", part(own, "adaptive")), self.params.prune)
         return Block("memory", {**named("gate", part(own, "gate")), **large})
 
     def topic(self, client: Client, inbox: Inbox) -> Block:
-        """What the task is about: a few points among the word vectors."""
+        """The topic of the task: centroids of its document vectors."""
         (tokens,) = client.examples.inputs(client.current)
-        texts = documents(inbox["words"].tensors["embedding.weight"], tokens)
+        documents = document_vectors(inbox["words"].tensors["embedding.weight"], tokens)
         rng = torch_generator(client.number("topic"))
-        return Block("statistics", {"centroids": centroids(texts, self.params.centroids, rng)})
+        return Block("statistics", {"centroids": centroids(documents, self.params.centroids, rng)})
 
     # -- the server -------------------------------------------------------------------------------------------------
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """FedAvg of the shared parts; a participant's adaptive replaces the one it has sent before for this task."""
+        """FedAvg of the shared parts. A participant's adaptive replaces its earlier one for the same task."""
         fresh: dict[str, Block] = {}
         for r in replies:
-            at = (r.client, when.position)
-            fresh[name("adaptive", at)] = r.blocks["adaptive"]
+            task = (r.client, when.position)
+            fresh[block_name("adaptive", task)] = r.blocks["adaptive"]
             if "topic" in r.blocks:
-                points, count = r.blocks["topic"].tensors["centroids"], torch.tensor(r.samples)
-                fresh[name("topic", at)] = Block("statistics", {"centroids": points, "count": count})
-                fresh[name("chosen", at)] = self.choose(state, points, at)
+                points = r.blocks["topic"].tensors["centroids"]
+                topic = {"centroids": points, "count": torch.tensor(r.samples)}
+                fresh[block_name("topic", task)] = Block("statistics", topic)
+                fresh[block_name("chosen", task)] = self.choose(state, points, task)
         return super().aggregate(state, replies, when).put(**fresh) if fresh else state
 
-    def choose(self, state: ServerState, points: Tensor, at: tuple[int, int]) -> Block:
-        """The tasks of others at earlier positions that are most like this one; none that is unlike altogether."""
-        others = [other for other in tasks(state) if other[0] != at[0] and other[1] < at[1]]
-        told = [state.blocks[name("topic", other)].tensors["centroids"] for other in others]
-        score = torch.stack([points.new_zeros(()), *(likeness(points, t, self.params.threshold) for t in told)])[1:]
+    def choose(self, state: ServerState, points: Tensor, task: Task) -> Block:
+        """The most similar tasks of other clients at earlier positions, with a similarity above 0."""
+        client, position = task
+        others = [other for other in reported_tasks(state) if other[0] != client and other[1] < position]
+        topics = [state.blocks[block_name("topic", other)].tensors["centroids"] for other in others]
+        scores = [similarity(points, topic, self.params.threshold) for topic in topics]
+        score = torch.stack([points.new_zeros(()), *scores])[1:]
         best = score.argsort(descending=True, stable=True)[: self.params.top]
         best = best[score[best] > 0]
-        where = torch.tensor(others, dtype=torch.int32, device=score.device).view(-1, 2)
-        return Block("memory", {"task": where[best], "score": score[best]})
+        all_tasks = torch.tensor(others, dtype=torch.int32, device=score.device).view(-1, 2)
+        return Block("memory", {"task": all_tasks[best], "score": score[best]})
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """The global model: the mean of θ_i = B ⊙ sigmoid(m_i) + A_i over tasks, weighted by their examples."""
-        counted = [at for at in tasks(state) if self.params.deploy == "all" or at[1] == when.position]
-        shared, words = state.weights()["shared"], state.weights()["words"]
-        if not counted:
+        tasks = reported_tasks(state)
+        if self.params.deploy == "current":
+            tasks = [task for task in tasks if task[1] == when.position]
+        if not tasks:
             return state
-        share = torch.stack([state.blocks[name("topic", at)].tensors["count"] for at in counted]).double()
-        gates, adaptives = mean(
-            [state.blocks[name("adaptive", at)] for at in counted], (share / share.sum()).tolist(), banks_of(shared)
-        )
-        folded = banks.compose(banks_of(shared), gates, adaptives)
-        theta = {f"convolutions.{i}.weight": t for i, t in enumerate(folded)}
+        shared = state.weights()["shared"]
+        words = state.weights()["words"]
+        counts = [state.blocks[block_name("topic", task)].tensors["count"] for task in tasks]
+        count = torch.stack(counts).double()
+        blocks = [state.blocks[block_name("adaptive", task)] for task in tasks]
+        gates, adaptives = weighted_mean(blocks, (count / count.sum()).tolist(), banks_of(shared))
+        filters = banks.compose(banks_of(shared), gates, adaptives)
+        theta = {f"convolutions.{i}.weight": t for i, t in enumerate(filters)}
         return state.put_weights({"base": {**words, **shared, **theta}})
 
 
-# -- what a client keeps ----------------------------------------------------------------------------------------------
+# -- the client's private state ---------------------------------------------------------------------------------------
 
 
-def arrives(client: Client) -> bool:
+def is_first_turn(client: Client) -> bool:
     """Whether this is the client's first turn in this position."""
     return not client.private or int(client.private["position"]) != client.when.position
 
 
-def opened(client: Client, inbox: Inbox, top: int) -> Tensors:
-    """The client's own tensors for this turn: a fresh task where it arrives; α starts at the scores' shares."""
-    own, shared = dict(client.private or {}), inbox["shared"].tensors
-    if arrives(client):
+def start_turn(client: Client, inbox: Inbox, top: int) -> Tensors:
+    """The client's tensors at the start of this turn. In its first turn of a position a new task starts. α starts at
+    the shares of the scores."""
+    own = dict(client.private or {})
+    shared = inbox["shared"].tensors
+    if is_first_turn(client):
         position = torch.tensor(client.when.position)
         own = {"position": position, **banks.add_finished_task(own, banks_of(shared)), **banks.fresh_task(shared, top)}
-    chosen = inbox.get(name("chosen", (client.id, client.when.position)))
-    if chosen is not None and not own["strength.0"].any():
+    chosen = inbox.get(block_name("chosen", (client.id, client.when.position)))
+    strength = own["strength.0"]
+    if chosen is not None and not strength.any():
         score = chosen.tensors["score"]
-        own["strength.0"] = torch.zeros_like(own["strength.0"]).index_copy(
-            0, torch.arange(len(score), device=score.device), score / score.sum()
-        )
+        rows = torch.arange(len(score), device=score.device)
+        own["strength.0"] = torch.zeros_like(strength).index_copy(0, rows, score / score.sum())
     return own
 
 
-def foreign(client: Client, inbox: Inbox) -> list[Tensor]:
-    """The adaptives that the server has chosen for this client, stacked for each width; perhaps none."""
-    chosen, like = inbox.get(name("chosen", (client.id, client.when.position))), banks_of(inbox["shared"].tensors)
-    sent = [dense(inbox[n], like) for n in adaptives(chosen)] if chosen is not None else []
-    return [torch.stack([b, *(s[i] for s in sent)])[1:] for i, b in enumerate(like)]
+def select(own: Tensors, names: Sequence[str]) -> Tensors:
+    """The tensors whose name has one of these prefixes before its first dot."""
+    return {k: t for k, t in own.items() if k.split(".")[0] in names}
 
 
-# -- what the server stores -------------------------------------------------------------------------------------------
+def foreign_adaptives(client: Client, inbox: Inbox) -> list[Tensor]:
+    """The adaptives that the server has chosen for this client, stacked for each width; there may be none."""
+    chosen = inbox.get(block_name("chosen", (client.id, client.when.position)))
+    like = banks_of(inbox["shared"].tensors)
+    sent = [dense(inbox[name], like) for name in adaptive_names(chosen)] if chosen is not None else []
+    return [torch.stack([bank, *(s[i] for s in sent)])[1:] for i, bank in enumerate(like)]
 
 
-def name(what: str, at: tuple[int, int]) -> str:
-    """The block about the task that a client has at a position."""
-    return f"{what}/{at[0]}/{at[1]}"
+# -- the server's blocks ----------------------------------------------------------------------------------------------
 
 
-def tasks(state: ServerState) -> list[tuple[int, int]]:
-    """All that clients have told of, in order."""
-    found = [n.split("/") for n in state.blocks if n.startswith("topic/")]
+def block_name(what: str, task: Task) -> str:
+    """The name of a block about the task that a client has at a position."""
+    client, position = task
+    return f"{what}/{client}/{position}"
+
+
+def reported_tasks(state: ServerState) -> list[Task]:
+    """All tasks that clients have reported, in ascending order."""
+    found = [name.split("/") for name in state.blocks if name.startswith("topic/")]
     return sorted((int(client), int(position)) for _, client, position in found)
 
 
-def adaptives(chosen: Block) -> list[str]:
-    return [name("adaptive", tuple(at)) for at in chosen.tensors["task"].tolist()]
+def adaptive_names(chosen: Block) -> list[str]:
+    """The names of the chosen adaptives' blocks."""
+    return [block_name("adaptive", (client, position)) for client, position in chosen.tensors["task"].tolist()]
 
 
 def dense(adaptive: Block, like: Sequence[Tensor]) -> list[Tensor]:
-    """A again, zero where it was too small to send."""
+    """A as dense tensors, with zeros for entries that were too small to be sent."""
     return part(unpack(adaptive.tensors, named("adaptive", like)), "adaptive")
 
 
-def mean(blocks: Sequence[Block], shares: Sequence[float], like: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The weighted means of the open gates and of the adaptives, for each width."""
-    gates, sums = [b.new_zeros(len(b)) for b in like], [torch.zeros_like(b) for b in like]
-    for block, share in zip(blocks, shares, strict=True):
-        torch._foreach_add_(gates, [m.sigmoid() for m in part(block.tensors, "gate")], alpha=share)
-        torch._foreach_add_(sums, dense(block, like), alpha=share)
-    return gates, sums
+def weighted_mean(
+    blocks: Sequence[Block], weights: Sequence[float], like: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The weighted means of sigmoid(m) and of A over tasks, for each width."""
+    gates = [bank.new_zeros(len(bank)) for bank in like]
+    adaptives = [torch.zeros_like(bank) for bank in like]
+    for block, weight in zip(blocks, weights, strict=True):
+        torch._foreach_add_(gates, [m.sigmoid() for m in part(block.tensors, "gate")], alpha=weight)
+        torch._foreach_add_(adaptives, dense(block, like), alpha=weight)
+    return gates, adaptives
 
 
 METHOD = FedSeIT

@@ -1,32 +1,33 @@
-"""HR, Hybrid Replay (Nori, Kim and Wang, ICLR 2025): exemplars kept as latent codes of an autoencoder that classifies.
+"""HR, Hybrid Replay (Nori, Kim and Wang, ICLR 2025): replay of latent codes of an autoencoder that also classifies.
 
 Kept: the encoder gets a latent layer (μ, log σ²) and a decoder; a class is predicted by the nearest centroid to μ(x).
 When classes appear, clients send their mean codes, and the server places centroids for them by a Lennard-Jones
-potential; old centroids never move. The loss of an example is ‖x − x̂‖² + KL + λ‖z − p_y‖², and, once there is a
-model to keep, ‖μ − μ_old‖² + ‖x̂ − x̂_old‖², all over the size of an image. A client stores up to B codes a class,
-replays them decoded by the old model, and re-encodes them once a position as f_new(g_old(m)); classes that it has no
-codes of are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at which λ and the prior balance.
+potential; old centroids never move. The loss of an example is ‖x − x̂‖² + KL + λ‖z − p_y‖². After the first position,
+‖μ − μ_old‖² + ‖x̂ − x̂_old‖² is added. All terms are divided by the size of an image. A client stores up to B codes a
+class, replays them decoded by the old model, and re-encodes them once a position as f_new(g_old(m)). Old classes for
+which it has no codes are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at which λ and the prior balance.
 
 Stored: on the server a centroid of every class, and within a position the model it started from; on a client latent
 codes, up to B of a class, and within a position that model.
 
-Departed from: the paper's equation for the centroids climbs the potential, here it is descended. Old codes and images
-are targets computed once a turn from plain examples, and an old image is moved by the same crop and flip as the
-example. Real and decoded images pass through the same views, reflected at borders, since any other treatment tells
-them apart and "looks decoded" would come to mean "old".
+Departed from: the paper's equation for the centroids ascends the potential, here it is descended. Old codes and images
+are targets that are computed once a turn from examples without augmentation, and an old image is cropped and flipped
+in the same way as its example. Real and decoded images get the same augmentations, reflected at borders. With different
+ones the model could tell decoded images from real ones, and would learn to predict an old class for all of them.
 
 Adapted: the old model is the global one at the start of a position. `old` are classes learned before the position and
-not current for this client, so that nothing is decoded that the model has never seen. Participants are asked for new
-classes before every round (under full accounting that is one more downlink a round), as a class may come with a client
-that is not drawn earlier. Codes are written by the encoder that the client has just trained, not by the later
-average, because a client may not be there when a position ends; until then it holds its codes twice, for this
-position and for later ones. Replies are weighted by examples as everywhere. Centroids start from a slight seeded
-shake, since classes with equal means would never part. Adapter and head rest; they neither train nor travel.
+not current for this client, so that only classes are decoded that the old model was trained on. Participants are asked
+for new classes before every round (under full accounting that is one more downlink a round), since a class may appear
+with a client that did not participate earlier. Codes are computed by the encoder that the client has just trained, not
+by the later average, because a client may not participate when a position ends; until then it stores its codes twice,
+for this position and for later ones. Replies are weighted by examples, as in all methods. Centroids start with a small
+seeded noise, since classes with equal means would never separate. Adapter and head are not used: they are neither
+trained nor sent.
 
 Uncertain: the source was a re-implementation from the paper's text. There every term has weight 1 beside λ = 10, over
-a hundred rounds. Short streams leave such a decoder untrained: on digits, decoded memory has then no recognisable
-class, and `rebuild` = 100 (pixels with a deviation of 0.07) helps much. Which examples become codes is not known; here
-they are drawn evenly.
+a hundred rounds. On short streams such a decoder is hardly trained: on digits, decoded images then have no recognisable
+class, and `rebuild` = 100 (a standard deviation of 0.07 per pixel) helps much. How the paper chooses examples for codes
+is not known; here they are drawn uniformly.
 """
 
 from __future__ import annotations
@@ -44,16 +45,34 @@ from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
-from profcil.engine.phases import Batch, Turn
+from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
 from profcil.methods.base import Method, Samples, reply, with_replay
-from profcil.methods.parts.centroids import around, closeness, mean_codes, nowhere, place, pooled, table
-from profcil.methods.parts.decoder import Mixture, decode, encode, halves, latent_size, make_decoder, make_latent
+from profcil.methods.parts.centroids import (
+    mean_codes,
+    negative_distances,
+    no_centroids,
+    place,
+    pool_means,
+    sample_around,
+    table,
+)
+from profcil.methods.parts.decoder import (
+    DecodedSource,
+    decode,
+    decoder_of,
+    encode,
+    latent_of,
+    latent_size,
+    make_decoder,
+    make_latent,
+)
+from profcil.methods.parts.starting_model import count_memory, start_names, start_weights, store_start
 from profcil.model.layers import unit
 from profcil.model.net import Net, Tensors, Weights
 
-BLOCKS = ("base", "latent", "decoder")  # the autoencoder; adapter and head rest
-STARTS = tuple(f"start/{b}" for b in BLOCKS)  # where a position began
+BLOCKS = ("base", "latent", "decoder")  # the autoencoder; adapter and head are not used
+STARTS = start_names(BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -62,10 +81,10 @@ class HRParams(Checked):
 
     budget: int = setting(20, "B: codes per class on a client, and replays per old class and local epoch", low=0)
     latent: int = setting(0, "length of a latent code; 0 = a tenth of an image's numbers, at least 16", low=0)
-    rebuild: float = setting(1.0, "weight of the squared error of an image", low=0.0)
+    rebuild: float = setting(1.0, "weight of the squared reconstruction error of an image", low=0.0)
     pull: float = setting(10.0, "λ: weight of the squared distance to the class's centroid", low=0.0)
-    distill: float = setting(1.0, "weight of the pull towards the starting model's codes and images", low=0.0)
-    sigma: float = setting(5.0, "σ of the potential between centroids, which rest 1.12 σ apart", low=1e-3)
+    distill: float = setting(1.0, "weight of the distance to the starting model's codes and images", low=0.0)
+    sigma: float = setting(5.0, "σ of the potential between centroids; their equilibrium distance is 1.12 σ", low=1e-3)
 
 
 class HR(Method):
@@ -86,117 +105,133 @@ class HR(Method):
 
     def begin(self, weights: Weights) -> ServerState:
         """`learned` are the classes that the model of the last position's end can decode."""
-        nothing = nowhere(weights["latent"]["mu.bias"])
-        return super().begin(weights).put(centroids=nothing, learned=Block("prototype", {}))
+        centroids = no_centroids(weights["latent"]["mu.bias"])
+        return super().begin(weights).put(centroids=centroids, learned=Block("prototype", {}))
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        """In the first round the model is the starting model; later that is sent to whoever has not got it."""
-        return (*BLOCKS, "centroids", "learned", *(STARTS if when.round else ()))
+        """In the first round the model is the starting model. Later that is sent to clients that do not hold it."""
+        start = STARTS if when.round else ()
+        return (*BLOCKS, "centroids", "learned", *start)
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
-        start = starting(inbox)
-        codes, y = recalled(client, inbox)
-        source = self.mixture(client, inbox, start, codes, y)
-        if not source.real:  # none of its classes has a centroid yet
+        start = start_weights(inbox, BLOCKS)
+        codes, y = stored_codes(client, inbox)
+        source = self.source(client, inbox, start, codes, y)
+        if not source.real:  # none of the client's classes has a centroid yet
             return Reply(client.id, 0)
-        centroids = table(inbox["centroids"], client.net.classes)
         if inbox["learned"].labels:
-            hold(client, start)
-        distill = centroids.new_full((), self.params.distill if inbox["learned"].labels else 0.0)
-        weights = {b: dict(inbox[b].tensors) for b in BLOCKS}
-        fit = client.train("fit", weights, BLOCKS, self.fit_loss, source, centroids=centroids, distill=distill)
+            count_memory(client, start)
+        fit = self.fit(client, inbox, source)
         done = yield fit
-        own = self.remembered(client, start, done.weights, codes, y)
+        private = self.private(client, start, done.weights, codes, y)
         answer = reply(client, done.weights, BLOCKS, loss=done.loss)
         answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
-        return replace(answer, samples=source.real, private=own)
+        return replace(answer, samples=source.real, private=private)
 
-    def mixture(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> Mixture:
-        """Real images of current classes beside decoded ones of old classes, each with what the starting model makes
-        of it: its code and its image. One pass over plain images, since a loss must not run a second network."""
+    def fit(self, client: Client, inbox: Inbox, source: DecodedSource) -> Train:
+        """The training phase. Before anything is learned there is no old model to distil from."""
+        centroids = table(inbox["centroids"], client.net.classes)
+        weight = self.params.distill if inbox["learned"].labels else 0.0
+        distill = centroids.new_full((), weight)
+        weights = {b: dict(inbox[b].tensors) for b in BLOCKS}
+        return client.train("fit", weights, BLOCKS, self.fit_loss, source, centroids=centroids, distill=distill)
+
+    def source(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> DecodedSource:
+        """Real images of current classes and decoded ones of old classes, each with its code and its reconstruction
+        under the starting model. These targets are computed once, on images without augmentation."""
         net = client.net
-        own = torch.tensor(client.y_list)
-        rows = among(own, inbox["centroids"].labels)
+        own_labels = torch.tensor(client.y_list)
+        rows = rows_of_classes(own_labels, inbox["centroids"].labels)
         real = unit(client.examples.inputs(client.current[client.tensor(rows)])[0])
-        z, old = self.replayed(client, inbox, codes, y)
-        x = torch.cat([real, decode(net, start, z)])
+        replayed_codes, replayed_labels = self.codes_to_replay(client, inbox, codes, y)
+        x = torch.cat([real, decode(net, start, replayed_codes)])
         code = encode(net, start, x)
-        labels = client.tensor(torch.cat([own[rows], old]))
-        made = {"x": x, "y": labels, "code": code, "image": decode(net, start, code)}
-        return Mixture(made, len(rows), self.params.budget, old)
+        labels = client.tensor(torch.cat([own_labels[rows], replayed_labels]))
+        images = {"x": x, "y": labels, "code": code, "image": decode(net, start, code)}
+        return DecodedSource(images, len(rows), self.params.budget, replayed_labels)
 
-    def replayed(self, client: Client, inbox: Inbox, codes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes to decode: the client's own, and for classes it has none of, draws around the centroid with the
-        spread that loss and prior balance at, s² = 1/(1 + 2λ)."""
+    def codes_to_replay(self, client: Client, inbox: Inbox, codes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The client's codes of old classes and their labels. For an old class without codes, samples around the
+        centroid, with the spread at which loss and prior balance, s² = 1/(1 + 2λ)."""
         absent = sorted(set(inbox["learned"].labels) - set(client.labels) - set(y.tolist()))
-        labels = torch.tensor(absent, dtype=torch.long).repeat_interleave(self.params.budget)
+        absent_labels = torch.tensor(absent, dtype=torch.long).repeat_interleave(self.params.budget)
         rng = torch.Generator().manual_seed(client.number("absent"))
-        centres = table(inbox["centroids"], client.net.classes)[client.tensor(labels)]
-        old = among(y, client.labels, False)
-        drawn = around(centres, self.params.pull, rng)
-        return torch.cat([codes[client.tensor(old)], drawn]), torch.cat([y[old], labels])
+        centres = table(inbox["centroids"], client.net.classes)[client.tensor(absent_labels)]
+        sampled = sample_around(centres, self.params.pull, rng)
+        old = rows_of_classes(y, client.labels, complement=True)
+        return torch.cat([codes[client.tensor(old)], sampled]), torch.cat([y[old], absent_labels])
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
-        """‖x − x̂‖² + KL + λ‖z − p_y‖² and the pull towards the starting model, a mean over an image's numbers. Real
-        and decoded images, and the starting model's images of them, are all seen through the same views."""
-        p, rng, (latent, decoder) = self.params, batch["rng"], halves(net)
+        """‖x − x̂‖² + KL + λ‖z − p_y‖² and the distance to the starting model, divided by the size of an image. Images
+        and their reconstructions by the starting model get the same random augmentation."""
+        params = self.params
+        rng = batch["rng"]
         (views,) = net.weak((torch.cat([batch["x"], batch["image"]], 1),), rng)
-        x, before = views.chunk(2, 1)
-        mu, logvar = (t.float() for t in latent(net.base(x)))
+        x, old_image = views.chunk(2, 1)
+        mu, logvar = (t.float() for t in latent_of(net)(net.base(x)))
         z = mu + (logvar / 2).exp() * torch.randn(mu.shape, generator=rng, device=mu.device)
-        image = decoder(z).float()
+        image = decoder_of(net)(z).float()
         prior = (mu.square() + logvar.exp() - 1 - logvar).sum(1) / 2
-        away = squares(z - batch["centroids"][batch["y"]])
-        hold = squares(mu - batch["code"]) + squares(image - before)
-        loss = p.rebuild * squares(x - image) + prior + p.pull * away + batch["distill"] * hold
+        to_centroid = squared_norm(z - batch["centroids"][batch["y"]])
+        to_old = squared_norm(mu - batch["code"]) + squared_norm(image - old_image)
+        reconstruction = squared_norm(x - image)
+        loss: Tensor = params.rebuild * reconstruction + prior + params.pull * to_centroid + batch["distill"] * to_old
         return loss.mean() / x[0].numel()
 
-    def remembered(self, client: Client, start: Weights, weights: Weights, codes: Tensor, y: Tensor) -> Tensors:
-        """The client's private state: its codes for the rest of this position, and those for later ones, up to B of a
-        class, old ones re-encoded as f_new(g_old(m)), under the model it has just trained."""
+    def private(self, client: Client, start: Weights, weights: Weights, codes: Tensor, y: Tensor) -> Tensors:
+        """The client's private state: its codes for the rest of this position, and those for later ones. The latter
+        are computed by the model that was just trained, up to B of a class; old ones are re-encoded as
+        f_new(g_old(m))."""
         rng = torch.Generator().manual_seed(client.number("keep"))
         order = torch.randperm(len(client.current), generator=rng)
         labels = torch.cat([torch.tensor(client.y_list)[order], y])
-        kept = torch.nonzero(first_of_each(labels, self.params.budget)).flatten()
-        fresh = unit(client.examples.inputs(client.current[client.tensor(order)])[0])
-        images = torch.cat([fresh, decode(client.net, start, codes)])[client.tensor(kept)]
-        later = encode(client.net, weights, images)
-        position = torch.tensor(client.when.position)
-        own = {"codes": codes, "y": y, "later": later, "later_y": labels[kept], "position": position}
-        return {k: client.keep(t) for k, t in own.items()}
+        stored = torch.nonzero(first_of_each(labels, self.params.budget)).flatten()
+        current = unit(client.examples.inputs(client.current[client.tensor(order)])[0])
+        images = torch.cat([current, decode(client.net, start, codes)])[client.tensor(stored)]
+        private = {
+            "codes": codes,
+            "y": y,
+            "later": encode(client.net, weights, images),
+            "later_y": labels[stored],
+            "position": torch.tensor(client.when.position),
+        }
+        return {name: client.keep(tensor) for name, tensor in private.items()}
 
     # -- centroids --------------------------------------------------------------------------------------------------
 
     def opens(self, state: ServerState, when: When) -> bool:
-        return True  # a class may come with a client that takes part later only
+        return True  # a class may appear with a client that participates in a later round only
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        return ("base", "latent", "centroids", *(STARTS if when.round else ()))  # before what they were is replaced
+        # The survey replaces the client's model. Naming the starting blocks here lets the client retain the old one, so
+        # that it need not be sent again.
+        start = STARTS if when.round else ()
+        return ("base", "latent", "centroids", *start)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Mean codes of the classes that have no centroid yet."""
-        own = torch.tensor(client.y_list)
-        rows = among(own, inbox["centroids"].labels, False)
-        latent = inbox["latent"].tensors
+        own_labels = torch.tensor(client.y_list)
+        rows = rows_of_classes(own_labels, inbox["centroids"].labels, complement=True)
         if not len(rows):
             return Reply(client.id, len(client.current))
+        latent = inbox["latent"].tensors
         features = client.features(inbox["base"])[client.tensor(rows)]
         mu = F.linear(features, latent["mu.weight"], latent["mu.bias"])
-        return Reply(client.id, len(client.current), {"means": mean_codes(mu, own[rows])})
+        return Reply(client.id, len(client.current), {"means": mean_codes(mu, own_labels[rows])})
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         means = [r.blocks["means"] for r in replies if "means" in r.blocks]
         if STARTS[0] not in state.blocks and state.blocks["learned"].labels:
-            state = state.also(**dict(zip(STARTS, BLOCKS, strict=True)))
-        return state.put(means=pooled(means)) if means else state
+            state = store_start(state, BLOCKS)
+        return state.put(means=pool_means(means)) if means else state
 
     def trains(self, when: When) -> bool:
         return when.stage == "refresh"
 
     def train_server(self, server: Server, state: ServerState) -> ServerState:
-        """New centroids descend the potential from their classes' mean codes; old ones stay where they are."""
+        """New centroids descend the potential from their classes' mean codes; old ones do not move."""
         if "means" not in state.blocks:
             return state
         rng = torch.Generator().manual_seed(server.number("centroids"))
@@ -207,65 +242,59 @@ class HR(Method):
         return super().aggregate(state, [r for r in replies if r.blocks], when)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
-        return state.drop(*STARTS).put(learned=Block("prototype", {}, state.blocks["centroids"].labels))
+        learned = Block("prototype", {}, state.blocks["centroids"].labels)
+        return state.drop(*STARTS).put(learned=learned)
 
-    # -- what comes of it -------------------------------------------------------------------------------------------
+    # -- prediction and diagnostics ---------------------------------------------------------------------------------
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
-        return closeness(halves(net)[0].mu(features), state.blocks["centroids"], net.classes)
+        return negative_distances(latent_of(net).mu(features), state.blocks["centroids"], net.classes)
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
-        return {"centroids": (state.blocks["centroids"], halves(net)[0].mu)}
+        return {"centroids": (state.blocks["centroids"], latent_of(net).mu)}
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
     ) -> Samples | None:
-        """Decoded codes of those who have some; where nobody has, decoded draws around the centroid."""
+        """Decoded codes of the clients; if no client has a code of the class, decoded samples around its centroid."""
         if label not in state.blocks["learned"].labels or not self.params.budget:
             return None
         centroid = table(state.blocks["centroids"], net.classes)[label]
         stored = [c.private["later"][c.private["later_y"] == label] for c in clients if c.private]
         codes = torch.cat([centroid[None][:0], *stored])
-        codes = codes[torch.randperm(len(codes), generator=rng, device=rng.device)[:count].to(codes.device)]
-        codes = codes if len(codes) else around(centroid.expand(count, -1), self.params.pull, rng)
-        return Samples("inputs", (decode(net, {b: state.weights()[b] for b in BLOCKS}, codes),))
+        chosen = torch.randperm(len(codes), generator=rng, device=rng.device)[:count]
+        codes = codes[chosen.to(codes.device)]
+        if not len(codes):
+            codes = sample_around(centroid.expand(count, -1), self.params.pull, rng)
+        weights = state.weights()
+        return Samples("inputs", (decode(net, {b: weights[b] for b in BLOCKS}, codes),))
 
 
-def squares(x: Tensor) -> Tensor:
+def squared_norm(x: Tensor) -> Tensor:
+    """The squared norm of each row."""
     return x.flatten(1).square().sum(1)
 
 
-def starting(inbox: Inbox) -> Weights:
-    """The model that the position began with, f_old and g_old."""
-    return {b: dict((inbox.get(start) or inbox[b]).tensors) for start, b in zip(STARTS, BLOCKS, strict=True)}
-
-
-def hold(client: Client, start: Weights) -> None:
-    """Meters the starting model, which the client needs beside the one that it trains."""
-    for tensors in start.values():
-        for tensor in tensors.values():
-            client.keep(tensor)
-
-
-def recalled(client: Client, inbox: Inbox) -> tuple[Tensor, Tensor]:
-    """The client's codes as the starting model decodes them, and their labels, on the CPU."""
-    own = client.private
-    if not own:
+def stored_codes(client: Client, inbox: Inbox) -> tuple[Tensor, Tensor]:
+    """The client's codes under the starting model, and their labels, on the CPU."""
+    private = client.private
+    if not private:
         return inbox["centroids"].tensors["mean"][:0], torch.zeros(0, dtype=torch.long)
-    later = int(own["position"]) < client.when.position
-    codes, y = (own["later"], own["later_y"]) if later else (own["codes"], own["y"])
-    return codes, y.cpu()
+    if int(private["position"]) < client.when.position:
+        return private["later"], private["later_y"].cpu()
+    return private["codes"], private["y"].cpu()
 
 
-def among(y: Tensor, labels: Sequence[int], which: bool = True) -> Tensor:
-    """The places of those that are of these classes, or of those that are not."""
-    return torch.nonzero(torch.isin(y, torch.tensor(labels, dtype=y.dtype)) == which).flatten()
+def rows_of_classes(y: Tensor, labels: Sequence[int], complement: bool = False) -> Tensor:
+    """The rows whose class is in `labels`, or with `complement` those whose class is not."""
+    member = torch.isin(y, torch.tensor(labels, dtype=y.dtype))
+    return torch.nonzero(member != complement).flatten()
 
 
 def first_of_each(y: Tensor, quota: int) -> Tensor:
-    """Which rows are among the first `quota` of their class."""
-    before = F.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]
-    return before <= quota
+    """The mask of the rows that are among the first `quota` of their class."""
+    rank = F.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]  # counted from 1
+    return rank <= quota
 
 
 METHOD = HR

@@ -1,34 +1,35 @@
-"""POWER (Zhu, Hu & Wu, KDD 2025): replay of well-covering nodes, and distillation on inverted class means.
+"""POWER (Zhu, Hu & Wu, KDD 2025): replay of nodes that cover their class, and distillation on inverted class means.
 
-Kept: a client minimises β·CE(current nodes) + (1 − β)·CE(buffer), where the buffer holds raw features and labels of
+Kept: a client minimises β·CE(current nodes) + (1 − β)·CE(buffer), where the buffer has raw features and labels of
 few nodes a class, replayed without edges. They are chosen to cover their class in e = ½ local + ½ global embedding:
-greedily the node with most nodes not covered yet within a radius, and again from the start once 90 % are covered. Once
-a position a client sends, for each class, the gradient of the cross-entropy of the mean raw feature through a shared
-random network, with the count; the server infers label and mean from it (L-BFGS). After averaging, it takes a few
-Adam steps that bring the global model's logits on these pseudo-nodes to those of the clients' models, by
+greedily the node with most nodes within a radius that are not covered yet; this starts again once 90 % are covered.
+Once a position a client sends, for each class, the gradient of the cross-entropy of the mean raw feature through a
+shared random network, with the count; the server infers label and mean from it (L-BFGS). After averaging, it takes a
+few Adam steps that bring the global model's logits on these pseudo-nodes close to those of the clients' models, by
 Σ w·mean|z_g − z_c|.
 
 Stored: on the server inverted class means with counts of every client and position, and a random network; on a client
 raw nodes, up to B of a class.
 
-Adapted to client-specific orders: a client answers for its own pseudo-nodes, with w its share of the class's counts,
-fading by 0.3 for every position since it sent them; so a class is taught by whoever had it last, and most of it. The
-teachers are the round's participants. A client does not know which of its turns in a position is the last, so each
-turn chooses anew for the current classes. The gradients go with its first turn in a position. The budget is what all
-replaying methods have, B nodes per old class and local epoch, and a client stores no more; the paper stores 1.
-Logits are compared over seen classes only. In its first position a client trains by plain cross-entropy.
+Adapted to client-specific orders: a client's model is the teacher for its own pseudo-nodes. The weight w is the
+client's share of the class's counts, multiplied by 0.3 for every position since they were sent; so a class is taught by
+the clients that had it last and most. The teachers are the round's participants. A client does not know which of its
+turns in a position is the last, so each turn chooses nodes of the current classes anew. The gradients are sent with its
+first turn in a position. The budget is that of all replaying methods, B nodes per old class and local epoch, and a
+client stores no more; the paper stores 1. Logits are compared over seen classes only. In its first position a client
+trains by plain cross-entropy.
 
-The released code shows every client all edges of future tasks by a masking bug; here a client computes on its own
-local graph, as all methods do, and buffered nodes have no edges. It keeps up to three iterates of an inversion, here
-one: with the error of each tensor taken relatively, the inversion is exact to rounding.
+The released code shows every client all edges of future tasks by a masking bug. Here a client computes on its own
+local graph, as in all methods, and buffered nodes have no edges. The released code stores up to three iterates of an
+inversion, here it is one: with relative errors for each tensor, the inversion is exact up to rounding.
 
-β was chosen on validation seeds of Cora, where the authors' 0.01 hardly learns anything new. Also seen there: within
-the authors' radius, 0.1 of the mean distance in a class, a node finds hardly any other, so that choosing is little
-more than taking the first (0.5 covers, and was better in short runs and not in full ones); the server's steps made no
-measurable difference; and with the paper's one node a class most is forgotten.
+β was chosen on validation seeds of Cora, where the authors' 0.01 hardly learns anything new. Three more observations
+from there. Within the authors' radius, 0.1 of the mean distance in a class, a node covers hardly any other, so that the
+choice is little more than the first nodes (0.5 covers more, and was better in short runs and not in full ones). The
+server's steps made no measurable difference. With the paper's one node a class most is forgotten.
 
 Uncertain: the network's non-linearity is ours (sigmoid), as are the number and rate of the server's steps within the
-range of the code. Note what the channel means: the server learns class means of raw features, to the last digit.
+range of the code. Note what this channel reveals: the server learns class means of raw features up to rounding.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ from profcil.engine.server import Server
 from profcil.memory.bank import measure
 from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.covering import cover
-from profcil.methods.parts.exemplars import Replay
-from profcil.methods.parts.inversion import invert, label_of, leak, mirror
-from profcil.methods.parts.local_graph import constants_of, graph_of, inputs_of, with_isolated
+from profcil.methods.parts.exemplars import ReplaySource
+from profcil.methods.parts.inversion import gradient_of, invert, label_of, make_shared_network
+from profcil.methods.parts.local_graph import add_isolated, graph_constants, graph_inputs, local_graph
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Weights
 
-TOLD, LOCAL, PSEUDO = "gradients/", "local/", "pseudo/"  # blocks of a client's: gradients, model, inverted means
+# Prefixes of the server's blocks about a client:
+GRADIENTS = "gradients/"
+LOCAL = "local/"  # its model
+PSEUDO = "pseudo/"  # its pseudo-nodes, which are inverted class means
+
+Lesson = tuple[str, int, Block]  # the id of the client that teaches, the position of its pseudo-nodes, and these
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,12 @@ class PowerParams(Params):
 
     budget: int = setting(20, "B: nodes stored of a class, and replayed per old class, client and local epoch", low=0)
     beta: float = setting(0.5, "β: weight of the current nodes; the buffer has 1 − β", low=0.0, high=1.0)
-    radius: float = setting(0.1, "reach of a chosen node, in mean distances within its class", low=0.0)
+    radius: float = setting(0.1, "radius that a chosen node covers, in mean distances within its class", low=0.0)
     steps: int = setting(5, "the server's steps after each round; 0 = no gradients are sent either", low=0)
     server_lr: float = setting(0.01, "learning rate of the server's steps", low=0.0)
-    fade: float = setting(0.3, "weight of a pseudo-node for each position since it was sent", low=0.0, high=1.0)
+    fade: float = setting(
+        0.3, "factor on the weight of a pseudo-node for each position since it was sent", low=0.0, high=1.0
+    )
 
 
 class Power(Method):
@@ -81,151 +89,185 @@ class Power(Method):
     regimes: ClassVar = {"expanded": {"budget": 100}}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        net.attach("mirror", mirror(like[0].shape[1], net.classes, generator))
+        net.attach("mirror", make_shared_network(like[0].shape[1], net.classes, generator))
 
     def begin(self, weights: Weights) -> ServerState:
-        """The shared network is no part of the model: it is neither trained nor averaged."""
+        """The shared network, block `mirror`, is not part of the model: it is neither trained nor averaged."""
         state = super().begin({b: weights[b] for b in MODEL})
         return state.put(mirror=Block("prototype", weights["mirror"])) if self.params.steps else state
 
     def broadcast_to(self, client: int, state: ServerState, when: When) -> Sequence[str]:
-        """The shared network is the question: it goes to whoever has not told of its current classes yet."""
-        told = f"{PSEUDO}{client}/{when.position}" in state.blocks
-        return MODEL if told or not self.params.steps else (*MODEL, "mirror")
+        """The shared network is sent to clients that have not reported their current classes yet."""
+        reported = f"{PSEUDO}{client}/{when.position}" in state.blocks
+        if reported or not self.params.steps:
+            return MODEL
+        return (*MODEL, "mirror")
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         rows = client.private["rows"] if client.private else client.current[:0]
         old = rows[~client.allowed(client.labels)[client.examples.y[rows]]]
-        graph = with_isolated(graph_of(client), old)
+        graph = add_isolated(local_graph(client), old)
         client.keep(graph.x[len(graph.x) - len(old) :])
         replayed = torch.arange(len(client.examples), len(graph), device=old.device)
-        source = Replay(client.current, replayed, graph.y, self.params.budget)
+        source = ReplaySource(client.current, replayed, graph.y, self.params.budget)
         fit = self.fit(client, inbox, graph, source)
         done = yield fit
-        told = {"gradients": gradients(client, inbox["mirror"])} if "mirror" in inbox else {}
-        answer = reply(client, done.weights, MODEL, loss=done.loss, **told)
-        kept = torch.cat([old, self.chosen(client, inbox, done.weights)])
+        sent = {"gradients": class_gradients(client, inbox["mirror"])} if "mirror" in inbox else {}
+        answer = reply(client, done.weights, MODEL, loss=done.loss, **sent)
+        stored = torch.cat([old, self.choose(client, inbox, done.weights)])
         answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
-        return replace(answer, private={"rows": kept})
+        return replace(answer, private={"rows": stored})
 
-    def fit(self, client: Client, inbox: Inbox, graph: Nodes, source: Replay) -> Train:
-        weights, allowed = weights_of(inbox), client.allowed(self.label_space(client, inbox))
+    def fit(self, client: Client, inbox: Inbox, graph: Nodes, source: ReplaySource) -> Train:
+        """The training phase: plain cross-entropy without a buffer, else the weighted loss."""
+        weights = weights_of(inbox)
+        allowed = client.allowed(self.label_space(client, inbox))
         if not source.replayed:
             return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
-        allowed = allowed.index_fill(0, graph.y[source.stored], True)  # replayed ones compete in any label space
-        constants = {"allowed": allowed, "weight": self.shares(client, source), **constants_of(graph)}
+        allowed = source.allow_stored(allowed)
+        constants = {"allowed": allowed, "weight": self.class_weights(client, source), **graph_constants(graph)}
         return replace(client.train("fit", weights, MODEL, self.replay_loss, source), constants=constants)
 
-    def shares(self, client: Client, source: Replay) -> Tensor:
-        """By class: an example's weight in an epoch's mean, β over the current ones and 1 − β over the buffer."""
-        new, beta = client.allowed(client.labels), self.params.beta
-        now, then = beta / len(source.current), (1 - beta) / source.replayed
-        return source.size * torch.where(new, now, then).float()
+    def class_weights(self, client: Client, source: ReplaySource) -> Tensor:
+        """For every class the weight of its examples in an epoch's mean: β in total for the current ones, and 1 − β
+        for the buffer."""
+        is_current = client.allowed(client.labels)
+        current = self.params.beta / len(source.current)
+        buffered = (1 - self.params.beta) / source.replayed
+        return source.size * torch.where(is_current, current, buffered).float()
 
     def replay_loss(self, net: Net, batch: Batch) -> Tensor:
-        y, logits = batch["y"], net(*net.weak(inputs_of(batch), batch["rng"]))
-        return (batch["weight"][y] * cross_entropy(logits[:, None], y[:, None], batch["allowed"])).mean()
+        y = batch["y"]
+        logits = net(*net.weak(graph_inputs(batch), batch["rng"]))
+        each = cross_entropy(logits[:, None], y[:, None], batch["allowed"])
+        loss: Tensor = (batch["weight"][y] * each).mean()
+        return loss
 
-    def chosen(self, client: Client, inbox: Inbox, trained: Weights) -> Tensor:
-        """The rows of the current nodes that are kept, by their embedding in the local and the broadcast model."""
-        e, p = 0.5 * client.features(trained["base"]) + 0.5 * client.features(inbox["base"]), self.params
-        of_class = [torch.nonzero(client.y == label).flatten() for label in client.labels]
-        return torch.cat([client.current[rows[cover(e[rows], p.budget, p.radius)]] for rows in of_class])
+    def choose(self, client: Client, inbox: Inbox, trained: Weights) -> Tensor:
+        """The rows of the current nodes to store, chosen by their embeddings in the trained and the broadcast model."""
+        embedding = 0.5 * client.features(trained["base"]) + 0.5 * client.features(inbox["base"])
+        chosen = []
+        for label in client.labels:
+            rows = torch.nonzero(client.y == label).flatten()
+            covering = cover(embedding[rows], self.params.budget, self.params.radius)
+            chosen.append(client.current[rows[covering]])
+        return torch.cat(chosen)
 
     # -- the server -------------------------------------------------------------------------------------------------
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """The average; and, until the server has trained, what it was told and the clients' models."""
+        """FedAvg. The clients' gradients and models are stored until the server has trained."""
         state = super().aggregate(state, replies, when)
         if not self.params.steps:
             return state
-        told = {f"{TOLD}{r.client}": r.blocks["gradients"] for r in replies if "gradients" in r.blocks}
+        gradients = {f"{GRADIENTS}{r.client}": r.blocks["gradients"] for r in replies if "gradients" in r.blocks}
         models = {f"{LOCAL}{r.client}/{b}": Block("prototype", r.blocks[b].tensors) for r in replies for b in MODEL}
-        return state.put(**told, **models)
+        return state.put(**gradients, **models)
 
     def trains(self, when: When) -> bool:
-        return when.stage == "round" and self.params.steps > 0
+        steps: int = self.params.steps
+        return when.stage == "round" and steps > 0
 
     def train_server(self, server: Server, state: ServerState) -> ServerState:
-        """Inverts fresh gradients, then learns from this round's clients on the means they have ever sent."""
-        told = {client: block for (client,), block in named(state, TOLD)}
+        """Inverts new gradients. Then the global model is trained towards the models of this round's clients, on all
+        pseudo-nodes of these clients."""
+        gradients = {client: block for (client,), block in blocks_with_prefix(state, GRADIENTS)}
         teachers: dict[str, Weights] = {}
-        for (client, part), block in named(state, LOCAL):
+        for (client, part), block in blocks_with_prefix(state, LOCAL):
             teachers.setdefault(client, {})[part] = dict(block.tensors)
-        state = state.drop(*(n for n in state.blocks if n.startswith((TOLD, LOCAL))))
-        fresh = {f"{PSEUDO}{c}/{server.when.position}": inverted(state.blocks["mirror"], b) for c, b in told.items()}
+        state = state.drop(*(name for name in state.blocks if name.startswith((GRADIENTS, LOCAL))))
+        network = state.blocks["mirror"]
+        position = server.when.position
+        fresh = {f"{PSEUDO}{c}/{position}": pseudo_nodes(network, block) for c, block in gradients.items()}
         state = state.put(**fresh)
-        lessons = [(c, int(p), b) for (c, p), b in named(state, PSEUDO) if c in teachers]
-        return state.put_weights(self.taught(server, state.weights(), teachers, lessons)) if lessons else state
+        lessons = [(c, int(p), block) for (c, p), block in blocks_with_prefix(state, PSEUDO) if c in teachers]
+        if not lessons:
+            return state
+        return state.put_weights(self.distil(server, state.weights(), teachers, lessons))
 
-    def taught(
-        self, server: Server, weights: Weights, teachers: dict[str, Weights], lessons: Sequence[tuple[str, int, Block]]
+    def distil(
+        self, server: Server, weights: Weights, teachers: dict[str, Weights], lessons: Sequence[Lesson]
     ) -> Weights:
         """The model after some steps towards its teachers, each on its own pseudo-nodes: Σ w·mean|z_g − z_c|."""
-        net, seen, now = server.net, list(server.seen), server.when.position
-        target = torch.cat([scores(net, teachers[c], b.tensors["x"])[:, seen] for c, _, b in lessons]).detach()
-        faded = torch.cat([b.tensors["count"] * self.params.fade ** (now - p) for _, p, b in lessons])
-        y = torch.tensor([label for *_, b in lessons for label in b.labels], device=target.device)
-        total = faded.new_zeros(net.classes).index_add(0, y, faded)
-        weight = faded / total.clamp(min=torch.finfo(total.dtype).tiny)[y]
-        x = torch.cat([b.tensors["x"] for *_, b in lessons])
+        net = server.net
+        seen = list(server.seen)
+        target = torch.cat([node_logits(net, teachers[c], b.tensors["x"])[:, seen] for c, _, b in lessons]).detach()
+        weight = self.lesson_weights(server, lessons)
+        x = torch.cat([block.tensors["x"] for _, _, block in lessons])
         net.load(weights)
         net.requires_grad_(False)
-        rule = torch.optim.Adam([p.requires_grad_() for p in net.trainable(MODEL)], lr=self.params.server_lr)
+        adam = torch.optim.Adam([p.requires_grad_() for p in net.trainable(MODEL)], lr=self.params.server_lr)
         for _ in range(self.params.steps):
-            rule.zero_grad()
-            (weight * (scores(net, {}, x)[:, seen] - target).abs().mean(1)).sum().backward()
-            rule.step()
-        rule.zero_grad()
+            adam.zero_grad()
+            error = (node_logits(net, {}, x)[:, seen] - target).abs().mean(1)
+            (weight * error).sum().backward()
+            adam.step()
+        adam.zero_grad()
         return net.weights()
+
+    def lesson_weights(self, server: Server, lessons: Sequence[Lesson]) -> Tensor:
+        """The weight w of every pseudo-node: its share of the faded counts of its class."""
+        now = server.when.position
+        count = torch.cat([b.tensors["count"] * self.params.fade ** (now - p) for _, p, b in lessons])
+        labels = [label for _, _, block in lessons for label in block.labels]
+        y = torch.tensor(labels, device=count.device)
+        total = count.new_zeros(server.net.classes).index_add(0, y, count)
+        return count / total.clamp(min=torch.finfo(total.dtype).tiny)[y]
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
     ) -> Samples | None:
         """Buffered nodes of the class, from all clients, as a graph without edges."""
-        kept = [(graph_of(c), c.private["rows"]) for c in clients if c.private]
-        x = [g.x[g.nodes[rows[g.y[rows] == label]]] for g, rows in kept]
+        x = []
+        for client in clients:
+            if client.private:
+                graph = local_graph(client)
+                rows = client.private["rows"]
+                x.append(graph.x[graph.nodes[rows[graph.y[rows] == label]]])
         found = torch.cat(x)[:count] if x else torch.empty(0)
-        return Samples("inputs", isolated(found)) if len(found) else None
+        return Samples("inputs", isolated_nodes(found)) if len(found) else None
 
 
-def gradients(client: Client, network: Block) -> Block:
-    """What a client tells of its current classes: the gradient that each one's mean raw feature causes, and its count.
-    The labels are not sent; they can be read off the gradients."""
-    graph = graph_of(client)
+def class_gradients(client: Client, network: Block) -> Block:
+    """What a client sends about its current classes: the gradient that the mean raw feature of each causes, and its
+    count. The labels are not sent, since they can be inferred from the gradients."""
+    graph = local_graph(client)
     found = measure(graph.x[graph.nodes[client.current]], client.y, radius=True)
-    each = [leak(network.tensors, mean, label) for mean, label in zip(found.mean, found.labels, strict=True)]
-    stacked = {k: torch.stack([g[k] for g in each]) for k in network.tensors}
+    each = [gradient_of(network.tensors, mean, label) for mean, label in zip(found.mean, found.labels, strict=True)]
+    stacked = {name: torch.stack([gradient[name] for gradient in each]) for name in network.tensors}
     return Block("prototype", {**stacked, "count": found.count})
 
 
-def inverted(network: Block, told: Block) -> Block:
-    """The labelled pseudo-nodes behind a client's gradients."""
-    rows = range(len(told.tensors["count"]))
-    each = [{k: told.tensors[k][i] for k in network.tensors} for i in rows]
-    x = torch.stack([invert(network.tensors, g) for g in each])
-    return Block("prototype", {"x": x, "count": told.tensors["count"]}, tuple(label_of(g) for g in each))
+def pseudo_nodes(network: Block, gradients: Block) -> Block:
+    """The labelled pseudo-nodes that a client's gradients are inverted to."""
+    count = gradients.tensors["count"]
+    each = [{name: gradients.tensors[name][i] for name in network.tensors} for i in range(len(count))]
+    x = torch.stack([invert(network.tensors, gradient) for gradient in each])
+    labels = tuple(label_of(gradient) for gradient in each)
+    return Block("prototype", {"x": x, "count": count}, labels)
 
 
-def named(state: ServerState, start: str) -> Iterator[tuple[list[str], Block]]:
-    """The blocks whose names begin so, by the rest of their names, in an order that does not depend on history."""
-    for name in sorted(n for n in state.blocks if n.startswith(start)):
-        yield name.removeprefix(start).split("/"), state.blocks[name]
+def blocks_with_prefix(state: ServerState, prefix: str) -> Iterator[tuple[list[str], Block]]:
+    """The blocks whose names start with a prefix, in the order of names. Each comes with the parts of the rest of its
+    name."""
+    for name in sorted(n for n in state.blocks if n.startswith(prefix)):
+        yield name.removeprefix(prefix).split("/"), state.blocks[name]
 
 
-def isolated(x: Tensor) -> Inputs:
-    """Nodes without edges, all of them asked about."""
+def isolated_nodes(x: Tensor) -> Inputs:
+    """Encoder inputs for all nodes of a graph without edges."""
     nodes = torch.arange(len(x), device=x.device)
     return x, nodes.new_zeros(2, 0), nodes
 
 
-def scores(net: Net, weights: Weights, x: Tensor) -> Tensor:
-    """The logits of nodes without edges, under some weights or those that the model holds."""
+def node_logits(net: Net, weights: Weights, x: Tensor) -> Tensor:
+    """The logits of nodes without edges. The given weights are loaded first; without any, the loaded ones are used."""
     net.load(weights)
     net.eval()
-    return net(*isolated(x))
+    logits: Tensor = net(*isolated_nodes(x))
+    return logits
 
 
 METHOD = Power

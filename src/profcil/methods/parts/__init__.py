@@ -1,1 +1,1 @@
-"""Ingredients that methods share; each is tensors in, tensors out, and knows nothing of clients or rounds."""
+"""Building blocks that methods share."""

@@ -1,7 +1,7 @@
-"""Real examples that a client keeps of its own past: which ones are worth it, and how an epoch replays them.
+"""Real examples that a client stores of its past: how they are chosen, and how an epoch replays them.
 
-An example's leverage is the squared length of its row of U in X = U Σ Vᵀ: how much of the feature space only it
-covers. Neither a shared rotation XQ nor, once undone on U, a private one PX changes it.
+An example's leverage is the squared length of its row of U in X = U Σ Vᵀ: how much of the feature space is covered by
+this example only. A shared rotation XQ does not change it, nor does a private one PX once it is undone on U.
 """
 
 from __future__ import annotations
@@ -16,52 +16,68 @@ from profcil.memory.rehearsal import Balanced
 
 
 def basis(x: Tensor) -> Tensor:
-    """U of the economy singular value decomposition, without the directions that are only rounding."""
+    """U of the economy singular value decomposition, without directions that are only rounding errors."""
     u, s, _ = torch.linalg.svd(x.double(), full_matrices=False)
     tiny = s[:1] * max(x.shape) * torch.finfo(torch.float32).eps  # the features were computed in float32
-    return u[:, s > tiny]
+    significant: Tensor = u[:, s > tiny]
+    return significant
 
 
 def leverages(x: Tensor) -> Tensor:
-    """τ_j = ‖e_jᵀ U‖² of every row; they add up to the rank."""
+    """τ_j = ‖e_jᵀ U‖² of every row; their sum is the rank."""
     return basis(x).square().sum(1)
 
 
 def rotation(d: int, rng: torch.Generator) -> Tensor:
     """A random orthogonal matrix."""
-    return torch.linalg.qr(torch.randn(d, d, generator=rng, dtype=torch.float64))[0].float()
+    gaussian = torch.randn(d, d, generator=rng, dtype=torch.float64)
+    q: Tensor = torch.linalg.qr(gaussian)[0].float()
+    return q
 
 
 def draw(scores: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """`count` different rows, drawn one after another in proportion to their scores, in ascending order.
+    """`count` different rows in ascending order, drawn without replacement in proportion to their scores.
 
-    Adding Gumbel noise to the logarithms and taking the largest does exactly that at once. The noise is drawn on the
+    This is the Gumbel top-k trick: the rows with the largest log scores plus Gumbel noise. The noise is drawn on the
     CPU, so that it is the same on every device."""
     uniform = torch.rand(len(scores), generator=rng, dtype=torch.float64).to(scores.device)
-    smallest = torch.finfo(torch.float64).tiny
-    keys = scores.double().clamp(min=smallest).log() - (-uniform.clamp(min=smallest).log()).log()
+    tiny = torch.finfo(torch.float64).tiny
+    gumbel = -(-uniform.clamp(min=tiny).log()).log()
+    keys = scores.double().clamp(min=tiny).log() + gumbel
     return keys.topk(min(count, len(scores))).indices.sort().values
 
 
-def together(parts: Sequence[Inputs]) -> Inputs:
-    """Encoder inputs of several clients as one: rows below each other, graphs side by side without a common edge."""
+def join_inputs(parts: Sequence[Inputs]) -> Inputs:
+    """The encoder inputs of several clients as one batch. Rows are concatenated; graphs become one graph without edges
+    between them."""
     if len(parts[0]) == 1:
         return (torch.cat([x for (x,) in parts]),)
-    x, edges, nodes = zip(*parts, strict=True)
-    start = [sum(len(a) for a in x[:i]) for i in range(len(x))]
-    shifted = [[t + n for t, n in zip(ts, start, strict=True)] for ts in (edges, nodes)]
-    return torch.cat(x), torch.cat(shifted[0], 1), torch.cat(shifted[1])
+    first_node = 0
+    joined_edges = []
+    joined_nodes = []
+    for x, edges, nodes in parts:
+        joined_edges.append(edges + first_node)
+        joined_nodes.append(nodes + first_node)
+        first_node += len(x)
+    return torch.cat([x for x, _, _ in parts]), torch.cat(joined_edges, 1), torch.cat(joined_nodes)
 
 
-class Replay:
-    """Current examples once an epoch, and `quota` stored ones of each stored class; a class with fewer is repeated."""
+class ReplaySource:
+    """Batches of current and stored examples. An epoch has every current example once and `quota` stored ones of each
+    stored class; a class with fewer is repeated. `y` are the labels of all examples."""
 
     def __init__(self, current: Tensor, stored: Tensor, y: Tensor, quota: int) -> None:
-        self.current, self.stored, self.y = current, stored, y
-        self.old = Balanced(y[stored], quota)
-        self.replayed = len(self.old.labels)
+        self.current = current
+        self.stored = stored
+        self.y = y
+        self.balanced = Balanced(y[stored], quota)
+        self.replayed = len(self.balanced.labels)
         self.size = len(current) + self.replayed
 
+    def allow_stored(self, allowed: Tensor) -> Tensor:
+        """The mask with the stored classes added: a replayed class competes in any label space."""
+        return allowed.index_fill(0, self.y[self.stored], True)
+
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        index = torch.cat([self.current, self.stored[self.old.draw(rng)]])
+        index = torch.cat([self.current, self.stored[self.balanced.draw(rng)]])
         return {"index": index, "y": self.y[index]}

@@ -1,9 +1,9 @@
-"""Gradient inversion: a vector is sent as the gradient that it causes in a shared random network, and found again.
+"""Gradient inversion: a vector is sent as the gradient that it causes in a shared random network, and recovered.
 
-The network is a perceptron with sigmoids, so that its gradient is smooth in the input, and is never trained. The
-gradient of the last bias, softmax minus the one-hot label, is negative at the label alone; the input is what L-BFGS
-arrives at when it matches the gradient. Each tensor counts by its relative error: the first layer's gradient holds
-the input but is thousands of times smaller than the last one's. From zero this takes a handful of steps.
+The network is a perceptron with sigmoids, so that its gradient is smooth in the input. It is never trained. The
+gradient of the last bias, softmax minus the one-hot label, is negative only at the label. The input is found by L-BFGS,
+which matches the gradient. The error of each tensor is relative: the first layer's gradient contains the input but is
+thousands of times smaller than the last layer's. From zero this takes few steps.
 """
 
 from __future__ import annotations
@@ -20,50 +20,52 @@ HIDDEN = (128, 128, 64)
 Named = Mapping[str, Tensor]
 
 
-def mirror(columns: int, classes: int, generator: torch.Generator) -> nn.ParameterDict:
-    """The shared network's layers, drawn uniformly within ±1/√(inputs)."""
-    sizes, tensors = (columns, *HIDDEN, classes), {}
-    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+def make_shared_network(columns: int, classes: int, generator: torch.Generator) -> nn.ParameterDict:
+    """The shared network's parameters, uniform within ±1/√(inputs)."""
+    tensors: dict[str, Tensor] = {}
+    for layer, (inputs, outputs) in enumerate(pairwise((columns, *HIDDEN, classes))):
+        bound = inputs**-0.5
         for name, shape in ((f"weight{layer}", (outputs, inputs)), (f"bias{layer}", (outputs,))):
-            tensors[name] = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+            tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
     return nn.ParameterDict(tensors)
 
 
-def answer(tensors: Named, x: Tensor) -> Tensor:
-    """The network's logits."""
-    last = len(tensors) // 2 - 1
+def network_logits(network: Named, x: Tensor) -> Tensor:
+    last = len(network) // 2 - 1
     for layer in range(last + 1):
-        x = F.linear(x, tensors[f"weight{layer}"], tensors[f"bias{layer}"])
-        x = x if layer == last else x.sigmoid()
+        x = F.linear(x, network[f"weight{layer}"], network[f"bias{layer}"])
+        if layer < last:
+            x = x.sigmoid()
     return x
 
 
-def leak(tensors: Named, x: Tensor, label: int, *, matching: bool = False) -> dict[str, Tensor]:
-    """The gradient of the cross-entropy of one labelled vector; differentiable in the vector when `matching`."""
+def gradient_of(network: Named, x: Tensor, label: int, *, differentiable: bool = False) -> dict[str, Tensor]:
+    """The gradient of the cross-entropy of one labelled vector; on request differentiable in the vector."""
     with torch.enable_grad():
-        own = {k: t.detach().clone().requires_grad_() for k, t in tensors.items()}  # see `invert`
-        loss = -answer(own, x).log_softmax(-1)[label]
-        grads = torch.autograd.grad(loss, list(own.values()), create_graph=matching)
+        own = {k: t.detach().clone().requires_grad_() for k, t in network.items()}  # copies, as `invert` explains
+        loss = -network_logits(own, x).log_softmax(-1)[label]
+        grads = torch.autograd.grad(loss, list(own.values()), create_graph=differentiable)
     return dict(zip(own, grads, strict=True))
 
 
 def label_of(gradient: Named) -> int:
-    """The label behind a gradient: where the last bias would rise."""
+    """The label of the vector that caused a gradient: the only negative entry of the last bias."""
     return int(gradient[f"bias{len(gradient) // 2 - 1}"].argmin())
 
 
-def invert(tensors: Named, gradient: Named, iterations: int = 300) -> Tensor:
-    """The vector whose gradient this is. Deterministic to the bit: the search begins at zero, sums in the order of
-    names, and computes on copies, since where in memory a tensor lies (after loading, say) can change rounding."""
+def invert(network: Named, gradient: Named, iterations: int = 300) -> Tensor:
+    """The vector that caused this gradient. Deterministic to the bit: the search starts at zero, sums in the order of
+    names, and computes on copies, since the memory alignment of a tensor (e.g. after loading) can change rounding."""
     gradient = {k: g.clone() for k, g in sorted(gradient.items())}
-    label, first = label_of(gradient), tensors["weight0"]
+    label = label_of(gradient)
+    first = network["weight0"]
     found = first.new_zeros(first.shape[1], requires_grad=True)
     size = {k: g.square().sum().clamp(min=torch.finfo(g.dtype).tiny) for k, g in gradient.items()}
     search = torch.optim.LBFGS([found], lr=1.0, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
 
     def mismatch() -> Tensor:
         search.zero_grad()
-        own = leak(tensors, found, label, matching=True)
+        own = gradient_of(network, found, label, differentiable=True)
         loss = torch.stack([(own[k] - g).square().sum() / size[k] for k, g in gradient.items()]).sum()
         loss.backward()
         return loss.detach()

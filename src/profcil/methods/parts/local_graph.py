@@ -1,6 +1,6 @@
-"""Training on a graph that a client has put together itself, instead of on its local graph as it lies there.
+"""Training on a graph that a client has built itself, instead of on its stored local graph.
 
-The graph travels with the phase as constants and the epoch's rows name nodes in it, so a loss needs nothing else.
+The training phase gets the graph as constants, and an epoch's rows are nodes of it, so a loss needs nothing else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from profcil.engine.phases import Batch
 from profcil.model.net import Tensors
 
 
-def graph_of(client: Client) -> Nodes:
-    """The client's local graph: what it owns over the whole stream, and no edge to anything else."""
+def local_graph(client: Client) -> Nodes:
+    """The client's local graph: the nodes it owns over the whole stream, and the edges between them."""
     assert isinstance(client.examples, Nodes), "a graph method was given another modality"
     return client.examples
 
 
-def with_isolated(graph: Nodes, rows: Tensor) -> Nodes:
-    """The graph and, behind its examples, copies of some without any edge."""
+def add_isolated(graph: Nodes, rows: Tensor) -> Nodes:
+    """The graph with copies of some examples appended, which have no edges."""
     nodes = torch.arange(len(graph.x), len(graph.x) + len(rows), device=rows.device)
     return replace(
         graph,
@@ -33,10 +33,11 @@ def with_isolated(graph: Nodes, rows: Tensor) -> Nodes:
     )
 
 
-def constants_of(graph: Nodes) -> Tensors:
+def graph_constants(graph: Nodes) -> Tensors:
+    """The graph as constants of a training phase."""
     return {"x": graph.x, "edges": graph.edges, "nodes": graph.nodes}
 
 
-def inputs_of(batch: Batch) -> Inputs:
-    """What the encoder is given for a batch of rows of such a graph."""
+def graph_inputs(batch: Batch) -> Inputs:
+    """The encoder's inputs for a batch of rows of the graph in `graph_constants`."""
     return batch["x"], batch["edges"], batch["nodes"][batch["index"]]

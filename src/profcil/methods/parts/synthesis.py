@@ -1,6 +1,6 @@
-"""Images made against a frozen teacher: generator, student, and the rounds in which they play against each other.
+"""Synthesis of images against a frozen teacher, as in TARGET: a generator and a student are trained in turns.
 
-What it is asked for is TARGET's settings; nothing here knows of clients.
+The settings are those of TARGET. Nothing here depends on clients.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from profcil.data.bundle import Inputs
 from profcil.engine.optim import clip_
 from profcil.engine.server import Server, Step
-from profcil.methods.parts.distillation import outputs
+from profcil.methods.parts.distillation import teacher_logits
 from profcil.methods.parts.generator import (
+    BatchNormStatistics,
     Generator,
-    Statistics,
+    apply_gradients,
     as_bytes,
-    descend,
-    distance,
-    half,
     is_small,
-    made_adam,
+    make_adam,
     make_generator,
+    moment_distance,
 )
 from profcil.model.layers import drawn
 from profcil.model.net import Net
@@ -36,181 +35,211 @@ from profcil.randomness import torch_generator
 if TYPE_CHECKING:
     from profcil.methods.target import TargetParams
 
+BETAS = (0.5, 0.999)  # of Adam
+STUDENT_CLIP = 5.0  # the largest norm of the student's gradients
+
 
 class Synthesis:
-    """One position's making of images against a frozen teacher. What its steps touch stays where it is, so that they
-    can be recorded."""
+    """The synthesis of images at the end of one position. Its steps can be recorded as CUDA graphs, so all their
+    tensors are allocated once and then written in place."""
 
     def __init__(self, params: TargetParams, server: Server, teacher: Net) -> None:
-        self.p, self.teacher, self.statistics, self.repeated = (
-            params,
-            teacher,
-            Statistics(teacher.base),
-            server.repeated,
-        )
-        device, self.first = next(teacher.parameters()).device, torch_generator(server.number("generator"))
+        device = next(teacher.parameters()).device
+        self.params = params
+        self.teacher = teacher
+        self.statistics = BatchNormStatistics(teacher.base)
+        self.repeated = server.repeated
+        self.init_rng = torch_generator(server.number("generator"))  # of the initial weights, on the CPU
         self.seen = torch.tensor(server.seen, device=device)
         self.rng = torch.Generator(device).manual_seed(server.number("synthesis"))
-        self.generator = make_generator(params.latent, server.like, params.channels, self.first).to(device)
-        self.meta = torch.optim.Adam(self.generator.parameters(), params.lr_meta, (0.5, 0.999))
+        self.generator = make_generator(params.latent, server.like, params.channels, self.init_rng).to(device)
+        self.meta = torch.optim.Adam(self.generator.parameters(), params.lr_meta, BETAS)
         self.batch = params.synthesis_batch or (128 if is_small(server.like) else 256)
-        self.trial = Trial(self.generator, self.batch, server.like, params)
-        self.latest, self.history = torch.zeros_like(moments := torch.stack(self.statistics.learned)), moments.clone()
-        self.smoothing = torch.zeros((), device=device)  # the share of earlier rounds, once there are any
+        self.clone = GeneratorClone(self.generator, self.batch, server.like, params)
+        running = torch.stack(self.statistics.running)
+        self.latest_moments = torch.zeros_like(running)
+        self.past_moments = running.clone()  # of earlier rounds
+        self.smoothing = torch.zeros((), device=device)  # the weight of earlier rounds; 0 in the first one
 
     @cached_property
     def student(self) -> Student:
-        """Drawn on the host when it is first needed: meanwhile a GPU works off the rounds that need none."""
-        made = Student(self.teacher, len(self.seen), self.p, self.first).to(self.seen.device)
-        return made.eval().requires_grad_(False)
+        """Initialised on the CPU when it is first needed: until then a GPU computes the rounds without a student."""
+        student = Student(self.teacher, len(self.seen), self.params, self.init_rng).to(self.seen.device)
+        return student.eval().requires_grad_(False)
 
     def pool(self) -> tuple[Tensor, Tensor, Tensor]:
-        """As many images of each class as asked for, the last ones made, the teacher's answers and the labels. Classes
-        are dealt out in turn from round to round, so the last pool·K images hold each class equally often."""
-        p, classes = self.p, len(self.seen)
-        wanted = p.pool * classes
-        rounds = p.synthesis_rounds + -(-wanted // self.batch)
-        place = torch.arange(rounds * self.batch, device=self.seen.device) % classes
-        made = torch.zeros(len(place), *self.trial.best.shape[1:], dtype=torch.uint8, device=place.device)
-        answers = torch.zeros(len(place), self.teacher.classes, device=place.device)
-        steps = [self.repeated(partial(self.step, student)) for student in (False, True)]
-        course: Course | None = None
-        for number, labels in enumerate(place.split(self.batch)):
-            now = slice(number * self.batch, (number + 1) * self.batch)
-            made[now] = as_bytes(self.round(labels, steps[number >= p.synthesis_rounds]))
-            answers[now] = outputs(self.teacher, made[now])
-            if p.adversary and number + 1 >= p.synthesis_rounds:
-                course = course or Course(self.student, made, answers, self.seen, self.batch, self.repeated)
-                course.learn(now.stop, self.rng)
-        return made[-wanted:], answers[-wanted:], self.seen[place[-wanted:]]
+        """The pool: images, the teacher's logits and labels, with `params.pool` images of each class. Labels run
+        through all classes in turn across rounds, so the last pool·K images have each class equally often."""
+        classes = len(self.seen)
+        wanted = self.params.pool * classes
+        rounds = self.params.synthesis_rounds + -(-wanted // self.batch)
+        labels = torch.arange(rounds * self.batch, device=self.seen.device) % classes  # indices into `seen`
+        images = torch.zeros(len(labels), *self.clone.best.shape[1:], dtype=torch.uint8, device=labels.device)
+        logits = torch.zeros(len(labels), self.teacher.classes, device=labels.device)
+        self.fill(images, logits, labels)
+        return images[-wanted:], logits[-wanted:], self.seen[labels[-wanted:]]
 
-    def round(self, labels: Tensor, step: Step) -> Tensor:
-        """The best batch on the way of a clone of the generator; its gradients move the generator too."""
-        self.trial.begin(self.generator, self.rng, labels)
-        for _ in range(self.p.synthesis_steps):
+    def fill(self, images: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Runs all rounds and writes their images and the teacher's logits."""
+        first_rounds = self.params.synthesis_rounds
+        step_without_student = self.repeated(partial(self.step, False))
+        step_with_student = self.repeated(partial(self.step, True))
+        training: StudentTraining | None = None
+        for number, round_labels in enumerate(labels.split(self.batch)):
+            rows = slice(number * self.batch, (number + 1) * self.batch)
+            step = step_with_student if number >= first_rounds else step_without_student
+            images[rows] = as_bytes(self.run_round(round_labels, step))
+            logits[rows] = teacher_logits(self.teacher, images[rows])
+            if self.params.adversary and number + 1 >= first_rounds:
+                training = training or StudentTraining(
+                    self.student, images, logits, self.seen, self.batch, self.repeated
+                )
+                training.run(rows.stop, self.rng)
+
+    def run_round(self, labels: Tensor, step: Step) -> Tensor:
+        """One synthesis round: the best batch of images. The clone's gradients also update the generator."""
+        self.clone.reset(self.generator, self.rng, labels)
+        for _ in range(self.params.synthesis_steps):
             step()
-        descend(self.meta, list(self.generator.parameters()), self.trial.total)
-        self.history.copy_(self.latest)
-        self.smoothing.fill_(self.p.smoothing)
-        return self.trial.best
+        apply_gradients(self.meta, list(self.generator.parameters()), self.clone.total_gradients)
+        self.past_moments.copy_(self.latest_moments)
+        self.smoothing.fill_(self.params.smoothing)
+        return self.clone.best
 
     def step(self, student: bool) -> None:
-        with half(self.teacher):
-            x = self.trial.images()
-        self.trial.descend(x, self.loss(x, self.trial.labels, student))
+        with self.teacher.autocast():
+            x = self.clone.images()
+        self.clone.step(x, self.loss(x, self.clone.labels, student))
 
     def loss(self, x: Tensor, labels: Tensor, student: bool) -> Tensor:
-        p, known = self.p, self.statistics
-        with half(self.teacher), known:
+        params = self.params
+        statistics = self.statistics
+        with self.teacher.autocast(), statistics:
             logits = self.teacher(x).float()[:, self.seen]
-        moments = torch.lerp(torch.stack(known.batch), self.history, self.smoothing)
-        self.latest.copy_(moments.detach())
-        loss = p.classify * F.cross_entropy(logits, labels)
-        loss = loss + p.statistics * distance((moments[0], moments[1]), known.learned, known.layer)
-        if not (student and p.adversary):
+        moments = torch.lerp(torch.stack(statistics.batch), self.past_moments, self.smoothing)
+        self.latest_moments.copy_(moments.detach())
+        loss = params.classify * F.cross_entropy(logits, labels)
+        distance = moment_distance((moments[0], moments[1]), statistics.running, statistics.layer_mask)
+        loss = loss + params.statistics * distance
+        if not (student and params.adversary):
             return loss
-        with half(self.teacher):
-            answer = self.student(x).float()
-        return loss - p.adversary * disagreement(answer, logits)
+        with self.teacher.autocast():
+            student_logits = self.student(x).float()
+        return loss - params.adversary * disagreement(student_logits, logits)
 
 
-class Trial:
-    """A clone of the generator and noise that move together towards images of some labels, and the best batch so far.
-    One serves for all rounds."""
+class GeneratorClone:
+    """A clone of the generator and a batch of noise, trained together for one round, and the best images so far. The
+    same object is reset for every round."""
 
     def __init__(self, generator: Generator, batch: int, like: Inputs, params: TargetParams) -> None:
         device = next(generator.parameters()).device
-        self.clone, self.own = (clone := copy.deepcopy(generator)), [*clone.parameters()]
+        self.generator = copy.deepcopy(generator)
+        self.parameters = [*self.generator.parameters()]
         self.z = torch.zeros(batch, generator.latent, device=device, requires_grad=True)
         self.labels = torch.zeros(batch, dtype=torch.long, device=device)
-        self.best, self.lowest = torch.zeros(batch, *like[0].shape[1:], device=device), torch.zeros((), device=device)
-        self.total = [torch.zeros_like(t) for t in self.own]  # of the clone's gradients
-        groups = {"params": self.own, "lr": params.lr_generator}, {"params": [self.z], "lr": params.lr_noise}
-        self.adam = made_adam(*groups, betas=(0.5, 0.999))
+        self.best = torch.zeros(batch, *like[0].shape[1:], device=device)
+        self.lowest_loss = torch.zeros((), device=device)
+        self.total_gradients = [torch.zeros_like(t) for t in self.parameters]
+        generator_group = {"params": self.parameters, "lr": params.lr_generator}
+        noise_group = {"params": [self.z], "lr": params.lr_noise}
+        self.adam = make_adam(generator_group, noise_group, betas=BETAS)
 
     @torch.no_grad()
-    def begin(self, generator: Generator, rng: torch.Generator, labels: Tensor) -> None:
-        torch._foreach_copy_([*self.own], [*generator.parameters()])
+    def reset(self, generator: Generator, rng: torch.Generator, labels: Tensor) -> None:
+        """Starts a round: the generator's weights, fresh noise, these labels, and a new Adam state."""
+        torch._foreach_copy_([*self.parameters], [*generator.parameters()])
         self.z.copy_(generator.noise(len(labels), rng))
         self.labels.copy_(labels)
-        self.lowest.fill_(torch.inf)
-        torch._foreach_zero_([*self.total, *(t for moments in self.adam.state.values() for t in moments.values())])
+        self.lowest_loss.fill_(torch.inf)
+        adam_state = [tensor for state in self.adam.state.values() for tensor in state.values()]
+        torch._foreach_zero_([*self.total_gradients, *adam_state])
 
     def images(self) -> Tensor:
-        return self.clone(self.z)
+        images: Tensor = self.generator(self.z)
+        return images
 
-    def descend(self, x: Tensor, loss: Tensor) -> None:
-        """One step down a loss of its images, which are kept where none was better."""
-        self.best.copy_(torch.where(loss < self.lowest, x.detach(), self.best))
-        self.lowest.copy_(torch.minimum(loss.detach(), self.lowest))
-        grads = torch.autograd.grad(loss, [*self.own, self.z])
-        torch._foreach_add_(self.total, list(grads[:-1]))
-        descend(self.adam, [*self.own, self.z], grads)
+    def step(self, x: Tensor, loss: Tensor) -> None:
+        """One Adam step on the loss of the images `x`, which are stored if their loss is the lowest so far."""
+        self.best.copy_(torch.where(loss < self.lowest_loss, x.detach(), self.best))
+        self.lowest_loss.copy_(torch.minimum(loss.detach(), self.lowest_loss))
+        trained = [*self.parameters, self.z]
+        grads = torch.autograd.grad(loss, trained)
+        torch._foreach_add_(self.total_gradients, list(grads[:-1]))
+        apply_gradients(self.adam, trained, grads)
 
 
 def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean KL(teacher ‖ student) over rows on whose class both agree."""
+    """Mean KL(teacher ‖ student), with 0 for rows for which the two predict different classes."""
     each = F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
     return (each * (student.argmax(1) == teacher.argmax(1))).mean()
 
 
 class Student(nn.Module):
-    """An encoder drawn anew, with a linear head over the seen classes."""
+    """An encoder with fresh random weights and a linear head over the seen classes."""
 
     def __init__(self, teacher: Net, classes: int, params: TargetParams, rng: torch.Generator) -> None:
         super().__init__()
-        self.p, self.precision = params, half(teacher)
-        self.base = drawn(lambda: forgetful(copy.deepcopy(teacher.base).cpu()), rng)
+        self.params = params
+        self.precision = teacher.autocast()
+        self.base = drawn(lambda: reset_batchnorm(copy.deepcopy(teacher.base).cpu()), rng)
         self.head = drawn(lambda: nn.Linear(teacher.features, classes), rng)
         self.sgd = torch.optim.SGD(self.parameters(), params.student_lr, momentum=0.9, weight_decay=1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.base(x))
+        logits: Tensor = self.head(self.base(x))
+        return logits
 
 
-class Course:
-    """What a student learns from: images, of which there are more and more, and the teacher's answers to them."""
+class StudentTraining:
+    """Trains the student on a growing set of images and the teacher's logits for them."""
 
     def __init__(
         self,
         student: Student,
         images: Tensor,
-        answers: Tensor,
+        logits: Tensor,
         seen: Tensor,
         batch: int,
         repeated: Callable[[Step], Step],
     ) -> None:
-        self.student, self.images, self.answers, self.seen = student, images, answers, seen
-        self.again = repeated(self.step)
-        self.own = list(student.parameters())
-        self.rows = torch.zeros(student.p.student_steps, batch, dtype=torch.long, device=images.device)
-        self.number = torch.zeros(1, dtype=torch.long, device=images.device)  # of the step, which is a row of those
+        self.student = student
+        self.images = images
+        self.logits = logits
+        self.seen = seen
+        self.repeated_step = repeated(self.step)
+        self.parameters = list(student.parameters())
+        steps = student.params.student_steps
+        self.batches = torch.zeros(steps, batch, dtype=torch.long, device=images.device)  # one row of images per step
+        self.step_number = torch.zeros(1, dtype=torch.long, device=images.device)
 
-    def learn(self, count: int, rng: torch.Generator) -> None:
-        """Some steps on random batches of the first `count` images."""
-        self.rows.copy_(torch.randint(count, self.rows.shape, generator=rng, device=self.rows.device))
-        self.number.zero_()
+    def run(self, count: int, rng: torch.Generator) -> None:
+        """Trains on random batches of the first `count` images."""
+        self.batches.copy_(torch.randint(count, self.batches.shape, generator=rng, device=self.batches.device))
+        self.step_number.zero_()
         self.student.train().requires_grad_()
-        for _ in range(len(self.rows)):
-            self.again()
+        for _ in range(len(self.batches)):
+            self.repeated_step()
         self.student.eval().requires_grad_(False)
 
     def step(self) -> None:
-        """One step towards the teacher's softened answers."""
-        student, t = self.student, self.student.p.student_temperature
-        rows = self.rows.index_select(0, self.number)[0]
+        """One SGD step towards the teacher's softened predictions."""
+        student = self.student
+        temperature = student.params.student_temperature
+        rows = self.batches.index_select(0, self.step_number)[0]
         with student.precision:
             logits = student(self.images[rows])
-        target = (self.answers[rows][:, self.seen] / t).softmax(1)
-        loss = t**2 * F.kl_div((logits.float() / t).log_softmax(1), target, reduction="batchmean")
-        grads = torch.autograd.grad(loss, self.own)
-        clip_(grads, 5.0)
-        descend(student.sgd, self.own, grads)
-        self.number.add_(1)
+        target = (self.logits[rows][:, self.seen] / temperature).softmax(1)
+        prediction = (logits.float() / temperature).log_softmax(1)
+        loss = temperature**2 * F.kl_div(prediction, target, reduction="batchmean")
+        grads = torch.autograd.grad(loss, self.parameters)
+        clip_(grads, STUDENT_CLIP)
+        apply_gradients(student.sgd, self.parameters, grads)
+        self.step_number.add_(1)
 
 
-def forgetful(base: nn.Module) -> nn.Module:
-    """The encoder with its BatchNorm layers as new."""
+def reset_batchnorm(base: nn.Module) -> nn.Module:
+    """The encoder with its BatchNorm layers in their initial state."""
     for m in base.modules():
         if isinstance(m, nn.BatchNorm2d):
             for tensor, value in ((m.weight, 1.0), (m.bias, 0.0), (m.running_mean, 0.0), (m.running_var, 1.0)):

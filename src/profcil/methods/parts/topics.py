@@ -1,4 +1,4 @@
-"""What a client's texts are about, as a few points in the space of word vectors, and how alike two such sets are."""
+"""The topic of a client's texts: a few centroids in the space of word vectors, and the similarity of two such sets."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-STEPS = 10  # of k-means; more moves points that no longer change who is alike
+STEPS = 10  # of k-means; further steps do not change which tasks are similar
 
 
-def documents(words: Tensor, tokens: Tensor) -> Tensor:
-    """The mean word vector of every text, [n, length] → [n, d]; padding, which is id 0, does not count."""
-    real = (tokens > 0).unsqueeze(2)
-    return (words[tokens] * real).sum(1) / real.sum(1).clamp(min=1)
+def document_vectors(words: Tensor, tokens: Tensor) -> Tensor:
+    """The mean word vector of every text, [n, length] → [n, d], without padding, which has id 0."""
+    is_word = (tokens > 0).unsqueeze(2)
+    return (words[tokens] * is_word).sum(1) / is_word.sum(1).clamp(min=1)
 
 
 def centroids(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """At most `count` points that stand for all, by k-means from different points drawn on the CPU; where there are no
-    more points than that, each stands for itself. Sums are products with a matrix, so that they have one order."""
+    """At most `count` centroids by k-means, which starts from points drawn on the CPU; all points if there are no more
+    than that. Sums are matrix products, so that their order is fixed."""
     if len(points) <= count:
         return points
     centres = points[torch.randperm(len(points), generator=rng)[:count].to(points.device)]
@@ -28,7 +28,7 @@ def centroids(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
     return centres
 
 
-def likeness(a: Tensor, b: Tensor, threshold: float) -> Tensor:
-    """The mean of cos·1[cos > threshold] over all pairs of a point of one set and a point of the other."""
+def similarity(a: Tensor, b: Tensor, threshold: float) -> Tensor:
+    """The mean of cos·1[cos > threshold] over all pairs of a point of `a` and a point of `b`."""
     cosine = F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
     return (cosine * (cosine > threshold)).mean()
