@@ -6,7 +6,6 @@ import importlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -288,20 +287,3 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield install
     monkeypatch.undo()
     forget_package(cached)
-
-
-@pytest.fixture
-def run_interpreted() -> Callable[[str], None]:
-    """Runs a test program of GPU kernels in Triton's interpreter on a CPU.
-
-    It uses float32, because the interpreter has no bfloat16 tiles. It runs in its own process, because a kernel is
-    compiled for the interpreter or for a GPU when it is imported.
-    """
-    pytest.importorskip("triton")
-
-    def run(program: str) -> None:
-        env = {**os.environ, "TRITON_INTERPRET": "1"}
-        done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    return run
