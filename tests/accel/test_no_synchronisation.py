@@ -1,4 +1,5 @@
-"""To look at a number on a GPU, or to send a list there, is to wait for all that is under way: turns do it rarely."""
+"""Reading a number from a GPU, or sending a list to it, synchronises it. This stand-in on a CPU cannot tell labels on the
+CPU from tensors on a GPU, so it looks at methods that handle no labels; tests/gpu looks at the others."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def turn(run, round):
     return expected_reply.run_untrained_turn(run.method, client, dict(run.server.blocks))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax", "prolin"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh, method):
     run = fresh(method)
     for round in range(run.world.config.train.rounds):
@@ -104,7 +105,7 @@ def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh
     assert one.labels != two.labels
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, monkeypatch, method):
     run, seen = replayed(fresh(method)), []
     for round in (0, 1):

@@ -127,9 +127,9 @@ TRAIN = "profcil.engine.steps:run"  # called for every client of every round whe
 
 
 def path_of(spot: str) -> str:
-    """The setting `accelerate` of a run that ends at a call of this function. The other spots are called equally often
-    on both paths."""
-    return "off" if spot == TRAIN else "auto"
+    """The setting `accelerate` of a run that ends at a call of this function: `off` for spots that the accelerated path
+    calls in another number, as it renames compiled kernels too."""
+    return "off" if spot in (TRAIN, "os:replace") else "auto"
 
 
 def doomed(out: Path, cache: Path, spot: str, number: int, do: Callable[..., None]) -> None:

@@ -146,7 +146,7 @@ class ProLin(Method):
         """Trains the base on the examples whose classes the head has; without any, the reply is empty."""
         known = inbox["training_head"].labels if "training_head" in inbox else ()
         allowed = client.allowed(known)
-        rows = torch.nonzero(allowed[client.y]).flatten()
+        rows = client.tensor([i for i, label in enumerate(client.y_list) if label in known])
         if not len(rows):
             return Reply(client.id, 0)
         done = yield self.fit(client, inbox, rows, allowed)
