@@ -1,5 +1,5 @@
-"""Reading a number from a GPU, or sending a list to it, synchronises it. This stand-in on a CPU cannot tell labels on the
-CPU from tensors on a GPU, so it looks at methods that handle no labels; tests/gpu looks at the others."""
+"""Reading a number from a GPU, or sending a list to it, synchronises it. This stand-in on a CPU cannot tell labels on
+the CPU from tensors on a GPU, so it looks at methods that handle no labels; tests/gpu looks at the others."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ def test_before_the_first_state_it_can_be_started_again(
 
 
 @pytest.mark.usefixtures("remembering")
-def test_killed_again_and_again(tmp_path: Path, own_cache: Path, undisturbed: dict) -> None:
+def test_killed_again_and_again(tmp_path: Path, own_cache: Path, undisturbed_by: Callable[[str], dict]) -> None:
     kill(tmp_path / "run", own_cache, RENAME, 11, die)
     for _ in range(2):
         child = in_child(_resume_and_die, tmp_path / "run", own_cache)
         child.join(60)
         assert child.exitcode == -9
-    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed_by(path_of(RENAME))
 
 
 def _resume_and_die(out: Path, cache: Path) -> None:
