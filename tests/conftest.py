@@ -23,7 +23,7 @@ from torch import Tensor
 
 from profcil import registry
 from profcil.engine import world as worlds
-from profcil.engine.channel import Door, When
+from profcil.engine.channel import Channel, When
 from profcil.engine.loop import RunState, play, stream, task_totals, turns
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.warmup import warm
@@ -88,17 +88,17 @@ class Run:
 
     def turns(self, position: int, round: int) -> list[Reply]:
         """The replies of a round from the current state, without aggregation."""
-        door = Door(Ledger(), self.world.config.transfer)
+        channel = Channel(Ledger(), self.world.config.transfer)
         clients = self.clients(position, round)
         when = self.when(position, round)
-        return turns(self.world, self.method, self.state, door, clients, when)
+        return turns(self.world, self.method, self.state, channel, clients, when)
 
     def play(self, position: int, round: int) -> ServerState:
         """Runs one whole round and updates the state."""
-        door = Door(self.state.ledger, self.world.config.transfer, held=self.state.held)
+        channel = Channel(self.state.ledger, self.world.config.transfer, held=self.state.held)
         clients = self.clients(position, round)
         when = self.when(position, round)
-        self.state.server = play(self.world, self.method, self.state, door, clients, when)[0]
+        self.state.server = play(self.world, self.method, self.state, channel, clients, when)[0]
         return self.state.server
 
     def stream(self, watch: Callable[[str, When, dict], None] = lambda *a: None) -> Run:

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profcil.accel.graphs.recorder import Often, Repeat
-from profcil.accel.graphs.runner import Graphs
+from profcil.accel.graphs.recorder import EagerRecorder, RecordedStep
+from profcil.accel.graphs.runner import GraphRunner
 
 
 class Tape(TorchDispatchMode):
@@ -34,7 +34,7 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-class Literal(Repeat):
+class Literal(EagerRecorder):
     """Records on a tape. Where a capture only writes down, this does the step as well: so the first replay is over
     before it begins."""
 
@@ -57,14 +57,14 @@ class Literal(Repeat):
         return replay
 
 
-def recording(recorder: Repeat) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def recording(recorder: EagerRecorder) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """For `Server.repeated`: steps that are recorded by this recorder."""
-    return lambda step: Often(step, recorder)
+    return lambda step: RecordedStep(step, recorder)
 
 
-def replaying(run: Any) -> Graphs:
+def replaying(run: Any) -> GraphRunner:
     """From here on, the steps of a run are recorded by calling them again, and replayed, as on a GPU."""
     acceleration = run.world.executor.acceleration
-    acceleration.record_on(Graphs(run.world.net, Repeat()))
+    acceleration.record_on(GraphRunner(run.world.net, EagerRecorder()))
     acceleration.workers = 1
     return acceleration.graphs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from profcil.accel.cpu import adapter_head_c, adapter_head_epoch
-from profcil.accel.cpu.adapter_head_epoch import Ground, prepared
+from profcil.accel.cpu.adapter_head_epoch import TrainingState, prepared
 from profcil.accel.cpu.adapter_head_gradient import Classification
 from profcil.config import TrainSettings
 from profcil.engine.optim import Rule
@@ -33,7 +33,7 @@ def phase_of(width: int, classes: int, rows: int, **train: object) -> Train:
     return Train("rehearse", 0, weights, TAIL, torch.sum, source, settings, 1, 0, constants={"allowed": allowed})
 
 
-def begun(phase: Train) -> tuple[Ground, Rule, Tensor]:
+def begun(phase: Train) -> tuple[TrainingState, Rule, Tensor]:
     _, ground, rule, place = prepared(phase, Classification.order(phase.constants))
     return ground, rule, place[phase.source.y]  # type: ignore[attr-defined]
 
@@ -48,7 +48,7 @@ def test_losses_and_weights_are_those_of_the_written_steps(width, classes, batch
     (written, rule, y), (ours, *_), (start, *_) = begun(phase), begun(phase), begun(phase)
     u = phase.source.features  # type: ignore[attr-defined]
     expected = adapter_head_epoch.descend(written, u, y, index, rule, 0.0, 5.0, True).squeeze(1)
-    take = adapter_head_c.Epochs(adapter_head_c.library(), ours, rule, batch, 0.0, 5.0)
+    take = adapter_head_c.CompiledEpochs(adapter_head_c.library(), ours, rule, batch, 0.0, 5.0)
     losses = take(u, y, index, True)
     assert torch.allclose(losses[0], expected[0], rtol=3e-6, atol=3e-6)  # then rounding is amplified
     assert torch.allclose(losses, expected, rtol=1e-4, atol=1e-5)
@@ -67,7 +67,7 @@ def test_a_feature_that_is_nearly_nothing_moves_its_weights_as_it_should():
         phase.weights["adapter"][weights].zero_()
     (written, rule, y), (ours, *_) = begun(phase), begun(phase)
     adapter_head_epoch.descend(written, u, y, index[:1], rule, 0.0, 5.0, False)
-    adapter_head_c.Epochs(adapter_head_c.library(), ours, rule, 8, 0.0, 5.0)(u, y, index[:1], False)
+    adapter_head_c.CompiledEpochs(adapter_head_c.library(), ours, rule, 8, 0.0, 5.0)(u, y, index[:1], False)
     assert (ours.vector[0] - written.vector[0]).abs().max() < 1e-6 < rule.lr
 
 
@@ -78,7 +78,7 @@ def test_large_scores_neither_overflow_nor_lose_their_loss():
     (written, rule, y), (ours, *_) = begun(phase), begun(phase)
     u = phase.source.features  # type: ignore[attr-defined]
     expected = adapter_head_epoch.descend(written, u, y, index, rule, 0.0, 5.0, True).squeeze(1)
-    losses = adapter_head_c.Epochs(adapter_head_c.library(), ours, rule, 8, 0.0, 5.0)(u, y, index, True)
+    losses = adapter_head_c.CompiledEpochs(adapter_head_c.library(), ours, rule, 8, 0.0, 5.0)(u, y, index, True)
     assert expected.max() > 100 and torch.allclose(losses, expected, rtol=1e-3, atol=1e-2)
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_number_stays_none():
     ground, rule, y = begun(phase)
     u = phase.source.features.clone()  # type: ignore[attr-defined]
     u[3, 5] = torch.nan
-    losses = adapter_head_c.Epochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0)(
+    losses = adapter_head_c.CompiledEpochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0)(
         u, y, cut(40, 8, torch.Generator()), True
     )
     assert losses.isnan().any() and ground.vector[0].isnan().any()
@@ -97,7 +97,10 @@ def test_what_is_no_number_stays_none():
 def test_a_label_that_does_not_compete_is_refused_and_nothing_is_moved():
     phase = phase_of(32, 6, 40, batch=8)
     ground, rule, y = begun(phase)
-    take, before = adapter_head_c.Epochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0), ground.vector[0].clone()
+    take, before = (
+        adapter_head_c.CompiledEpochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0),
+        ground.vector[0].clone(),
+    )
     with pytest.raises(IndexError, match="classes that compete"):
         take(phase.source.features, y + 5, cut(40, 8, torch.Generator()), False)  # type: ignore[attr-defined]
     assert torch.equal(ground.vector[0], before)
@@ -108,7 +111,7 @@ def test_rows_that_are_not_there_are_refused(fault):
     phase = phase_of(32, 6, 40, batch=8)
     ground, rule, y = begun(phase)
     take, index = (
-        adapter_head_c.Epochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0),
+        adapter_head_c.CompiledEpochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0),
         cut(40, 8, torch.Generator()),
     )
     u = phase.source.features[:, :31] if fault == "width" else phase.source.features  # type: ignore[attr-defined]
@@ -122,7 +125,7 @@ def test_features_of_another_type_are_taken_as_float32():
     (one, rule, y), (two, *_) = begun(phase), begun(phase)
     u, index = phase.source.features, cut(40, 8, torch.Generator())  # type: ignore[attr-defined]
     for ground, given in ((one, u), (two, u.double())):
-        adapter_head_c.Epochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0)(given, y.int(), index, False)
+        adapter_head_c.CompiledEpochs(adapter_head_c.library(), ground, rule, 8, 0.0, 5.0)(given, y.int(), index, False)
     assert torch.equal(one.vector[0], two.vector[0])
 
 
@@ -130,12 +133,12 @@ def test_other_numbers_than_float32_go_the_written_way():
     phase = phase_of(32, 6, 40, batch=8)
     wide = {b: {k: v.double() for k, v in block.items()} for b, block in phase.weights.items()}
     ground, rule, _ = begun(Train(**{**vars(phase), "weights": wide}))
-    assert not isinstance(adapter_head_epoch.way(ground, rule, phase), adapter_head_c.Epochs)
-    assert isinstance(adapter_head_epoch.way(*begun(phase)[:2], phase), adapter_head_c.Epochs)
+    assert not isinstance(adapter_head_epoch.way(ground, rule, phase), adapter_head_c.CompiledEpochs)
+    assert isinstance(adapter_head_epoch.way(*begun(phase)[:2], phase), adapter_head_c.CompiledEpochs)
 
 
 def test_here_it_is_trusted_and_where_it_takes_other_steps_it_is_not(monkeypatch):
-    look, take = adapter_head_epoch.trusted.__wrapped__, adapter_head_c.Epochs.__call__
+    look, take = adapter_head_epoch.checked_library.__wrapped__, adapter_head_c.CompiledEpochs.__call__
     assert look() is adapter_head_c.library() is not None
 
     def wrong(self, *where):
@@ -143,9 +146,9 @@ def test_here_it_is_trusted_and_where_it_takes_other_steps_it_is_not(monkeypatch
         self.moved[0][3] += 0.01
         return losses
 
-    monkeypatch.setattr(adapter_head_c.Epochs, "__call__", wrong)
+    monkeypatch.setattr(adapter_head_c.CompiledEpochs, "__call__", wrong)
     assert look() is None
-    monkeypatch.setattr(adapter_head_c.Epochs, "__call__", lambda self, *where: take(self, *where) + 0.01)
+    monkeypatch.setattr(adapter_head_c.CompiledEpochs, "__call__", lambda self, *where: take(self, *where) + 0.01)
     assert look() is None
     monkeypatch.setattr(adapter_head_c, "library", lambda: None)
     assert look() is None

@@ -97,8 +97,8 @@ def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
 @pytest.mark.parametrize("in_c", [False, True])
 def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeypatch):
     if not in_c:
-        monkeypatch.setattr(adapter_head_epoch, "trusted", lambda: None)
-    elif adapter_head_epoch.trusted() is None:
+        monkeypatch.setattr(adapter_head_epoch, "checked_library", lambda: None)
+    elif adapter_head_epoch.checked_library() is None:
         pytest.skip("no compiler")
     net = net_of()
     by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (classification, plain))
@@ -113,7 +113,7 @@ def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeyp
 
 @pytest.mark.parametrize("train", [{}, {"optimiser": "sgd"}])
 def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
-    monkeypatch.setattr(adapter_head_epoch, "trusted", lambda: None)
+    monkeypatch.setattr(adapter_head_epoch, "checked_library", lambda: None)
     net = net_of()
     phase = phase_of(net, classification, proximal=0.1, **train)
     ours = [written(net, phase) for _ in range(3)]  # TorchScript rewrites itself after its first runs

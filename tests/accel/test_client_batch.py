@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from profcil.accel import augmentations
-from profcil.accel.cpu.client_batch import Many, Refused
+from profcil.accel.cpu.client_batch import ClientBatch, NotBatchable
 from profcil.data.bundle import Facts
 from profcil.model.losses import contrast, cross_entropy
 
@@ -23,12 +23,14 @@ def test_marked_functions_give_the_losses_of_each() -> None:
     logits, y = torch.randn(3, 6, 4, generator=rng(0)), torch.randint(0, 2, (3, 6), generator=rng(1))
     allowed = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 1], [1, 1, 0, 0]]).bool()
     a, b = torch.randn(2, 3, 6, 5, generator=rng(2))
-    many = cross_entropy(Many(logits), Many(y), Many(allowed)) + 0.5 * contrast(Many(a), Many(b), 0.3)
+    many = cross_entropy(ClientBatch(logits), ClientBatch(y), ClientBatch(allowed)) + 0.5 * contrast(
+        ClientBatch(a), ClientBatch(b), 0.3
+    )
     each = [cross_entropy(logits[i], y[i], allowed[i]) + 0.5 * contrast(a[i], b[i], 0.3) for i in range(3)]
     assert torch.allclose(many.of, torch.stack(each), atol=1e-6)
 
 
-MISUSES: dict[str, Callable[[Many], Any]] = {
+MISUSES: dict[str, Callable[[ClientBatch], Any]] = {
     "index": lambda m: m[0],
     "length": len,
     "iteration": list,
@@ -44,15 +46,15 @@ MISUSES: dict[str, Callable[[Many], Any]] = {
     "one client's tensor": lambda m: m + torch.zeros(3),
     "tensor first": lambda m: torch.zeros(3) * m,
     "each other's": lambda m: m * m,
-    "other shapes": lambda m: m + Many(torch.zeros(3, 2)),
+    "other shapes": lambda m: m + ClientBatch(torch.zeros(3, 2)),
     "draws": lambda m: torch.rand(3, generator=m),
 }
 
 
 @pytest.mark.parametrize("misuse", MISUSES, ids=str)
 def test_whatever_could_mix_clients_up_is_refused(misuse: str) -> None:
-    with pytest.raises((Refused, TypeError)):
-        MISUSES[misuse](Many(torch.ones(3)))
+    with pytest.raises((NotBatchable, TypeError)):
+        MISUSES[misuse](ClientBatch(torch.ones(3)))
 
 
 @pytest.mark.parametrize("view", [augmentations.weak, augmentations.strong])

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from profcil.accel.graphs import feature_replay
-from profcil.accel.graphs.feature_replay import Lookup
-from profcil.accel.graphs.recorder import Repeat
+from profcil.accel.graphs.feature_replay import FeatureReplay
+from profcil.accel.graphs.recorder import EagerRecorder
 from profcil.engine.client import embed
 from profcil.errors import Failure
 
 
-class Counting(Repeat):
+class Counting(EagerRecorder):
     made = 0
 
     def record(self, step, rows, warm=None):
@@ -27,32 +27,32 @@ def test_features_by_replaying_are_the_model_s_own(fresh, monkeypatch):
     world = fresh("fedavg").world
     net, base = world.net, world.net.weights()["base"]
     other, index = {k: v * 1.1 for k, v in base.items()}, torch.arange(75)
-    plain = [embed(net, weights, world.judged, index) for weights in (base, other)]
+    plain = [embed(net, weights, world.evaluation_examples, index) for weights in (base, other)]
     recorder = Counting()
-    net.replay = Lookup(recorder)
+    net.replay = FeatureReplay(recorder)
     for weights, right in zip((base, other), plain, strict=True):
-        torch.testing.assert_close(embed(net, weights, world.judged, index), right)
-        torch.testing.assert_close(embed(net, weights, world.judged, index[40:43]), right[40:43])
+        torch.testing.assert_close(embed(net, weights, world.evaluation_examples, index), right)
+        torch.testing.assert_close(embed(net, weights, world.evaluation_examples, index[40:43]), right[40:43])
     assert recorder.made == 2 and not torch.equal(*plain)
     embed(net, base, world.bundle.train, index + 200)  # of more examples than are judged
-    embed(net, base, world.judged, index)
+    embed(net, base, world.evaluation_examples, index)
     assert recorder.made == 4
     assert copy.deepcopy(net).replay is None
     net.replay = None
 
 
-class Refusing(Repeat):
+class Refusing(EagerRecorder):
     def record(self, step, rows, warm=None):
         raise RuntimeError("a number was read back")
 
 
 def test_an_encoder_that_cannot_be_recorded_says_what_to_do(fresh):
     world = fresh("fedavg").world
-    world.net.replay = Lookup(Refusing())
+    world.net.replay = FeatureReplay(Refusing())
     with pytest.raises(
         Failure, match=r"recorded as a CUDA graph \(a number was read back\); run with --set accelerate=off"
     ):
-        embed(world.net, world.net.weights()["base"], world.judged, torch.arange(3))
+        embed(world.net, world.net.weights()["base"], world.evaluation_examples, torch.arange(3))
     world.net.replay = None
 
 

@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profcil.accel import policy, resnet, sources, stacked_heads
 from profcil.accel.graphs import runner as recorded
 from profcil.accel.graphs import static_steps
-from profcil.accel.graphs.flat_layout import Layout, filters_together
-from profcil.accel.graphs.recorder import Repeat
-from profcil.accel.graphs.runner import Graphs
-from profcil.accel.graphs.static_steps import OnFeatures, OnFeaturesByKernels, OnNets, Static
-from profcil.accel.graphs.updates import MaskedRule, Update
+from profcil.accel.graphs.flat_layout import Layout, sorted_for_row
+from profcil.accel.graphs.recorder import EagerRecorder
+from profcil.accel.graphs.runner import GraphRunner
+from profcil.accel.graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep
+from profcil.accel.graphs.updates import MaskedUpdate, Update
 from profcil.config import TrainSettings
 from profcil.engine import steps
 from profcil.engine.executor import Executor
@@ -59,7 +59,7 @@ def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that even a tiny epoch is filled in several times."""
     monkeypatch.setattr(static_steps, "CHUNK", CHUNK)
     monkeypatch.setattr(static_steps, "UNROLL", (2,))
-    monkeypatch.setattr(static_steps, "PAYS", 0)
+    monkeypatch.setattr(static_steps, "UNROLL_AFTER", 0)
 
 
 def lengths(phases: list[Train]) -> list[int]:
@@ -124,7 +124,7 @@ class NoReadingBack(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Strict(Repeat):
+class Strict(EagerRecorder):
     """A stand-in that holds a step to the rules of a capture, in the one run that a capture would take."""
 
     def record(self, step: Any, rows: int, warm: Any = None) -> Any:
@@ -145,13 +145,13 @@ def host_forbidden() -> Iterator[None]:
         yield
 
 
-def addresses(step: Static) -> list[int]:
+def addresses(step: StaticStep) -> list[int]:
     tensors = [*step.table.values(), *step.constants.values(), step.number, step.total]
-    if isinstance(step, OnFeatures):
+    if isinstance(step, HeadStep):
         rule = step.rule
         more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
         return [t.data_ptr() for t in [*tensors, *more]]
-    assert isinstance(step, OnNets)
+    assert isinstance(step, BaseStep)
     own = step.bodies
     rules = [t for r in own.rules for t in (r.row, *chain(*r.optimiser.moments))]
     modules = [t for net in own.nets for t in net.state_dict().values()]
@@ -170,7 +170,7 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
     phases, net = asked(run, 0, rule), run.world.net
     assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
     eager = one_by_one(net, phases)
-    graphs = Graphs(net, Strict())
+    graphs = GraphRunner(net, Strict())
     for group in (slice(None), slice(None), slice(1, None), slice(1)):
         replayed = graphs.run(phases[group])
         assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
@@ -215,7 +215,7 @@ def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, 
     monkeypatch.setattr(Library, "called", 0)
     layered = one_by_one(net, phases)
     assert Library.called == 0  # not recorded
-    replayed = Graphs(net, Strict()).run(phases)
+    replayed = GraphRunner(net, Strict()).run(phases)
     assert Library.called > 0 and moved(replayed, phases)
     assert apart(eager, layered) < TOLERANCE and apart(eager, replayed) < TOLERANCE
 
@@ -228,7 +228,7 @@ def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
     run = ready("pro", **more)
     phases, net = asked(run, round, rule), run.world.net
     assert phases[0].on_features and bool(phases[0].proximal) == (round == 2)
-    graphs = Graphs(net, Strict())
+    graphs = GraphRunner(net, Strict())
     for group in (phases, phases[::-1], phases[1:], phases[:1]):
         replayed, alone = graphs.run(group), len(group) == 1  # then the eager path uses torch's own update rules
         assert moved(replayed, group) and apart(eagerly(net, group), replayed) < (1e-5 if alone else 1e-6)
@@ -262,22 +262,22 @@ def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rul
     more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
     run = ready("pro", **more)
     phases, net = asked(run, round, rule), run.world.net
-    assert not OnFeaturesByKernels.fits(net, phases[0])  # without a GPU
-    monkeypatch.setattr(OnFeaturesByKernels, "fits", staticmethod(lambda *a: True))
-    monkeypatch.setattr(static_steps, "_tails", lambda: SimpleNamespace(Slopes=PlainSlopes))
-    graphs = Graphs(net, Repeat())
+    assert not FusedHeadStep.fits(net, phases[0])  # without a GPU
+    monkeypatch.setattr(FusedHeadStep, "fits", staticmethod(lambda *a: True))
+    monkeypatch.setattr(static_steps, "_head_kernels", lambda: SimpleNamespace(HeadGradient=PlainSlopes))
+    graphs = GraphRunner(net, EagerRecorder())
     for group in (phases, phases[1:]):
         replayed = graphs.run(group)
         assert moved(replayed, group) and apart(eagerly(net, group), replayed) < 1e-5
-    assert all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
+    assert all(isinstance(step, FusedHeadStep) for step in graphs.known.values())
 
 
 def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
     run, taken = ready("fedavg"), []
-    phases, original = asked(run, 0), OnNets.one
-    graphs = Graphs(run.world.net, Repeat())
+    phases, original = asked(run, 0), BaseStep.one
+    graphs = GraphRunner(run.world.net, EagerRecorder())
     graphs.run(phases)  # recording takes steps of its own
-    monkeypatch.setattr(OnNets, "one", lambda self, row: (taken.append(row), original(self, row)))
+    monkeypatch.setattr(BaseStep, "one", lambda self, row: (taken.append(row), original(self, row)))
     graphs.run(phases)
     assert len(set(lengths(phases))) > 1
     assert [taken.count(row) for row in range(len(phases))] == sorted((2 * n for n in lengths(phases)), reverse=True)
@@ -288,9 +288,9 @@ def test_nothing_is_read_however_many_groups_there_are(ready, monkeypatch, metho
     run, ended = ready(method), []
     phases = asked(run, round)
     monkeypatch.setattr(recorded, "WIDTH", 2)
-    graphs, end = Graphs(run.world.net, Repeat()), Static.end
+    graphs, end = GraphRunner(run.world.net, EagerRecorder()), StaticStep.end
     expected = graphs.run(phases)
-    monkeypatch.setattr(Static, "end", lambda self, *a: (ended.append("group"), end(self, *a))[1])
+    monkeypatch.setattr(StaticStep, "end", lambda self, *a: (ended.append("group"), end(self, *a))[1])
     with host_forbidden():
         done = graphs.run(phases)
     assert len(ended) == (1 if phases[0].on_features else -(-len(phases) // 2))
@@ -303,7 +303,7 @@ def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready,
     phases = asked(run, round)
     head = {k: torch.full_like(v, torch.inf) for k, v in phases[1].weights["head"].items()}
     phases[1] = replace(phases[1], weights={**phases[1].weights, "head": head})
-    done = Graphs(run.world.net, Repeat()).run(phases)
+    done = GraphRunner(run.world.net, EagerRecorder()).run(phases)
     assert [math.isfinite(d.max_abs) for d in done] == [i != 1 for i in range(len(phases))]
 
 
@@ -329,7 +329,7 @@ def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
     run = ready("pro")
     phases = asked(run, 2)
     assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
-    graphs = Graphs(run.world.net, Repeat())
+    graphs = GraphRunner(run.world.net, EagerRecorder())
     done = graphs.run(phases)
     assert [d.steps for d in done] == [2 * n for n in lengths(phases)]
 
@@ -337,7 +337,7 @@ def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
 def test_a_stack_that_moves_only_the_head_leaves_the_adapter(ready):
     run = ready("pro", base_rounds=0)
     phases = [replace(p, blocks=("head",)) for p in asked(run, 0)]
-    done = Graphs(run.world.net, Repeat()).run(phases)
+    done = GraphRunner(run.world.net, EagerRecorder()).run(phases)
     assert apart(eagerly(run.world.net, phases), done) < 1e-6
     assert all(d.weights["adapter"] is p.weights["adapter"] for d, p in zip(done, phases, strict=True))
 
@@ -346,7 +346,7 @@ def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none
     for rule in RULES:
         rng = torch.Generator().manual_seed(0)
         matrix = torch.randn(3, 5, generator=rng)
-        masked = MaskedRule(TrainSettings(**rule), matrix)
+        masked = MaskedUpdate(TrainSettings(**rule), matrix)
         masked.step(torch.randn(3, 5, generator=rng), torch.tensor([True, True, False]))
         before = [t.clone() for t in (matrix, masked.first, masked.second, masked.times)]
         g = torch.randn(3, 5, generator=rng)
@@ -377,7 +377,7 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
 
 def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
     run = ready("pro")
-    graphs = Graphs(run.world.net, Repeat())
+    graphs = GraphRunner(run.world.net, EagerRecorder())
     for round in (0, 2):
         graphs.run(asked(run, round))
     for step in graphs.known.values():
@@ -393,7 +393,7 @@ def test_steps_that_move_the_same_tensors_share_their_memory(ready):
     run = ready("fedavg")
     net, phases = run.world.net, asked(run, 0)
     others, pulled = ([replace(p, **more) for p in phases] for more in ({"loss": otherwise}, {"proximal": 0.1}))
-    graphs = Graphs(net, Repeat())
+    graphs = GraphRunner(net, EagerRecorder())
     for _ in range(2):  # in turn, so that each finds what the other left
         for kind in (phases, others, pulled):
             assert apart(graphs.run(kind), eagerly(net, kind)) < TOLERANCE
@@ -410,14 +410,14 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
     monkeypatch.setattr(recorded, "NARROW", 1)
     for method, most in (("fedavg", 2), ("pro", 1)):
         run = ready(method)
-        phases, graphs = asked(run, 0), Graphs(run.world.net, Repeat())
+        phases, graphs = asked(run, 0), GraphRunner(run.world.net, EagerRecorder())
         assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
         assert apart(graphs.run(phases), eagerly(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
         assert max(rows for rows, _ in step.replays) == len(step.bodies.nets) == most
 
 
-class Cramped(Repeat):
+class Cramped(EagerRecorder):
     """A recorder without room for steps of many clients."""
 
     def __init__(self, room: int) -> None:
@@ -436,11 +436,11 @@ def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready,
     monkeypatch.setattr(recorded, "WIDTH", 4)
     run = ready("fedavg")
     phases, recorder = asked(run, 0), Cramped(1)
-    graphs = Graphs(run.world.net, recorder)
+    graphs = GraphRunner(run.world.net, recorder)
     with pytest.warns(UserWarning, match="no room for . clients at a time: now .") as told:
         done = graphs.run(phases)
     assert len(told) == 2
-    assert apart(done, Graphs(run.world.net, Repeat()).run(phases)) == 0.0
+    assert apart(done, GraphRunner(run.world.net, EagerRecorder()).run(phases)) == 0.0
     assert graphs.most == 1 and sorted(set(recorder.asked)) == [1, 2, len(phases)] == [1, 2, 3]
     assert all(len(step.bodies.nets) == 1 for step in graphs.known.values())
     recorder.asked.clear()
@@ -450,7 +450,7 @@ def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready,
 
 def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
     run = ready("fedavg")
-    phases, graphs = asked(run, 0), Graphs(run.world.net, Cramped(0))
+    phases, graphs = asked(run, 0), GraphRunner(run.world.net, Cramped(0))
     with (
         pytest.warns(UserWarning, match="no room"),
         pytest.raises(Failure, match=r"no room for the step of phase 'fit' \(CUDA out of memory.\); free"),
@@ -470,7 +470,7 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     monkeypatch.setattr(recorded, "LIVE", 2)
     monkeypatch.setattr(recorded, "MOST", 4)
     run = ready("pro")
-    graphs, phase = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=1)[0]
+    graphs, phase = GraphRunner(run.world.net, EagerRecorder()), asked(run, 0, epochs=1)[0]
     for pull in (0.1, 0.2, 0.3):
         graphs.run([replace(phase, proximal=pull)])
     assert [key[3] for key in graphs.known] == [0.2, 0.3]
@@ -484,9 +484,9 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
 
 
 def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeypatch):
-    monkeypatch.setattr(static_steps, "PAYS", 20)
+    monkeypatch.setattr(static_steps, "UNROLL_AFTER", 20)
     run = ready("fedavg")
-    graphs, (phase, *_) = Graphs(run.world.net, Repeat()), asked(run, 0, epochs=2)
+    graphs, (phase, *_) = GraphRunner(run.world.net, EagerRecorder()), asked(run, 0, epochs=2)
     eager = one_by_one(run.world.net, [phase])
     taken, found = 0, []
     for _ in range(6):
@@ -501,7 +501,7 @@ def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeyp
 def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, recorded):
     monkeypatch.setattr(static_steps, "UNROLL", (5, 4, 3))
     monkeypatch.setattr(static_steps, "CHUNK", 60)
-    step = OnNets.__new__(OnNets)
+    step = BaseStep.__new__(BaseStep)
     step.unroll, step.ripe = static_steps.unroll(length), {2}
     course = list(step.course([length, length]))
     assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
@@ -528,7 +528,7 @@ def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
     (phase, *_), net = asked(run, 0, epochs=1), run.world.net
     examples = phase.inputs.__self__
     around = replace(phase, inputs=lambda index: (examples.x, index), loss=loss_with_surroundings)
-    graphs = Graphs(net, Repeat())
+    graphs = GraphRunner(net, EagerRecorder())
     assert apart(graphs.run([around]), one_by_one(net, [around])) == 0
     assert graphs.made == 0
 
@@ -543,13 +543,13 @@ def test_on_a_cpu_nothing_is_recorded_unless_asked_for(ready):
 
 
 def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
-    class Broken(Repeat):
+    class Broken(EagerRecorder):
         def record(self, step: Any, rows: int, warm: bool = True) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     run = ready("fedavg")
     with pytest.raises(Exception, match="accelerate=off"):
-        Graphs(run.world.net, Broken()).run(asked(run, 0))
+        GraphRunner(run.world.net, Broken()).run(asked(run, 0))
 
 
 # -- precision and layout ---------------------------------------------------------------------------------------------
@@ -563,7 +563,7 @@ def test_channels_last_weights_are_updated_like_any_others(ready, rule):
     net.base.to(memory_format=torch.channels_last)
     assert any(not p.is_contiguous() for p in net.base.parameters())
     assert apart(usual, one_by_one(net, phases)) < 1e-4
-    assert apart(usual, Graphs(net, Strict()).run(phases)) < 1e-4
+    assert apart(usual, GraphRunner(net, Strict()).run(phases)) < 1e-4
 
 
 def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
@@ -575,14 +575,14 @@ def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
     assert 1e-4 < apart(exact[0], rough[0]) < 0.2
     assert apart(exact[1], rough[1]) == 0
     assert all(t.dtype == torch.float32 for r in rough[0] for ts in r.weights.values() for t in ts.values())
-    assert apart(rough[0], Graphs(net, Strict()).run(base)) < TOLERANCE
+    assert apart(rough[0], GraphRunner(net, Strict()).run(base)) < TOLERANCE
     assert not run.world.net.bf16  # on a CPU only when asked for
 
 
 def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
     sizes = {"generator": (4, 2), "base": (4, 2, 4), "head": (2,)}  # axes of their tensors
     tensors = {(b, str(i)): torch.randn([2] * n) for b, axes in sizes.items() for i, n in enumerate(axes)}
-    row = Layout(filters_together(tensors))
+    row = Layout(sorted_for_row(tensors))
     blocks, axes = [b for b, _ in row.places], [len(shape) for shape, _, _ in row.places.values()]
     assert blocks == ["base", "head", "base", "base", "generator", "generator"] and axes == [2, 2, 4, 4, 4, 2]
     assert row.filters() == slice(8, 8 + 3 * 16)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tapes import replaying
 
-from profcil.accel.graphs.static_steps import OnNets
+from profcil.accel.graphs.static_steps import BaseStep
 from profcil.deploy import expected_reply
 from profcil.engine import executor
 from profcil.errors import Diverged
@@ -121,7 +121,7 @@ def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, mo
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
 def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fresh, monkeypatch, method):
     """Its later phases have been computed along by then."""
-    end = OnNets.end
+    end = BaseStep.end
 
     def spoilt(step, phases, lengths):
         step.bodies.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
@@ -131,7 +131,7 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
     run, strict = (replayed(fresh(method, train__on_divergence=how)) for how in ("skip-client", "fail"))
     first, *_ = others = usual.turns(0, 0)
     lost = first.client
-    monkeypatch.setattr(OnNets, "end", spoilt)
+    monkeypatch.setattr(BaseStep, "end", spoilt)
     kept = run.turns(0, 0)
     assert [r.client for r in kept] == [r.client for r in others[1:]]
     for one, other in zip(kept, others[1:], strict=True):
@@ -143,7 +143,7 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
 
 
 def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fresh, monkeypatch):
-    end, run = OnNets.end, replayed(fresh("fedavg"))
+    end, run = BaseStep.end, replayed(fresh("fedavg"))
     turn = type(run.method).turn
 
     def stumbling(self, client, inbox):
@@ -155,6 +155,6 @@ def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fre
     monkeypatch.setattr(type(run.method), "turn", stumbling)
     for r in run.turns(0, 0):
         assert r.notes["twice"] == pytest.approx(2 * r.notes["loss"]) and r.notes["three"] == 3.0
-    monkeypatch.setattr(OnNets, "end", lambda step, *a: (step.bodies.matrix.fill_(torch.nan), end(step, *a))[1])
+    monkeypatch.setattr(BaseStep, "end", lambda step, *a: (step.bodies.matrix.fill_(torch.nan), end(step, *a))[1])
     with pytest.raises(Diverged, match="diverged at position 1, round 1"):
         run.turns(0, 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from profcil.accel.cpu import normal
-from profcil.accel.cpu.normal import draw_, normal_, trusted
+from profcil.accel.cpu.normal import checked_library, draw_, normal_
 
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 
@@ -23,7 +23,7 @@ def twins(seed: int, before: int = 0) -> tuple[torch.Generator, torch.Generator]
 
 @needs_compiler
 def test_here_it_is_drawn_in_c():
-    assert trusted() is not None
+    assert checked_library() is not None
 
 
 @pytest.mark.parametrize("before", [0, 5, 623, 624, 1300])
@@ -67,7 +67,7 @@ def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
         monkeypatch.setattr(normal, "SIZE", normal.SIZE + 8)
     if fault == "no library":
         monkeypatch.setattr(normal, "built", lambda file: None)
-    monkeypatch.setattr(normal, "trusted", trusted.__wrapped__)
-    assert normal.trusted() is None
+    monkeypatch.setattr(normal, "checked_library", checked_library.__wrapped__)
+    assert normal.checked_library() is None
     theirs, ours = twins(2)
     assert torch.equal(normal_(torch.empty(100), ours), torch.empty(100).normal_(generator=theirs))

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from profcil.accel.graphs.recorder import uncollected
+from profcil.accel.graphs.recorder import without_gc
 
 
 class Ring:
@@ -35,7 +35,7 @@ def littered() -> weakref.ref:
 
 def test_garbage_is_left_lying_while_a_step_is_recorded():
     assert littered()() is None
-    with uncollected():
+    with without_gc():
         ring = littered()
         assert ring() is not None
     gc.collect()
@@ -44,10 +44,10 @@ def test_garbage_is_left_lying_while_a_step_is_recorded():
 
 def test_whoever_had_collections_off_keeps_them_off():
     gc.disable()
-    with pytest.raises(ZeroDivisionError), uncollected():
+    with pytest.raises(ZeroDivisionError), without_gc():
         _ = 1 / 0
     assert not gc.isenabled()
     gc.enable()
-    with pytest.raises(ZeroDivisionError), uncollected():
+    with pytest.raises(ZeroDivisionError), without_gc():
         _ = 1 / 0
     assert gc.isenabled()

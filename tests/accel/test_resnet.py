@@ -102,14 +102,14 @@ def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_tha
     monkeypatch.setattr(resnet, "filters", lambda: Plainly)
     x, weight = drawn(2, 4, 8, 8).requires_grad_(wanted[0]), drawn(5, 4, 3, 3).requires_grad_(wanted[1])
     leaves = [t for t in (x, weight) if t.requires_grad]
-    y, sums = resnet.Convolve.apply(x, weight, step)
+    y, sums = resnet.FusedConv3x3.apply(x, weight, step)
     assert not sums.requires_grad
     own = torch.autograd.grad((y * drawn(*y.shape)).sum(), leaves)
     plain = torch.autograd.grad((F.conv2d(x, weight, None, step, 1) * drawn(*y.shape)).sum(), leaves)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
     thin = drawn(5, 4, 1, 1).requires_grad_(wanted[1])
     leaves = [t for t in (x, thin) if t.requires_grad]
-    made = [resnet.Thinned.apply(x, thin, step), F.conv2d(x, thin, None, step)]
+    made = [resnet.StridedConv1x1.apply(x, thin, step), F.conv2d(x, thin, None, step)]
     own, plain = (torch.autograd.grad((y * drawn(*y.shape)).sum(), leaves) for y in made)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(own, plain, strict=True))
 
@@ -120,7 +120,7 @@ def test_convolutions_beside_each_other_have_the_library_s_gradients(monkeypatch
     monkeypatch.setattr(resnet, "filters", lambda: Plainly)
     start = drawn(2, 4, 8, 8), drawn(5, 4, 3, 3), drawn(5, 4, 1, 1)
     x, weight, thin = (t.requires_grad_(bool(wants)) for t, wants in zip(start, wanted, strict=True))
-    y, sums, z, others = resnet.Fork.apply(x, weight, thin, 2)
+    y, sums, z, others = resnet.FusedConvPair.apply(x, weight, thin, 2)
     assert not sums.requires_grad and not others.requires_grad
     leaves, factors = [t for t in (x, weight, thin) if t.requires_grad], (drawn(*y.shape), drawn(*y.shape).flip(0))
     own = torch.autograd.grad(sum(((y, z)[i] * factors[i]).sum() for i in read), leaves)

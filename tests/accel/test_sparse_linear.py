@@ -28,9 +28,9 @@ def test_product_and_gradient_are_those_of_a_plain_product(share):
 
 def test_only_what_is_not_zero_is_kept_and_dense_features_are_multiplied():
     few, many = words(0.02), words(0.5)
-    rows, columns = sparse_linear.bag_of(few)
+    rows, columns = sparse_linear.sparse_form(few)
     assert len(rows.values()) == len(columns.values()) == int(torch.count_nonzero(few))
-    assert sparse_linear.bag_of(many) is None
+    assert sparse_linear.sparse_form(many) is None
 
 
 def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkeypatch):
@@ -39,7 +39,7 @@ def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkey
     for _ in range(3):
         sparse_linear.product(x, weight)
     assert len(calls) == 1
-    kept = weakref.ref(sparse_linear.bag_of(x)[0])
+    kept = weakref.ref(sparse_linear.sparse_form(x)[0])
     assert kept() is not None
     del x
     gc.collect()

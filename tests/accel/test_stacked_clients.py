@@ -14,7 +14,7 @@ from torch import Tensor
 from profcil.accel import acceleration, policy
 from profcil.accel.acceleration import Acceleration
 from profcil.accel.cpu import stacked_clients
-from profcil.accel.cpu.client_batch import Refused
+from profcil.accel.cpu.client_batch import NotBatchable
 from profcil.engine import steps
 from profcil.engine.executor import Executor
 from profcil.engine.phases import Features, Shuffled, Train, Trained
@@ -141,7 +141,7 @@ def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, m
     assert policy.has_written_convnet_gradient(net, phases[0]) and stacked_clients.walk is not stacked_clients.descend
     compiled = stacked(net, phases)
     monkeypatch.setattr(stacked_clients, "walk", stacked_clients.descend)
-    monkeypatch.setattr(stacked_clients, "PIECE", 2)
+    monkeypatch.setattr(stacked_clients, "STEPS_AT_ONCE", 2)
     assert apart(compiled, stacked(net, phases)) == 0
 
 
@@ -237,7 +237,7 @@ def of_nothing(net: Any, batch: Any) -> Tensor:
 @pytest.mark.parametrize("loss", [by_index, through_the_base, of_nothing])
 def test_other_losses_are_refused(ready, loss):
     run = ready("fedavg")
-    with pytest.raises(Refused):
+    with pytest.raises(NotBatchable):
         stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in asked(run)], written=False)
 
 

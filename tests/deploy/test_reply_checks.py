@@ -9,9 +9,9 @@ import torch
 
 from profcil import registry
 from profcil.deploy.expected_reply import ReplyForecast
-from profcil.engine.fleet import Here
+from profcil.engine.fleet import LocalFleet
 from profcil.engine.payload import Block, Reply
-from profcil.engine.reply_checks import Terms, fault
+from profcil.engine.reply_checks import ReplyRequirements, fault
 
 
 def model(scale: float = 1.0) -> Block:
@@ -35,7 +35,7 @@ RADIUS = Block("statistics", {"r": torch.ones(())})
 OPTIONAL = {"radius": RADIUS, "points": points(2)}
 EXPECTED = Reply(9, 8, {"base": model(), "moments": moments(), "moves": moves(), **OPTIONAL})
 NEEDED = frozenset({"base", "moments", "moves"})
-TERMS = Terms(
+TERMS = ReplyRequirements(
     EXPECTED, NEEDED, frozenset({"model", "statistics", "transport"}), frozenset({1, 2, 5}), 100, confidence=5.0
 )
 
@@ -98,7 +98,7 @@ def test_an_invalid_reply_is_refused_with_a_reason(name):
     assert reason in fault(reply, TERMS)
 
 
-class CheckedFleet(Here):
+class CheckedFleet(LocalFleet):
     """The simulation's fleet, which checks every reply as a deployment does. The forecast sees no client's data."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from profcil.diagnostics.snapshots import Memory, gather, points
-from profcil.engine.loop import judged_features
+from profcil.engine.loop import evaluation_features
 from profcil.engine.snapshots import path_of, save_memory
 from profcil.errors import RunFolderError
 
@@ -50,12 +50,12 @@ def test_saved_means_are_those_of_the_memory_and_of_the_model_at_that_position(s
     found = gather(folder, run.world.plan.positions)
     for p, server in enumerate(run.after_positions()):
         bank = server.blocks["memory"]
-        features = judged_features(run.world, run.method, server)
+        features = evaluation_features(run.world, run.method, server)
         now = (found["position"] == p) & (found["kind"] != "stale")
         assert set(found["labels"][now]) <= set(bank.labels)
         for label, mean, truth in zip(found["labels"][now], found["means"][now], found["oracle"][now], strict=True):
             assert np.array_equal(mean, bank.tensors["mean"][bank.labels.index(label)])
-            assert np.allclose(truth, features[run.world.judged.y == label].mean(0), atol=1e-5)
+            assert np.allclose(truth, features[run.world.evaluation_examples.y == label].mean(0), atol=1e-5)
     last = run.world.plan.positions - 1
     assert set(found["labels"][found["position"] == last]) == set(run.server.blocks["memory"].labels)
 

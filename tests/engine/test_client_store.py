@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from profcil.engine import client_store
-from profcil.engine.client_store import EACH, Parked, sweep
+from profcil.engine.client_store import EACH, ClientStore, sweep
 from profcil.engine.loop import RunState
 from profcil.engine.payload import ServerState
 from profcil.errors import RunFolderError
@@ -25,9 +25,9 @@ def memory(value: float, n: int = 250) -> dict[str, Tensor]:
     return {"t": torch.full((n,), float(value)), "none": torch.zeros(0), "one": torch.tensor(int(value))}
 
 
-def five(folder: Path) -> Parked:
+def five(folder: Path) -> ClientStore:
     """Room for two of these memories; five clients."""
-    own = Parked(folder, CPU, room=2 * (1_000 + 8 + 3 * EACH))
+    own = ClientStore(folder, CPU, room=2 * (1_000 + 8 + 3 * EACH))
     for client in range(5):
         own[client] = memory(client)
     return own
@@ -45,7 +45,7 @@ def test_only_the_latest_are_at_hand_and_all_come_back(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_clients_that_once_took_part(tmp_path: Path) -> None:
-    own = Parked(tmp_path, CPU, room=10_000)
+    own = ClientStore(tmp_path, CPU, room=10_000)
     largest = 0
     for client in range(40):
         own[client] = memory(client)
@@ -54,7 +54,7 @@ def test_memory_does_not_grow_with_clients_that_once_took_part(tmp_path: Path) -
 
 
 def test_one_memory_larger_than_the_room_is_still_kept(tmp_path: Path) -> None:
-    own = Parked(tmp_path, CPU, room=10)
+    own = ClientStore(tmp_path, CPU, room=10)
     own[1] = memory(1)
     assert own[1]["t"].eq(1).all() and not own.away
 
@@ -128,7 +128,7 @@ def test_a_run_with_hardly_any_room_is_the_same_run_and_can_be_resumed(
     config = resolve(None, {"method": "fedssi", "dataset": "digits"}, sets)
     start(config, tmp_path / "wide", tmp_path)
 
-    monkeypatch.setattr(Parked.__init__, "__defaults__", (None, None, 1_000))
+    monkeypatch.setattr(ClientStore.__init__, "__defaults__", (None, None, 1_000))
 
     def broken(progress: Progress) -> None:
         if progress.what == "round" and progress.when.position == 2:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from profcil.engine.loop import evaluate, judged_features, task_totals
+from profcil.engine.loop import evaluate, evaluation_features, task_totals
 
 
 class Fixed:
@@ -39,7 +39,7 @@ def count(world: Any, scores: Tensor, position: int) -> np.ndarray:
 
 def test_classes_that_are_not_introduced_do_not_compete(world):
     """The true class comes second to a class of a later task: every prediction is right."""
-    y = world.judged.y
+    y = world.evaluation_examples.y
     for position in range(world.plan.positions):
         tasks = met(world, position)
         later = [y for t, members in enumerate(world.plan.tasks) if t not in tasks for y in members]
@@ -54,23 +54,25 @@ def test_classes_of_other_introduced_tasks_do_compete(world):
     """A class of another task that has been met wins where its score is higher."""
     tasks = sorted(met(world, 1))
     assert len(tasks) > 1
-    scores = torch.nn.functional.one_hot(world.judged.y, 10).float()
+    scores = torch.nn.functional.one_hot(world.evaluation_examples.y, 10).float()
     scores[:, world.plan.tasks[tasks[0]][0]] = 5.0
     found = count(world, scores, 1)
     totals = task_totals(world)
-    assert found[tasks[0]] == int((world.judged.y == world.plan.tasks[tasks[0]][0]).sum()) < totals[tasks[0]]
+    assert (
+        found[tasks[0]] == int((world.evaluation_examples.y == world.plan.tasks[tasks[0]][0]).sum()) < totals[tasks[0]]
+    )
     assert all(found[t] == 0 for t in tasks[1:])
 
 
 def test_correct_predictions_are_counted_for_the_task_of_the_true_class(world):
     """Random scores against one example after another."""
-    scores = torch.rand(len(world.judged), 10, generator=torch.Generator().manual_seed(0))
-    scores += torch.nn.functional.one_hot(world.judged.y, 10) * 0.5
+    scores = torch.rand(len(world.evaluation_examples), 10, generator=torch.Generator().manual_seed(0))
+    scores += torch.nn.functional.one_hot(world.evaluation_examples.y, 10) * 0.5
     for position in range(world.plan.positions):
         tasks = met(world, position)
         seen = sorted(y for t in tasks for y in world.plan.tasks[t])
         expected = [0 if t in tasks else -1 for t in range(world.plan.positions)]
-        for row, y in zip(scores.tolist(), world.judged.y.tolist(), strict=True):
+        for row, y in zip(scores.tolist(), world.evaluation_examples.y.tolist(), strict=True):
             if y in seen and max(seen, key=lambda label: row[label]) == y:
                 expected[next(t for t, members in enumerate(world.plan.tasks) if y in members)] += 1
         found = count(world, scores, position)
@@ -80,16 +82,16 @@ def test_correct_predictions_are_counted_for_the_task_of_the_true_class(world):
 
 def test_totals_are_the_scored_examples_of_each_task(world):
     """Every scored example belongs to one task."""
-    expected = [sum(int((world.judged.y == y).sum()) for y in members) for members in world.plan.tasks]
+    expected = [sum(int((world.evaluation_examples.y == y).sum()) for y in members) for members in world.plan.tasks]
     assert task_totals(world).tolist() == expected
-    assert sum(expected) == len(world.judged)
+    assert sum(expected) == len(world.evaluation_examples)
 
 
 def test_a_stream_is_scored_after_each_position_under_the_model_of_that_moment(tiny):
     """The row of a position is what the server's model at its end is worth, computed from logits by hand."""
     run = tiny("pro")
     for position, server in enumerate(run.after_positions()):
-        u = judged_features(run.world, run.method, server)
+        u = evaluation_features(run.world, run.method, server)
         logits = run.world.net.classify(u).detach()
         again = count(run.world, logits, position)
         assert run.state.scores.correct[position].tolist() == again.tolist()

@@ -78,16 +78,16 @@ def test_with_all_skipped_the_model_stays(method: str, tmp_path: Path, monkeypat
     spoil(monkeypatch, NAN, {0, 1, 2, 3})
     monkeypatch.setattr(run, "SAVE_SECONDS", -1)
     blocks: list[dict] = []
-    monkeypatch.setattr(run.Keeper, "save", _noting(run.Keeper.save, blocks))
+    monkeypatch.setattr(run.RunRecorder, "save", _noting(run.RunRecorder.save, blocks))
     run.start(config, tmp_path / "run", tmp_path)
     assert len(blocks) > 3 and all(b == blocks[0] for b in blocks)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["done"]
 
 
 def _noting(save: Any, blocks: list[dict]) -> Any:
-    def noting(keeper: Any) -> None:
-        save(keeper)
-        weights = keeper.state.server.weights()
+    def noting(recorder: Any) -> None:
+        save(recorder)
+        weights = recorder.state.server.weights()
         blocks.append({(b, k): t.numpy().tobytes() for b, own in weights.items() for k, t in own.items()})
 
     return noting

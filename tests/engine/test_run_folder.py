@@ -135,7 +135,7 @@ def test_positions_that_take_moments_are_not_saved_one_by_one(
 ) -> None:
     saved: list[int] = []
     monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
-    monkeypatch.setattr(run, "BRIEF_SECONDS", brief)
+    monkeypatch.setattr(run, "MIN_SAVE_SECONDS", brief)
     save = RunFolder.save
     monkeypatch.setattr(
         RunFolder, "save", lambda self, state, *a: (saved.append(state.position), save(self, state, *a))

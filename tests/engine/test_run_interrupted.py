@@ -17,11 +17,11 @@ from profcil.errors import RunFolderError
 SPOTS = [
     (TRAIN, 4),  # between two clients
     ("profcil.engine.executor:Executor.run", 3),  # in a round, where all clients advance together
-    ("profcil.engine.channel:Door.up", 10),  # one client's private memory is new, the other's is not
+    ("profcil.engine.channel:Channel.up", 10),  # one client's private memory is new, the other's is not
     ("profcil.methods.base:average", 5),
     ("profcil.engine.loop:evaluate", 2),  # the position has ended on the server, but is not counted
     ("profcil.runs.folder:RunFolder.append", 4),
-    ("profcil.engine.run:Keeper.hold", 4),  # told, but not held
+    ("profcil.engine.run:RunRecorder.hold", 4),  # told, but not held
     ("profcil.runs.folder:RunFolder.save", 3),
 ]
 
@@ -29,7 +29,7 @@ SPOTS = [
 @pytest.fixture(autouse=True)
 def every_position_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where they take long."""
-    monkeypatch.setattr(run, "BRIEF_SECONDS", -1)
+    monkeypatch.setattr(run, "MIN_SAVE_SECONDS", -1)
 
 
 def press_ctrl_c(*_: Any) -> None:
@@ -67,7 +67,7 @@ def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
     with pytest.MonkeyPatch.context() as patch:
         at_call("profcil.engine.loop:evaluate", 2, press_ctrl_c, patch.setattr)
         at_call(
-            "profcil.engine.run:Keeper.save", 3, press_ctrl_c, patch.setattr
+            "profcil.engine.run:RunRecorder.save", 3, press_ctrl_c, patch.setattr
         )  # the first state, a position, this one
         with pytest.raises(run.Interrupted, match="everything up to the last whole round is saved"):
             run.start(tiny(), tmp_path / "run", tmp_path)
@@ -78,7 +78,7 @@ def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
 @pytest.mark.usefixtures("remembering")
 def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
-    interrupt(tmp_path / "run", "profcil.engine.channel:Door.round", 4)
+    interrupt(tmp_path / "run", "profcil.engine.channel:Channel.round", 4)
     assert [(e["event"], e["position"], e["round"]) for e in events(tmp_path / "run")] == [
         ("round", 0, 0),
         ("round", 0, 1),

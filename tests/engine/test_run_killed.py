@@ -13,7 +13,7 @@ from profcil.engine import run
 from profcil.errors import RunFolderError
 
 RENAME = "os:replace"  # 1 plan, 2 config, 3 events, 4 warm-up cache, then per save: state, scores, ledger, run
-WATCH = "profcil.engine.run:Keeper.watch"  # 1 warm-up, then per position: round, round, position
+WATCH = "profcil.engine.run:RunRecorder.watch"  # 1 warm-up, then per position: round, round, position
 ROUND = "profcil.engine.executor:Executor.run"  # where acceleration is on: 1 warm-up, then one a round
 
 BEFORE_A_STATE = [*((RENAME, n, die) for n in (1, 2, 3, 4)), (RENAME, 5, die_in_mid_file)]
@@ -28,7 +28,7 @@ AFTER = [
     (WATCH, 4, die),  # a position is over, nobody knows yet
     ("profcil.runs.folder:RunFolder.append", 5, die_in_mid_line),
     ("profcil.engine.loop:evaluate", 3, die),
-    ("profcil.engine.run:Keeper.save", 10, die),  # all is done but the last save
+    ("profcil.engine.run:RunRecorder.save", 10, die),  # all is done but the last save
 ]
 
 

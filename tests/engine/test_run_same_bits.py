@@ -16,7 +16,7 @@ from tiny_runs import outcome, tiny
 from profcil.engine import run, world
 from profcil.engine.executor import Executor
 from profcil.engine.run import Progress
-from profcil.engine.warmup import alone_with, cache_key
+from profcil.engine.warmup import cache_key, cache_lock
 from profcil.engine.world import make_world
 
 
@@ -95,11 +95,11 @@ def test_who_starts_on_the_same_warm_up_waits_for_the_one_that_computes_it(own_c
     entered = {name: threading.Event() for name in ("same", "other")}
 
     def enter(name: str) -> None:
-        with alone_with(own_cache / "warmup" / f"{name}.safetensors"):
+        with cache_lock(own_cache / "warmup" / f"{name}.safetensors"):
             entered[name].set()
 
     threads = [threading.Thread(target=enter, args=(name,)) for name in entered]
-    with alone_with(own_cache / "warmup" / "same.safetensors"):
+    with cache_lock(own_cache / "warmup" / "same.safetensors"):
         for thread in threads:
             thread.start()
         assert entered["other"].wait(20) and not entered["same"].wait(0.2)
@@ -204,12 +204,12 @@ def test_a_validation_run_never_touches_test_data(method: str, tmp_path: Path, m
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
 def test_memory_stays_flat(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of this round's participants and of one base version, nothing once a position is over."""
-    keepers, sizes, original = [], [], run.Keeper
-    monkeypatch.setattr(run, "Keeper", lambda *a: keepers.append(original(*a)) or keepers[-1])
+    recorders, sizes, original = [], [], run.RunRecorder
+    monkeypatch.setattr(run, "RunRecorder", lambda *a: recorders.append(original(*a)) or recorders[-1])
 
     def look(p: Progress) -> None:
         if p.what != "warmup":
-            k = keepers[0]
+            k = recorders[0]
             sizes.append((p.what, len(k.world.features), len(k.state.private), sum(map(len, k.state.held.values()))))
 
     run.start(tiny(method, train__rounds=4), tmp_path / "run", tmp_path, look)

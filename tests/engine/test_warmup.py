@@ -12,9 +12,9 @@ from torch import Tensor
 
 from profcil.config import TrainSettings, WarmupSettings
 from profcil.engine.channel import When
-from profcil.engine.fleet import guard_of
+from profcil.engine.fleet import make_guard
 from profcil.engine.payload import Block
-from profcil.engine.warmup import OPTIMISER, Warmed, player, warm
+from profcil.engine.warmup import OPTIMISER, WarmupResult, warm, warmup_setup
 from profcil.engine.world import make_world
 from profcil.metrics.ledger import Ledger
 from profcil.resolve import RECIPES, resolve
@@ -22,7 +22,7 @@ from profcil.resolve import RECIPES, resolve
 WHEN = When("warmup", 0, 0, 2)
 
 
-def warmed(folder: Path, **more: Any) -> Warmed:
+def warmed(folder: Path, **more: Any) -> WarmupResult:
     return warm(make_world(tiny(**{"warmup__rounds": 2, **more}), folder), lambda *a: None)
 
 
@@ -91,7 +91,7 @@ def test_a_local_projector_is_never_sent(tmp_path: Path) -> None:
 
 def test_a_local_projector_goes_on_from_where_its_client_left_it(tmp_path: Path) -> None:
     world = make_world(tiny(warmup__projector="local"), tmp_path)
-    inner, method = player(world)
+    inner, method = warmup_setup(world)
     inbox = {"base": Block("model", inner.net.weights(("base",))["base"])}
 
     def asked(client: int, private: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ def test_a_local_projector_goes_on_from_where_its_client_left_it(tmp_path: Path)
     first = asked(0)
     assert same(first, asked(0))
     assert not same(first, asked(1))
-    reply = inner.executor({0: method.turn(inner.client(0, WHEN), inbox)}, guard_of(inner, WHEN))[0]
+    reply = inner.executor({0: method.turn(inner.client(0, WHEN), inbox)}, make_guard(inner, WHEN))[0]
     assert set(reply.blocks) == {"base"}
     assert not same(first, dict(reply.private))
     assert same(asked(0, dict(reply.private)), dict(reply.private))

@@ -12,10 +12,10 @@ import torch
 
 from profcil.accel import stacked_heads
 from profcil.accel.graphs import static_steps
-from profcil.accel.graphs.recorder import Capture
-from profcil.accel.graphs.runner import Graphs
-from profcil.accel.graphs.static_steps import OnFeaturesByKernels, Static
-from profcil.accel.graphs.updates import Descent, MaskedDescent, MaskedRule, Update
+from profcil.accel.graphs.recorder import GraphRecorder
+from profcil.accel.graphs.runner import GraphRunner
+from profcil.accel.graphs.static_steps import FusedHeadStep, StaticStep
+from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
 from profcil.accel.net import install
 from profcil.config import TrainSettings
 from profcil.engine import steps
@@ -83,16 +83,16 @@ def apart(one: list[Trained], two: list[Trained]) -> float:
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch of replays that reads anything back from the device is an error."""
-    original = Static.epoch
+    original = StaticStep.epoch
 
-    def epoch(self: Static, *args: Any) -> None:
+    def epoch(self: StaticStep, *args: Any) -> None:
         torch.cuda.set_sync_debug_mode("error")
         try:
             original(self, *args)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Static, "epoch", epoch)
+    monkeypatch.setattr(StaticStep, "epoch", epoch)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -101,7 +101,7 @@ def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, me
     run = fresh(method, **SETTINGS)
     net, phases = run.world.net, asked(run, 0, rule)
     set_precision(net, precision)
-    eager, graphs = [steps.run(net, p) for p in phases], Graphs(net, Capture(run.world.device))
+    eager, graphs = [steps.run(net, p) for p in phases], GraphRunner(net, GraphRecorder(run.world.device))
     made = set()
     for _ in range(2):
         assert apart(eager, graphs.run(phases)) < (FLOAT32 if precision == "float32" else BF16)
@@ -115,7 +115,7 @@ def test_the_same_phases_give_the_same_bits_every_time(fresh, method):
     run = fresh(method, **{**SETTINGS, "model__width": 64, "train__batch": 64})
     net, phases = run.world.net, asked(run, 0, {})
     set_precision(net, "bf16")
-    one, *others = (Graphs(net, Capture(run.world.device)).run(phases) for _ in range(5))
+    one, *others = (GraphRunner(net, GraphRecorder(run.world.device)).run(phases) for _ in range(5))
     assert all(apart(one, other) == 0 for other in others)
 
 
@@ -125,12 +125,12 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
     fit = "true" if base_rounds else "false"
     run = fresh("pro", **SETTINGS, base_rounds=base_rounds, fit_when_frozen=fit, quota=30)
     net, phases = run.world.net, asked(run, base_rounds, rule)
-    graphs = Graphs(net, Capture(run.world.device))
+    graphs = GraphRunner(net, GraphRecorder(run.world.device))
     for group in (phases, phases[1:], phases[:1], phases):
         assert apart(eagerly(net, group), graphs.run(group)) < FLOAT32
     assert graphs.made == 1
-    by_kernels = all(isinstance(step, OnFeaturesByKernels) for step in graphs.known.values())
-    assert by_kernels == (static_steps._tails() is not None)
+    by_kernels = all(isinstance(step, FusedHeadStep) for step in graphs.known.values())
+    assert by_kernels == (static_steps._head_kernels() is not None)
 
 
 @pytest.mark.parametrize("rule", RULES[:2], ids=str)
@@ -139,13 +139,13 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
     "filters", [slice(0, 0), slice(0, 20_000), slice(160, 16_000), slice(33, 8_001), slice(4_096, 4_097)], ids=str
 )
 def test_the_kernels_of_an_update_do_what_the_plain_one_does(rule, pulled, filters):
-    if not Descent.fits(torch.zeros(1, device="cuda"), TrainSettings(**rule)):
+    if not FusedUpdate.fits(torch.zeros(1, device="cuda"), TrainSettings(**rule)):
         pytest.skip("needs Triton")
     rng = torch.Generator("cuda").manual_seed(0)
     start, anchor, *slopes = (torch.randn(20_000, generator=rng, device="cuda") for _ in range(4))
     phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=0.3)
     rows, lows = [start.clone(), start.clone()], [start.bfloat16(), start.bfloat16()]
-    for made, row, low in zip((Update, Descent), rows, lows, strict=True):
+    for made, row, low in zip((Update, FusedUpdate), rows, lows, strict=True):
         update = made(phase, row, low, anchor[:pulled] if pulled else None, filters)
         for slope in slopes:
             update.step(slope.clone(), slope.bfloat16())
@@ -159,10 +159,10 @@ def test_the_kernels_of_an_update_do_what_the_plain_one_does(rule, pulled, filte
 def test_the_kernels_of_a_stack_s_update_do_what_the_plain_one_does(rule, proximal, size):
     settings, rng = TrainSettings(**rule), torch.Generator("cuda").manual_seed(0)
     start, *slopes = (torch.randn(3, 20_000, generator=rng, device="cuda") for _ in range(4))
-    if not Descent.fits(start, settings):
+    if not FusedUpdate.fits(start, settings):
         pytest.skip("needs Triton")
     rows = [start.clone(), start.clone()]
-    for made, matrix in zip((MaskedRule, MaskedDescent), rows, strict=True):
+    for made, matrix in zip((MaskedUpdate, FusedMaskedUpdate), rows, strict=True):
         update = made(settings, matrix[:, :size], proximal)
         update.reset()
         for done, slope in enumerate(slopes):
@@ -173,7 +173,7 @@ def test_the_kernels_of_a_stack_s_update_do_what_the_plain_one_does(rule, proxim
 
 def test_replays_draw_what_eager_calls_draw_with_shuffles_in_between():
     device = torch.device("cuda")
-    recorder, eager = Capture(device), torch.Generator(device)
+    recorder, eager = GraphRecorder(device), torch.Generator(device)
     found = torch.zeros(2, 1000, device=device)
 
     def draw() -> None:
@@ -207,7 +207,7 @@ def test_a_run_on_graphs_needs_no_more_memory_with_every_round(fresh, method):
 
 
 def test_an_earlier_recording_that_is_garbage_does_not_spoil_a_new_one():
-    recorder, x = Capture(torch.device("cuda")), torch.zeros(1000, device="cuda")
+    recorder, x = GraphRecorder(torch.device("cuda")), torch.zeros(1000, device="cuda")
     ring: dict[str, Any] = {"replay": recorder.record(lambda: x.add_(torch.ones(1000, device="cuda")), 0)}
     ring["own"] = ring
     del ring

@@ -116,14 +116,14 @@ def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits
         slopes = torch.autograd.grad([y, z], leaves, list(factors.chunk(2)))
         return [y.detach(), z.detach(), *slopes]
 
-    y, sums, z, others = resnet.Fork.apply(x, *weights, 2)
+    y, sums, z, others = resnet.FusedConvPair.apply(x, *weights, 2)
     found, right = told(y, z), told(*(layer(x) for layer in layers))
     assert all(near(a, b) for a, b in zip(found, right, strict=True))
     for made, its in ((y, sums), (z, others)):
         tiles = made.detach().float().permute(0, 2, 3, 1).reshape(len(its), -1, outputs)
         assert near(its[:, 0], tiles.sum(1)) and near(its[:, 1], tiles.var(1, correction=0) * tiles.shape[1])
     for _ in range(5):
-        y, its, z, theirs = resnet.Fork.apply(x, *weights, 2)
+        y, its, z, theirs = resnet.FusedConvPair.apply(x, *weights, 2)
         again = [*told(y, z), its, theirs]
         assert all(torch.equal(a, b) for a, b in zip(again, [*found, sums, others], strict=True))
 
@@ -141,8 +141,8 @@ def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(chann
             part.to(torch.bfloat16)
     net = nn.ModuleList([before, norm, block])
     start, factor = images(192, channels, size, size), images(192, 2 * channels, size // 2, size // 2, seed=1)
-    calls, apply = [], resnet.Fork.apply
-    monkeypatch.setattr(resnet.Fork, "apply", lambda *a: calls.append(1) or apply(*a))
+    calls, apply = [], resnet.FusedConvPair.apply
+    monkeypatch.setattr(resnet.FusedConvPair, "apply", lambda *a: calls.append(1) or apply(*a))
 
     def run(own: bool) -> list[torch.Tensor]:
         copied = copy.deepcopy(net)

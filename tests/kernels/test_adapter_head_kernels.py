@@ -28,7 +28,7 @@ def test_the_gradient_by_kernels_is_that_of_the_loss(width, batch, d, narrow, cl
     allowed = (torch.rand(width, classes) < 0.5) | (torch.arange(classes) < classes // 2)
     number = torch.tensor([4])
     grad = torch.full((width, sum(sizes)), torch.nan)
-    slopes = adapter_head.Slopes(flat, shapes, batch)
+    slopes = adapter_head.HeadGradient(flat, shapes, batch)
     slopes(flat, u, y, number, allowed, grad)
     pieces = zip(shapes.items(), flat.split(sizes, 1), strict=True)
     own = {k: piece.reshape(width, *shape).requires_grad_() for (k, shape), piece in pieces}

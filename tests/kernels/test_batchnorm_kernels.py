@@ -77,7 +77,7 @@ def test_a_layer_in_evaluation_mode_has_the_library_s_output_and_gradients(
     for ours in (True, False):
         if ours:
             spread = (w, b, mean, var, 1e-5, rectify, watched)
-            one, two, *seen = resnet.Settled.apply(x, added if adds else None, sums, *spread)
+            one, two, *seen = resnet.EvalNormalise.apply(x, added if adds else None, sums, *spread)
         else:
             one = F.batch_norm(x, mean, var, w, b, False, 0.0, 1e-5) + (added if adds else 0)
             one = two = one.relu() if rectify else one
@@ -99,6 +99,6 @@ def test_a_gradient_of_the_moments_alone_reaches_the_input(monkeypatch):
         torch.randn(CHANNELS),
         torch.rand(CHANNELS) + 0.5,
     )
-    *_, seen, _ = resnet.Settled.apply(x, None, None, w, b, mean, var, 1e-5, True, True)
+    *_, seen, _ = resnet.EvalNormalise.apply(x, None, None, w, b, mean, var, 1e-5, True, True)
     (only,) = torch.autograd.grad((seen * w).sum(), x)
     torch.testing.assert_close(only, (w / 210)[:, None, None].expand_as(x), rtol=1e-4, atol=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from profcil.accel import resnet
 from profcil.accel.triton import batchnorm, conv_stem
 
-LAST = torch.channels_last
+CHANNELS_LAST = torch.channels_last
 KINDS = [(2, 3, 64, (32, 32), 1), (8, 3, 64, (8, 8), 2), (4, 1, 128, (16, 16), 1), (8, 2, 64, (6, 8), 1)]
 
 
@@ -31,15 +31,15 @@ def near(a: Tensor, b: Tensor) -> bool:
 def test_output_sums_and_gradients_are_the_library_s(n, c, k, size, groups, form, monkeypatch):
     images, filters = torch.randn(n, c, *size), torch.randn(k, c, 3, 3)
     beside = torch.randn(n, c + 1, size[0], 2 * size[1])[:, 1:, :, ::2].copy_(images)
-    x = {"planes": images, "channels last": images.to(memory_format=LAST), "with gaps": beside}[form]
-    w = filters.to(memory_format=LAST) if form == "channels last" else filters
+    x = {"planes": images, "channels last": images.to(memory_format=CHANNELS_LAST), "with gaps": beside}[form]
+    w = filters.to(memory_format=CHANNELS_LAST) if form == "channels last" else filters
     right = F.conv2d(images, filters, None, 1, 1)
-    d = torch.randn_like(right).to(memory_format=LAST)
+    d = torch.randn_like(right).to(memory_format=CHANNELS_LAST)
     shape = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
     dw = torch.ops.aten.convolution_backward(d, images, filters, None, *shape)[1]
     assert conv_stem.takes(x, w, 1, (1, 1), groups)
     y, sums = conv_stem.ahead(x, w)
-    assert near(y, right) and y.is_contiguous(memory_format=LAST)
+    assert near(y, right) and y.is_contiguous(memory_format=CHANNELS_LAST)
     tiles = right.permute(0, 2, 3, 1).reshape(len(sums), conv_stem.PIXELS, k)
     assert near(sums[:, 0], tiles.sum(1)) and near(sums[:, 1], tiles.var(1, correction=0) * conv_stem.PIXELS)
     for parts in (1, 2, conv_stem.PARTS):  # of one tile, of several, and a last one of fewer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from profcil.accel.graphs.updates import Descent, MaskedDescent, MaskedRule, Update
+from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
 from profcil.config import TrainSettings
 
 SIZE = 5_001
@@ -23,7 +23,7 @@ def test_the_kernels_of_an_update_do_what_the_plain_one_does(settings, pulled, f
     start, anchor, *slopes = (torch.randn(SIZE) for _ in range(4))
     phase: Any = SimpleNamespace(settings=settings, proximal=0.3)
     rows, lows = [], []
-    for made in (Update, Descent):
+    for made in (Update, FusedUpdate):
         row, low = start.clone(), start.clone()
         update = made(phase, row, low, anchor[:pulled] if pulled else None, filters)
         for slope in slopes:
@@ -39,7 +39,7 @@ def test_the_kernels_of_an_update_do_what_the_plain_one_does(settings, pulled, f
 def test_the_kernels_of_a_stack_s_update_do_what_the_plain_one_does(settings, proximal):
     start, *slopes = (torch.randn(3, SIZE + 7) for _ in range(4))
     rows = [start.clone(), start.clone()]
-    for made, matrix in zip((MaskedRule, MaskedDescent), rows, strict=True):
+    for made, matrix in zip((MaskedUpdate, FusedMaskedUpdate), rows, strict=True):
         update = made(settings, matrix[:, :SIZE], proximal)
         update.reset()
         for done, slope in enumerate(slopes):

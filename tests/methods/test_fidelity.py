@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profcil.accel.cpu.client_batch import Many
+from profcil.accel.cpu.client_batch import ClientBatch
 from profcil.diagnostics.probe import nearest_mean_accuracy
 from profcil.engine import warmup
 from profcil.engine.client import embed
-from profcil.engine.loop import examine, judged_features
+from profcil.engine.loop import evaluation_features, examine
 from profcil.methods.promax import calibration_subset
 from profcil.model import augmentations
 from profcil.model.losses import contrast
@@ -76,7 +76,7 @@ def test_the_contrastive_loss_equals_its_formula():
     b = F.normalize(torch.randn(5, 4, generator=rng), dim=1)
     assert float(contrast(a, b, 0.3)) == pytest.approx(by_hand(a, b, 0.3), rel=1e-5)
     assert float(contrast(a, a, 0.3)) < float(contrast(a, b, 0.3))
-    stacked = contrast(Many(torch.stack([a, b])), Many(torch.stack([b, b])), 0.3).of
+    stacked = contrast(ClientBatch(torch.stack([a, b])), ClientBatch(torch.stack([b, b])), 0.3).of
     assert stacked.tolist() == pytest.approx([by_hand(a, b, 0.3), by_hand(b, b, 0.3)], rel=1e-5)
 
 
@@ -306,8 +306,8 @@ def test_features_are_computed_by_running_statistics(fresh):
     run.world.forget_features()
     torch.testing.assert_close(client.features(run.server.blocks["base"]), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(client.features(base, client.current[:1]), expected[:1], rtol=1e-4, atol=1e-4)
-    judged = encoded(client.net, base, run.world.judged.inputs(torch.arange(20))[0])
-    found = judged_features(run.world, run.method, run.server)[:20]
+    judged = encoded(client.net, base, run.world.evaluation_examples.inputs(torch.arange(20))[0])
+    found = evaluation_features(run.world, run.method, run.server)[:20]
     torch.testing.assert_close(found, judged, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(t, before[k]) for k, t in run.server.blocks["base"].tensors.items())
     assert all(torch.equal(t, before[k]) for k, t in run.world.net.base.state_dict().items())
@@ -360,7 +360,7 @@ def test_the_cosine_head_is_sixteen_times_the_cosine(fresh):
             cosine = float(row @ class_row) / float(row.norm() * class_row.norm())
             assert float(found[i, j]) == pytest.approx(16 * cosine, abs=1e-4)
     run = fresh("pro", model__head="cosine")
-    u = judged_features(run.world, run.method, run.server)[:20]
+    u = evaluation_features(run.world, run.method, run.server)[:20]
     adapted = Tail(run.server.weights()["adapter"], {}).adapt(u)
     head = run.server.weights()["head"]["weight"]
     expected = 16 * F.cosine_similarity(adapted[:, None], head[None], dim=2)
@@ -376,7 +376,7 @@ def test_alignment_counts_old_classes_only(tiny):
     counted = 0
     both = False
     for position, server in enumerate(run.after_positions()):
-        u = judged_features(run.world, run.method, server)
+        u = evaluation_features(run.world, run.method, server)
         memory = server.blocks["memory"]
         current = {y for c in run.world.plan.active(position) for y in run.world.plan.observed(int(c), position)}
         both = both or bool(current & set(memory.labels))
@@ -385,7 +385,7 @@ def test_alignment_counts_old_classes_only(tiny):
         if not old:
             assert found == {}
             continue
-        truth = [u[run.world.judged.y == y].mean(0) for y in old]
+        truth = [u[run.world.evaluation_examples.y == y].mean(0) for y in old]
         means = [memory.tensors["mean"][memory.labels.index(y)] for y in old]
         cosines = [float(a @ b / a.norm() / b.norm()) for a, b in zip(means, truth, strict=True)]
         assert found["memory"]["classes"] == len(old)

@@ -702,8 +702,8 @@ MUTATIONS = (
     Mutation(
         "refresh-under-the-broadcast-model",
         "engine/loop.py",
-        "inboxes = {c: door.down(c, server, names, asked) for c in reached}",
-        "inboxes = {c: door.down(c, state.server, names, asked) for c in reached}",
+        "inboxes = {c: channel.down(c, server, names, asked) for c in reached}",
+        "inboxes = {c: channel.down(c, state.server, names, asked) for c in reached}",
         "Statistics are measured under the model from before the round.",
         (FORMULAS,),
     ),

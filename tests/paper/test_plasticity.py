@@ -85,7 +85,7 @@ def test_a_frozen_base_does_not_drift(fresh):
     run = fresh("pro", base_rounds=0)
     before = run.server.weights()["base"]
     rows = torch.arange(20)
-    features = embed(run.world.net, before, run.world.judged, rows)
+    features = embed(run.world.net, before, run.world.evaluation_examples, rows)
     after = run.play(0, 0)
-    assert torch.equal(embed(run.world.net, after.weights()["base"], run.world.judged, rows), features)
+    assert torch.equal(embed(run.world.net, after.weights()["base"], run.world.evaluation_examples, rows), features)
     assert after.blocks["base"].version == 1  # it was not replaced

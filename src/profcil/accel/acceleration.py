@@ -21,9 +21,9 @@ import torch
 
 from profcil.accel import loader, policy, stacked_heads
 from profcil.accel.cpu import adapter_head_epoch, normal, stacked_clients
-from profcil.accel.cpu.client_batch import Refused
-from profcil.accel.graphs.recorder import Capture, Do, Often
-from profcil.accel.graphs.runner import Graphs, shares
+from profcil.accel.cpu.client_batch import NotBatchable
+from profcil.accel.graphs.recorder import GraphRecorder, RecordedStep, Step
+from profcil.accel.graphs.runner import GraphRunner, shares
 from profcil.accel.net import AcceleratedNet, install
 from profcil.accel.sources import with_faster_source
 from profcil.engine import steps
@@ -41,10 +41,10 @@ class Acceleration:
     def __init__(self, net: Net, workers: int = 1) -> None:
         install(net)
         self.net = net
-        self.graphs: Graphs | None = None
+        self.graphs: GraphRunner | None = None
         self.workers = 1
         if net.device.type == "cuda":
-            self.record_on(Graphs(net, Capture(net.device)))
+            self.record_on(GraphRunner(net, GraphRecorder(net.device)))
         else:
             keep_freed_memory()
             self.workers = workers
@@ -54,7 +54,7 @@ class Acceleration:
         for number in range(self.workers):
             self.nets.put(net if number == 0 else copy.deepcopy(net))
 
-    def record_on(self, graphs: Graphs) -> None:
+    def record_on(self, graphs: GraphRunner) -> None:
         """From here on, steps are recorded and replayed."""
         self.graphs = graphs
         if isinstance(self.net, AcceleratedNet):
@@ -67,7 +67,7 @@ class Acceleration:
         work = self.groups([with_faster_source(p) for p in phases])
         try:
             done = self.run_groups(work)
-        except Refused:
+        except NotBatchable:
             return self.run(phases)
         return {
             p.client: r for group, results in zip(work, done, strict=True) for p, r in zip(group, results, strict=True)
@@ -130,7 +130,7 @@ class Acceleration:
         way = self.way_of(group)
         try:
             done = self.run_by(way, net, group)
-        except Refused:
+        except NotBatchable:
             self.refused.add(group[0].loss)
             raise
         self.used[group[0].name, way] += len(group)
@@ -150,9 +150,9 @@ class Acceleration:
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    def repeated(self, step: Do) -> Do:
+    def repeated(self, step: Step) -> Step:
         """A step that is taken many times, on tensors that stay where they are."""
-        return Often(step, self.graphs.recorder) if self.graphs is not None else step
+        return RecordedStep(step, self.graphs.recorder) if self.graphs is not None else step
 
     def forget(self) -> None:
         """Drops all recordings and frees their memory."""

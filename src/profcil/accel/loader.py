@@ -24,9 +24,9 @@ from profcil.io.cache_folder import cache_folder
 
 PACKAGE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
-PATIENCE = 60  # timeout of the compiler in seconds; it usually takes one
+COMPILER_TIMEOUT = 60  # timeout of the compiler in seconds; it usually takes one
 
-_one = Lock()  # only one thread compiles at a time
+_compile_lock = Lock()  # only one thread compiles at a time
 
 
 @cache
@@ -40,7 +40,7 @@ def found(module: str) -> Any:
 
 def built(file: str) -> ctypes.CDLL | None:
     """The shared library compiled from a C file, by its path in this package; None where it cannot be compiled."""
-    with _one:
+    with _compile_lock:
         return compiled(file)
 
 
@@ -57,7 +57,7 @@ def compiled(file: str) -> ctypes.CDLL | None:
     with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory(prefix="profcil-") as folder:
         output = Path(folder) / name
         command = [*compiler(), *FLAGS, "-o", str(output), str(source), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=COMPILER_TIMEOUT)
         library = ctypes.CDLL(str(output))
         with suppress(OSError):  # without a writable cache, every process compiles again
             keep(output, cached)
@@ -106,19 +106,19 @@ def compiler_version() -> str | None:
     """The first line of the compiler's `--version`; None without a compiler."""
     with suppress(OSError, subprocess.SubprocessError, IndexError):
         command = [*compiler(), "--version"]
-        process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        process = subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILER_TIMEOUT)
         return process.stdout.splitlines()[0]
     return None
 
 
 def prepare(device: str) -> Thread:
     """Starts a thread that compiles the C kernels, or on a GPU loads Triton. Either takes about a second."""
-    thread = Thread(target=read_triton if device == "cuda" else build_all, name="kernels", daemon=device == "cuda")
+    thread = Thread(target=load_triton if device == "cuda" else build_all, name="kernels", daemon=device == "cuda")
     thread.start()
     return thread
 
 
-def read_triton() -> None:
+def load_triton() -> None:
     """Has Triton compute the hash of its own files, which its kernel cache needs. Triton stores the result."""
     with suppress(Exception):  # no Triton, or a version without this function
         import_module("triton.runtime.cache").triton_key()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from profcil.accel import augmentations, resnet
 from profcil.accel.cpu import sparse_linear
 from profcil.accel.cpu.stacked_convnet import StackedConvNet
-from profcil.accel.graphs.feature_replay import Lookup
+from profcil.accel.graphs.feature_replay import FeatureReplay
 from profcil.accel.resnet import FusedBatchNorm, FusedBlock, FusedResNet18
 from profcil.accel.textcnn import FastTextCNN
 from profcil.data.bundle import Examples, Inputs, Rows
@@ -43,7 +43,7 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
 class AcceleratedNet(Net):
     """`Net` with faster views, passes over several batches, and features."""
 
-    replay: Lookup | None = None  # recorded passes over many rows, on a GPU
+    replay: FeatureReplay | None = None  # recorded passes over many rows, on a GPU
 
     def weak(self, inputs: Inputs, rng: torch.Generator) -> Inputs:
         return augmentations.weak(self.facts, inputs, rng) if self.augment else inputs

@@ -50,7 +50,7 @@ def way_of(net: Net, group: Sequence[Train], records: bool) -> str:
     if len(group) > 1:
         return HEADS
     if has_written_head_gradient(net, phase):
-        return HEAD_C if adapter_head_epoch.trusted() is not None else HEAD_SCRIPT
+        return HEAD_C if adapter_head_epoch.checked_library() is not None else HEAD_SCRIPT
     return REFERENCE
 
 

@@ -28,7 +28,7 @@ from profcil.accel.loader import found
 from profcil.encoders.resnet18 import Block, ResNet18
 from profcil.model.layers import BatchNorm
 
-Twins = tuple[Tensor, Tensor]  # two autograd handles to one output, in the same memory
+Handles = tuple[Tensor, Tensor]  # two autograd handles to one output, in the same memory
 _recorded = ContextVar("recorded", default=False)
 
 
@@ -47,7 +47,7 @@ class FusedBlock(Block):
     """`Block` on pairs of handles: one goes to the convolutions, the other to the shortcut, unless a kernel computes
     the first convolution and the shortcut together."""
 
-    def forward(self, twins: Twins) -> Twins:  # type: ignore[override]
+    def forward(self, twins: Handles) -> Handles:  # type: ignore[override]
         if isinstance(self.shortcut, nn.Sequential):
             thin, other = self.shortcut
             y, aside = fork(self.conv1, self.norm1, thin, other, twins)  # type: ignore[arg-type]
@@ -67,28 +67,28 @@ class FusedResNet18(ResNet18):
 
 def layer(
     convolution: nn.Conv2d, norm: nn.Module, x: Tensor, added: Tensor | None = None, *, rectify: bool = True
-) -> Twins:
+) -> Handles:
     """relu(norm(convolution(x)) + added) as two autograd handles, by fused kernels where they support it. The backward
     kernel adds the gradients of both handles."""
     return normalised(norm, *convolved(convolution, x, grouped(norm)), added, rectify)
 
 
 def fork(
-    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, other: nn.Module, twins: Twins
+    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, other: nn.Module, twins: Handles
 ) -> tuple[Tensor, Tensor]:
     """relu(norm(convolution(x))) and other(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both uses
     one handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
     x, aside = twins
-    if _alike(convolution, thin) and _recorded.get() and fits(x) and filters() is not None:
+    if _same_geometry(convolution, thin) and _recorded.get() and fits(x) and filters() is not None:
         step = thin.stride[0]
         weights = [c.weight.to(x.dtype) for c in (convolution, thin)]
         if all(filters().takes(x, weight, step, grouped(norm)) for weight in weights):
-            y, sums, z, others = Fork.apply(x, *weights, step)  # type: ignore[no-untyped-call]
+            y, sums, z, others = FusedConvPair.apply(x, *weights, step)  # type: ignore[no-untyped-call]
             return normalised(norm, y, sums)[0], normalised(other, z, others, rectify=False)[0]
     return layer(convolution, norm, x)[0], layer(thin, other, aside, rectify=False)[0]
 
 
-def _alike(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
+def _same_geometry(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
     """Whether the 1x1 filters match the centre tap of the 3x3 filters, with the same stride and outputs."""
     sides = (convolution.kernel_size, convolution.padding, thin.kernel_size, thin.padding)
     plain = convolution.bias is None and thin.bias is None and convolution.out_channels == thin.out_channels
@@ -97,7 +97,7 @@ def _alike(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
 
 def normalised(
     norm: nn.Module, y: Tensor, sums: Tensor | None, added: Tensor | None = None, rectify: bool = True
-) -> Twins:
+) -> Handles:
     """relu(norm(y) + added) as two autograd handles. `sums`: partial sums for the statistics, where the convolution's
     kernel has computed them."""
     groups = grouped(norm)
@@ -110,7 +110,7 @@ def normalised(
     if isinstance(norm, BatchNorm) and passes(norm, y):
         frozen = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
         observed = norm.observer is not None
-        first, second, *mean_and_var = Settled.apply(y, added, sums, *frozen, rectify, observed)  # type: ignore[no-untyped-call]
+        first, second, *mean_and_var = EvalNormalise.apply(y, added, sums, *frozen, rectify, observed)  # type: ignore[no-untyped-call]
         if norm.observer is not None:
             norm.observer(norm, y, tuple(mean_and_var))
         return first, second
@@ -147,10 +147,10 @@ def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tenso
         return convolution(x), None
     weight = convolution.weight.to(x.dtype)
     if convolution.kernel_size == (1, 1) and step > 1:
-        return Thinned.apply(x, weight, step), None  # type: ignore[no-untyped-call]
+        return StridedConv1x1.apply(x, weight, step), None  # type: ignore[no-untyped-call]
     may_be_fused = _recorded.get() and convolution.padding == (1, 1) and filters() is not None
     if may_be_fused and filters().takes(x, weight, step, groups):
-        return Convolve.apply(x, weight, step)  # type: ignore[no-untyped-call]
+        return FusedConv3x3.apply(x, weight, step)  # type: ignore[no-untyped-call]
     return convolution(x), None
 
 
@@ -175,16 +175,16 @@ def kernels() -> Any:
 @cache
 def filters() -> Any:
     """The module of 3x3 convolution kernels; None where Triton is missing or the GPU is not supported."""
-    return found("triton.conv3x3") if _made_for() else None
+    return found("triton.conv3x3") if _supported_gpu() else None
 
 
 @cache
 def stem() -> Any:
     """The module of the stem's kernels; None where Triton is missing or the GPU is not supported."""
-    return found("triton.conv_stem") if _made_for() else None
+    return found("triton.conv_stem") if _supported_gpu() else None
 
 
-def _made_for() -> bool:
+def _supported_gpu() -> bool:
     """Whether the GPU has the copy engine that the convolutions use (compute capability 9)."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -227,7 +227,7 @@ def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
     )
 
 
-class Thinned(torch.autograd.Function):
+class StridedConv1x1(torch.autograd.Function):
     """A strided 1x1 convolution. The forward pass drops the skipped pixels first: cuDNN's kernel for a strided 1x1
     filter takes three times as long. The backward pass is cuDNN's."""
 
@@ -241,10 +241,10 @@ class Thinned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return *_library(grads[0], x, weight, ctx.step, ctx.needs_input_grad[:2]), None
+        return *_cudnn_backward(grads[0], x, weight, ctx.step, ctx.needs_input_grad[:2]), None
 
 
-class Convolve(torch.autograd.Function):
+class FusedConv3x3(torch.autograd.Function):
     """A 3x3 convolution by Triton kernels, forward and backward."""
 
     @staticmethod
@@ -266,7 +266,7 @@ class Convolve(torch.autograd.Function):
         return dx, dw, None
 
 
-class Fork(torch.autograd.Function):
+class FusedConvPair(torch.autograd.Function):
     """A 3x3 and a 1x1 convolution of the same images with the same stride. One kernel computes the images' gradient."""
 
     @staticmethod
@@ -312,7 +312,7 @@ class Stem(torch.autograd.Function):
         return None, stem().slopes(d, x, weight) if ctx.needs_input_grad[1] else None
 
 
-def _library(
+def _cudnn_backward(
     d: Tensor, x: Tensor, weight: Tensor, step: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """cuDNN's gradients of a 1x1 convolution's input and weight, where they are wanted."""
@@ -329,7 +329,7 @@ class Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, sums: Tensor | None, mean: Tensor,
         var: Tensor, momentum: float, eps: float, groups: int, rectify: bool,
-    ) -> Twins:  # fmt: skip
+    ) -> Handles:  # fmt: skip
         compute = kernels().forward if x.is_cuda else forward
         y, centre, scale = compute(x, weight, bias, added, mean, var, momentum, eps, groups, rectify, sums)
         ctx.save_for_backward(x, y if added is not None else None, weight, bias, centre, scale)
@@ -348,7 +348,7 @@ class Normalise(torch.autograd.Function):
         return dx, dw, db, dadded, None, None, None, None, None, None, None
 
 
-class Settled(torch.autograd.Function):
+class EvalNormalise(torch.autograd.Function):
     """Eval-mode BatchNorm with the residual sum and ReLU, differentiable in its input; two handles to the output.
 
     Where the layer has an observer, the mean and variance of its input are outputs, too, and differentiable.
@@ -416,8 +416,8 @@ def backward(
     db = dz.sum((1, 3, 4))
     dw = (dz * normed).sum((1, 3, 4))
     count = parts[0].numel() // parts.shape[2]
-    centred = dz - _wide(db / count) - normed * _wide(dw / count)
-    dx = (centred * _wide(scale) * weight[:, None, None]).flatten(0, 1)
+    centred = dz - _broadcast(db / count) - normed * _broadcast(dw / count)
+    dx = (centred * _broadcast(scale) * weight[:, None, None]).flatten(0, 1)
     return dx.to(x.dtype), dw.sum(0), db.sum(0), g.to(x.dtype) if adds else None
 
 
@@ -444,14 +444,14 @@ class Moments(torch.autograd.Function):
         x, mean = ctx.saved_tensors
         of_mean, of_var = grads
         count = x.numel() // x.shape[1]
-        return kernels().stretched(x, mean, of_var * (2 / count), of_mean / count)
+        return kernels().affine(x, mean, of_var * (2 / count), of_mean / count)
 
 
-def _wide(per_group: Tensor) -> Tensor:
+def _broadcast(per_group: Tensor) -> Tensor:
     """[groups, channels] with axes for broadcasting over images and pixels."""
     return per_group[:, None, :, None, None]
 
 
 def _by_group(parts: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Every group normalised by its own statistics."""
-    return (parts - _wide(mean)) * _wide(scale)
+    return (parts - _broadcast(mean)) * _broadcast(scale)

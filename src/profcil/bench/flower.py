@@ -20,8 +20,8 @@ import torch
 
 from profcil import registry
 from profcil.deploy.cluster import FLOWER_ENVIRONMENT
-from profcil.engine.channel import Door, When
-from profcil.engine.fleet import guard_of
+from profcil.engine.channel import Channel, When
+from profcil.engine.fleet import make_guard
 from profcil.engine.loop import RunState, play
 from profcil.engine.payload import Block, Reply
 from profcil.engine.world import World, make_world
@@ -77,11 +77,11 @@ def run_here(sets: tuple[str, ...]) -> Timed:
     """Run the stream with our executor."""
     world, method = setup(sets, 0)
     state = RunState(method.begin(world.net.weights(MODEL)), Scores.empty(0, torch.zeros(0).numpy()), Ledger())
-    door = Door(state.ledger, held=state.held)
+    channel = Channel(state.ledger, held=state.held)
 
     def run_round(when: When, _: Weights) -> Weights:
         clients = participants(world.plan, when.position, when.round)
-        state.server = play(world, method, state, door, clients, when)[0]
+        state.server = play(world, method, state, channel, clients, when)[0]
         return state.server.weights()
 
     return time_rounds(world, run_round)
@@ -136,7 +136,7 @@ def turn(message: Any, context: Any) -> Any:
     c = request["client"]
     when = When("round", *request["when"])
     inbox = blocks_of(message)
-    reply = world.executor({c: method.turn(world.client(c, when), inbox)}, guard_of(world, when))[c]
+    reply = world.executor({c: method.turn(world.client(c, when), inbox)}, make_guard(world, when))[c]
     facts = MetricRecord({"client": c, "samples": reply.samples})
     return Message(RecordDict({"model": pack(reply.weights()), "facts": facts}), reply_to=message)
 

@@ -16,10 +16,10 @@ import torch
 from profcil import registry
 from profcil.data import _graphs
 from profcil.data.bundle import Bundle
-from profcil.engine.channel import Door, When
-from profcil.engine.loop import RunState, evaluate, judged_features, play, task_totals
+from profcil.engine.channel import Channel, When
+from profcil.engine.loop import RunState, evaluate, evaluation_features, play, task_totals
 from profcil.engine.run import peak_memory_mb
-from profcil.engine.world import World, furnish
+from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL
@@ -56,7 +56,7 @@ def world_for(method: str, device: str, bundle: Bundle) -> World:
     """A homogeneous stream on the graph, in which five clients take part in a round."""
     config = resolve("ogbn_arxiv", {"method": method, "device": device, "setting": "homogeneous"})
     plan = make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed)
-    return furnish(config, bundle, plan)
+    return build_world(config, bundle, plan)
 
 
 def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges: int = EDGES) -> dict[str, Any]:
@@ -67,11 +67,11 @@ def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges:
     state = RunState(instance.begin(world.net.weights(MODEL)), Scores.empty(8, task_totals(world)), Ledger())
     clients = participants(world.plan, 0, 0)
     began = time.perf_counter()
-    state.server, _ = play(world, instance, state, Door(state.ledger, held=state.held), clients, when)
+    state.server, _ = play(world, instance, state, Channel(state.ledger, held=state.held), clients, when)
     synchronise(world)
     seconds = time.perf_counter() - began
     began = time.perf_counter()
-    evaluate(world, instance, state.server, 0, judged_features(world, instance, state.server))
+    evaluate(world, instance, state.server, 0, evaluation_features(world, instance, state.server))
     scoring = time.perf_counter() - began
     row: dict[str, Any] = {"ours": seconds, "unit": "s a round", "peak_memory_mb": peak_memory_mb(world)}
     return row | {"clients": len(clients), "scoring_seconds": scoring}

@@ -19,8 +19,8 @@ from profcil import registry
 from profcil.bench.streams import first_and_last
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine.loop import RunState, task_totals
-from profcil.engine.run import Keeper, finish
-from profcil.engine.world import World, furnish
+from profcil.engine.run import RunRecorder, finish
+from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL
@@ -50,7 +50,7 @@ def world_for(method: str, clients: int, classes: int, each: int, rounds: int, i
     config = resolve("digits", {"method": method}, [f"{k}={v}" for k, v in sets.items()])
     bundle = random_images(images, classes)
     labels = bundle.train.y[: clients * each].numpy()
-    return furnish(config, bundle, make_plan(labels, classes, config.stream, 0))
+    return build_world(config, bundle, make_plan(labels, classes, config.stream, 0))
 
 
 def run_stream(world: World, out: Path) -> list[dict[str, Any]]:
@@ -58,10 +58,10 @@ def run_stream(world: World, out: Path) -> list[dict[str, Any]]:
     method = registry.find("methods", world.config.method).METHOD(world.config.params)
     with RunFolder(out) as folder:
         folder.begin(world.config, world.plan)
-        keeper = Keeper(world, folder, lambda progress: None, out)
+        recorder = RunRecorder(world, folder, lambda progress: None, out)
         scores = Scores.empty(world.plan.positions, task_totals(world))
-        keeper.hold(RunState(method.begin(world.net.weights(MODEL)), scores, Ledger()))
-        finish(keeper, method)
+        recorder.hold(RunState(method.begin(world.net.weights(MODEL)), scores, Ledger()))
+        finish(recorder, method)
     return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
 
 

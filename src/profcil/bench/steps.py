@@ -16,15 +16,15 @@ import torch
 
 from profcil import registry
 from profcil.accel.graphs.recorder import WIDTH
-from profcil.accel.graphs.runner import Graphs
-from profcil.accel.graphs.static_steps import PAYS, OnNets
+from profcil.accel.graphs.runner import GraphRunner
+from profcil.accel.graphs.static_steps import UNROLL_AFTER, BaseStep
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine import steps
-from profcil.engine.channel import Door, When
+from profcil.engine.channel import Channel, When
 from profcil.engine.phases import Train
 from profcil.engine.run import peak_memory_mb
 from profcil.engine.warmup import BLOCKS, Warmup, WarmupParams
-from profcil.engine.world import World, furnish
+from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.model.net import MODEL
 from profcil.protocol.plan import make_plan
@@ -58,18 +58,18 @@ def world_for(method: str, device: str) -> World:
     config = resolve("cifar100", {"method": method, "device": device, "setting": "homogeneous"})
     bundle = random_images()
     plan = make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed)
-    return furnish(config, bundle, plan)
+    return build_world(config, bundle, plan)
 
 
 def phases_of(world: World, method: Any, when: When, clients: int = 10) -> list[Train]:
     """The first phase of every participant of a round."""
     server = method.begin(world.net.weights(BLOCKS if when.stage == "warmup" else MODEL))
-    door = Door(Ledger(), "changed")
+    channel = Channel(Ledger(), "changed")
     names = method.broadcast(server, when)
     phases = []
     for c in range(clients):
         client = world.client(c, when)
-        inbox = door.down(c, server, names, when)
+        inbox = channel.down(c, server, names, when)
         phases.append(next(method.turn(client, inbox)))
     return phases
 
@@ -91,11 +91,11 @@ def matmul_peak(device: torch.device) -> float:
     return 20 * 2 * 8192**3 / seconds
 
 
-def record_multiple_steps(graphs: Graphs) -> None:
+def record_multiple_steps(graphs: GraphRunner) -> None:
     """Make the runner record several steps as one graph, as it does late in a stream."""
     for step in graphs.known.values():
-        if isinstance(step, OnNets):
-            step.taken.update(dict.fromkeys(range(1, WIDTH + 1), PAYS))
+        if isinstance(step, BaseStep):
+            step.taken.update(dict.fromkeys(range(1, WIDTH + 1), UNROLL_AFTER))
 
 
 def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]:

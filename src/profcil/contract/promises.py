@@ -29,11 +29,11 @@ from profcil.contract.stream import (
     record_writes,
     short_server_training,
 )
-from profcil.engine.channel import Door, When
+from profcil.engine.channel import Channel, When
 from profcil.engine.executor import Executor
 from profcil.engine.loop import RunState, play, stream, task_totals
 from profcil.engine.payload import KINDS, ServerState
-from profcil.engine.world import World, furnish
+from profcil.engine.world import World, build_world
 from profcil.errors import NotApplicable, ProfcilError
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
@@ -115,7 +115,7 @@ def build_run(config: Any, modality: str, planned: bool) -> ContractRun:
     bundle = BUNDLES[modality]()
     labels = bundle.train.y.numpy()
     draw_plan = contract_plan if planned else make_plan
-    world = furnish(config, bundle, draw_plan(labels, bundle.facts.classes, config.stream, config.seed))
+    world = build_world(config, bundle, draw_plan(labels, bundle.facts.classes, config.stream, config.seed))
     method = registry.find("methods", config.method).METHOD(config.params)
     with torch.no_grad():
         server = method.begin(world.net.weights((*MODEL, *world.net.attached)))
@@ -259,11 +259,11 @@ def server_after_two_rounds(case: Case, accelerate: str) -> ServerState:
     """The server state after two rounds of the first position."""
     settings: dict[str, Any] = {"train.lr": 0.01, "train.optimiser": "sgd", "participants": 3, "train.batch": 4}
     run = case.begin(accelerate=accelerate, **settings)
-    door = Door(run.state.ledger, run.world.config.transfer, held=run.state.held)
+    channel = Channel(run.state.ledger, run.world.config.transfer, held=run.state.held)
     for r in range(2):
         when = When("round", 0, r, run.world.config.train.rounds)
         clients = participants(run.world.plan, 0, r)
-        run.state.server = play(run.world, run.method, run.state, door, clients, when)[0]
+        run.state.server = play(run.world, run.method, run.state, channel, clients, when)[0]
     return run.state.server
 
 

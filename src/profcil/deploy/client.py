@@ -12,9 +12,9 @@ from profcil.deploy.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.store import SiteStore, remove_unused
 from profcil.deploy.wire import Request, Response
 from profcil.engine.client import Client
-from profcil.engine.fleet import guard_of
+from profcil.engine.fleet import make_guard
 from profcil.engine.payload import Inbox, Reply
-from profcil.engine.warmup import player
+from profcil.engine.warmup import warmup_setup
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError
 
@@ -37,7 +37,7 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     world = identity.make_world()
     identity.check_matches_server(world, request.facts)
     world.features.clear()  # the cache is keyed by block version, and another run may use the same versions
-    world, method = player(world) if request.when.stage == "warmup" else (world, make_method(world))
+    world, method = warmup_setup(world) if request.when.stage == "warmup" else (world, make_method(world))
     private = store.read_private(request.private_id)
     client = identity.make_client(world, request, private)
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
@@ -70,7 +70,7 @@ def make_method(world: World) -> Any:
 
 
 def run_turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:
-    replies = world.executor({client.id: method.turn(client, inbox)}, guard_of(world, client.when))
+    replies = world.executor({client.id: method.turn(client, inbox)}, make_guard(world, client.when))
     if client.id not in replies:
         raise Diverged(f"client {client.id} diverged and is skipped")
     return replies[client.id]

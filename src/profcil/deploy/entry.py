@@ -17,7 +17,7 @@ from profcil.deploy.readers import read_examples
 from profcil.deploy.run_config import config_from_text
 from profcil.deploy.server import EventBuffer, serve
 from profcil.engine.run import Progress
-from profcil.engine.world import World, furnish, make_world
+from profcil.engine.world import World, build_world, make_world
 from profcil.errors import DataError, ProfcilError
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig
@@ -64,7 +64,7 @@ def make_sites_world(
         raise DataError(f"{test} has no example of class '{name}'; the test data must have examples of every class")
     resumed = (out / "state.safetensors").exists()
     plan = Plan.load(out / "plan.npz") if resumed else enrol_sites(config, federation, registry, policy)
-    return furnish(config, bundle, plan)
+    return build_world(config, bundle, plan)
 
 
 def enrol_sites(config: RunConfig, federation: Federation, registry: NodeRegistry, policy: Policy) -> Plan:

@@ -13,7 +13,7 @@ from profcil.deploy.status import from_one
 from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes
 from profcil.engine.channel import COUNT_BYTES, When
 from profcil.engine.payload import Reply
-from profcil.engine.reply_checks import Terms, fault
+from profcil.engine.reply_checks import ReplyRequirements, fault
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Exchange:
     action: str  # turn or survey
     when: When
     requests: Mapping[int, Request]
-    terms: Mapping[int, Terms]  # what each reply must look like
+    terms: Mapping[int, ReplyRequirements]  # what each reply must look like
     accepted: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # client → reason
     with_private: set[int] = field(default_factory=set)  # clients that stored new private tensors

@@ -19,7 +19,7 @@ from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Inbox, Reply
 from profcil.engine.phases import Trained
-from profcil.engine.reply_checks import Terms
+from profcil.engine.reply_checks import ReplyRequirements
 from profcil.engine.world import World
 
 EXAMPLES_PER_CLASS = 3
@@ -34,7 +34,7 @@ class ReplyForecast:
 
     def terms(
         self, action: str, world: World, method: Any, when: When, client: int, inbox: Inbox, limit: float = 1000.0
-    ) -> Terms:
+    ) -> ReplyRequirements:
         """The terms of one client's reply.
 
         Its classes are those that it has had so far or was sent. Its examples are at most as many as it has.
@@ -45,7 +45,7 @@ class ReplyForecast:
         observed = {y for p in range(when.position + 1) for y in plan.observed(client, p)}
         received = {y for b in inbox.values() for y in b.labels}
         examples = plan.clean.owned(client) if when.stage == "warmup" else plan.samples(client, when.position)
-        return Terms(
+        return ReplyRequirements(
             expected=replace(replies[0], blocks=all_blocks(replies)),
             required=frozenset.intersection(*(frozenset(r.blocks) for r in replies)),
             kinds=method.kinds,
@@ -105,7 +105,7 @@ def dummy_client(world: World, when: When, client: int, private: Private) -> Cli
     plan = world.plan
     warm = when.stage == "warmup"
     classes = [y for p in range(plan.positions) for y in plan.observed(client, p)]
-    examples = world.judged.part(first_rows(world.judged.y, classes))
+    examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes))
     current = classes if warm else plan.observed(client, when.position)
     return Client(
         id=plan.clients,  # one beyond the last client, so that it shares no random numbers with a real one

@@ -17,7 +17,7 @@ from profcil.deploy.mailbox import Mailbox, event_fields
 from profcil.deploy.node_registry import NodeRegistry, RecordEvent
 from profcil.deploy.policy import Policy
 from profcil.deploy.wire import Request
-from profcil.engine.channel import Parcel, When
+from profcil.engine.channel import ClientBlocks, When
 from profcil.engine.loop import RunState
 from profcil.engine.payload import Reply
 from profcil.engine.world import World
@@ -99,7 +99,7 @@ class FlowerFleet:
         return self.collect("survey", world, method, state, when, inboxes)
 
     def collect(
-        self, action: str, world: World, method: Any, state: RunState, when: When, inboxes: Mapping[int, Parcel]
+        self, action: str, world: World, method: Any, state: RunState, when: When, inboxes: Mapping[int, ClientBlocks]
     ) -> dict[int, Reply]:
         """Requests replies until there are enough. Clients without a usable reply are asked again in each attempt."""
         if not inboxes:
@@ -113,7 +113,10 @@ class FlowerFleet:
             if attempt:
                 remaining = self.reach(world, state, when, [c for c in inboxes if c not in accepted])
                 parcels = {c: with_all_blocks_sent(inboxes[c]) for c in remaining}
-            requests = {c: self.make_request(world, state, when, c, parcel) for c, parcel in parcels.items()}
+            requests = {
+                c: self.make_request(world, state, when, c, blocks_for_client)
+                for c, blocks_for_client in parcels.items()
+            }
             exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels})
             self.run(exchange, world)
             self.update_books(exchange, state, again=attempt > 0)
@@ -124,12 +127,14 @@ class FlowerFleet:
             f"{len(accepted)} of {len(inboxes)} clients sent a usable reply, {needed} are needed; {RESUME_ADVICE}"
         )
 
-    def make_request(self, world: World, state: RunState, when: When, client: int, parcel: Parcel) -> Request:
+    def make_request(
+        self, world: World, state: RunState, when: When, client: int, blocks_for_client: ClientBlocks
+    ) -> Request:
         return Request(
             client=client,
             when=when,
-            digests={name: self.mailbox.digest(name, block) for name, block in parcel.items()},
-            blocks={name: parcel[name] for name in parcel.sent},
+            digests={name: self.mailbox.digest(name, block) for name, block in blocks_for_client.items()},
+            blocks={name: blocks_for_client[name] for name in blocks_for_client.sent},
             private_id=state.held.get(client, {}).get(PRIVATE_ID, 0),
             next_private_id=when.position * when.rounds + when.round + 1,
             seen=() if when.stage == "warmup" else tuple(sorted(world.plan.seen(when.position))),
@@ -178,8 +183,8 @@ class FlowerFleet:
         return self.mailbox.take_counts()
 
 
-def with_all_blocks_sent(parcel: Parcel) -> Parcel:
+def with_all_blocks_sent(blocks_for_client: ClientBlocks) -> ClientBlocks:
     """The parcel with every block marked to be sent: it is unknown what a client that is asked again holds."""
-    complete = Parcel(parcel)
-    complete.sent = tuple(parcel)
+    complete = ClientBlocks(blocks_for_client)
+    complete.sent = tuple(blocks_for_client)
     return complete

@@ -18,7 +18,7 @@ from profcil.deploy.site import Site, read_site
 from profcil.deploy.store import SiteStore, default_home
 from profcil.deploy.wire import Request
 from profcil.engine.client import Client
-from profcil.engine.world import World, furnish, make_world
+from profcil.engine.world import World, build_world, make_world
 from profcil.errors import ConfigError, DataError
 
 
@@ -73,7 +73,7 @@ class SiteIdentity:
         federation = read_federation(self.federation)
         site = self.site()
         plan = site.plan(federation, config.stream, config.seed)
-        return furnish(config, federation.bundle(site.examples), plan)
+        return build_world(config, federation.bundle(site.examples), plan)
 
     def check_matches_server(self, world: World, facts: Mapping[str, str]) -> None:
         """Nothing to compare: the server does not have the site's data. It checks replies against the declaration."""

@@ -23,8 +23,8 @@ from profcil.deploy.policy import Policy
 from profcil.engine.channel import When
 from profcil.engine.device import device_of
 from profcil.engine.loop import RunState, stream, task_totals
-from profcil.engine.run import Keeper, Observer, settings_of
-from profcil.engine.warmup import Warmed, compute
+from profcil.engine.run import Observer, RunRecorder, settings_of
+from profcil.engine.warmup import WarmupResult, compute
 from profcil.engine.world import World
 from profcil.errors import RunFolderError
 from profcil.metrics.ledger import Ledger
@@ -34,7 +34,7 @@ from profcil.runs.folder import RunFolder
 from profcil.runs.settings_check import check_settings
 
 
-class DeploymentKeeper(Keeper):
+class DeploymentRecorder(RunRecorder):
     """Records a deployment: events between rounds, too, and a state after every round and position."""
 
     def record(self, event: Mapping[str, Any]) -> None:
@@ -59,19 +59,19 @@ class DeploymentKeeper(Keeper):
 class EventBuffer:
     """Passes events to the keeper. Events from before the keeper exists are stored until it is attached."""
 
-    keeper: DeploymentKeeper | None = None
+    recorder: DeploymentRecorder | None = None
     stored: list[Mapping[str, Any]] = field(default_factory=list)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        if self.keeper:
-            self.keeper.record(event)
+        if self.recorder:
+            self.recorder.record(event)
         else:
             self.stored.append(event)
 
-    def attach(self, keeper: DeploymentKeeper) -> None:
-        self.keeper = keeper
+    def attach(self, recorder: DeploymentRecorder) -> None:
+        self.recorder = recorder
         for event in self.stored:
-            keeper.record(event)
+            recorder.record(event)
 
 
 def serve(
@@ -88,35 +88,35 @@ def serve(
     method = plugins.find("methods", config.method).METHOD(config.params)
     run_facts = {"run": registry.run, "plan": world.plan.digest, "data": world.bundle.fingerprint}
     with RunFolder(out) as folder:
-        keeper = DeploymentKeeper(world, folder, observe, data_dir)
+        recorder = DeploymentRecorder(world, folder, observe, data_dir)
         # The key "deployed" stops `profcil resume` from continuing the run as a simulation, without the clients'
         # private tensors.
-        keeper.facts |= {"run": registry.run, "config": {**settings_of(config), "deployed": "flower"}}
+        recorder.facts |= {"run": registry.run, "config": {**settings_of(config), "deployed": "flower"}}
         mailbox = Mailbox(registry.grid, events.record)
         world.fleet = FlowerFleet(mailbox, registry, policy, run_facts, events.record)
         if folder.has_state:
-            resume_run(keeper, events)
+            resume_run(recorder, events)
         else:
             folder.begin(config, world.plan)
-            begin_run(keeper, method, events)
-        if keeper.state.position < world.plan.positions:
-            stream(world, method, keeper.state, keeper.watch)
+            begin_run(recorder, method, events)
+        if recorder.state.position < world.plan.positions:
+            stream(world, method, recorder.state, recorder.watch)
         return folder.path
 
 
-def begin_run(keeper: DeploymentKeeper, method: Any, events: EventBuffer) -> None:
+def begin_run(recorder: DeploymentRecorder, method: Any, events: EventBuffer) -> None:
     """Runs the warm-up and saves the first state."""
-    world = keeper.world
+    world = recorder.world
     scores = Scores.empty(world.plan.positions, task_totals(world))
     # Events are recorded with a state, so there is a provisional one during the warm-up.
-    keeper.hold(initial_state(method, initial_weights(world), scores, Ledger()))
-    events.attach(keeper)
-    keeper.record({"event": "started", "pid": os.getpid()})
-    warmed = warm_up(keeper)
-    keeper.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": False}
+    recorder.hold(initial_state(method, initial_weights(world), scores, Ledger()))
+    events.attach(recorder)
+    recorder.record({"event": "started", "pid": os.getpid()})
+    warmed = warm_up(recorder)
+    recorder.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": False}
     state = initial_state(method, warmed.weights, scores, Ledger(list(warmed.ledger.entries)))
-    keeper.hold(state, keeper.whole[1])
-    keeper.save()
+    recorder.hold(state, recorder.whole[1])
+    recorder.save()
 
 
 def initial_weights(world: World) -> Weights:
@@ -128,24 +128,24 @@ def initial_state(method: Any, weights: Weights, scores: Scores, ledger: Ledger)
         return RunState(method.begin(weights), scores, ledger)
 
 
-def warm_up(keeper: DeploymentKeeper) -> Warmed:
+def warm_up(recorder: DeploymentRecorder) -> WarmupResult:
     """The warmed model, always computed by the connected clients. The cache of simulations is not used."""
-    world = keeper.world
+    world = recorder.world
     if not world.config.warmup.rounds:
-        return Warmed(initial_weights(world), 0.0, False, Ledger())
-    return compute(world, keeper.watch)
+        return WarmupResult(initial_weights(world), 0.0, False, Ledger())
+    return compute(world, recorder.watch)
 
 
-def resume_run(keeper: DeploymentKeeper, events: EventBuffer) -> None:
+def resume_run(recorder: DeploymentRecorder, events: EventBuffer) -> None:
     """Loads the last saved state, if it has the same settings, data and plan."""
-    state, lines, saved = keeper.folder.load(device_of(keeper.world.config.device))
-    check_settings(keeper.folder.path, saved["config"], keeper.facts["config"])
+    state, lines, saved = recorder.folder.load(device_of(recorder.world.config.device))
+    check_settings(recorder.folder.path, saved["config"], recorder.facts["config"])
     for what in ("data", "plan"):
-        if keeper.facts[what] != saved[what]:
+        if recorder.facts[what] != saved[what]:
             raise RunFolderError(
-                f"{keeper.folder.path} was started with another {what}; give the same data and settings"
+                f"{recorder.folder.path} was started with another {what}; give the same data and settings"
             )
-    keeper.hold(state, lines)
-    keeper.pick_up(saved)
-    events.attach(keeper)
-    keeper.record({"event": "resumed", "pid": os.getpid(), "position": state.position, "round": state.round})
+    recorder.hold(state, lines)
+    recorder.continue_from(saved)
+    events.attach(recorder)
+    recorder.record({"event": "resumed", "pid": os.getpid(), "position": state.position, "round": state.round})

@@ -56,11 +56,11 @@ class EvaluationSpace:
         self.state = state
         self.warm = warm
         self.maps: dict[str, tuple[AffineMap, Tensor]] = {}  # by space: the map and the held-out features it maps
-        self.judged = embed(world.net, warm["base"], world.judged, self.all_rows())
+        self.judged = embed(world.net, warm["base"], world.evaluation_examples, self.all_rows())
 
     def all_rows(self) -> Tensor:
         """The row numbers of all held-out examples."""
-        return torch.arange(len(self.world.judged), device=self.world.device)
+        return torch.arange(len(self.world.evaluation_examples), device=self.world.device)
 
     def pairs(self) -> Iterator[Pair]:
         """A pair for every class that the method replays, in the order of the tasks."""
@@ -76,7 +76,7 @@ class EvaluationSpace:
 
     def held_out(self, label: int) -> Tensor:
         """The rows of real examples of a class in random order, the same for every method."""
-        ids = torch.nonzero(self.world.judged.y == label).flatten().cpu()
+        ids = torch.nonzero(self.world.evaluation_examples.y == label).flatten().cpu()
         order = generator(self.world.config.seed, "replay-gap", "real", label).permutation(len(ids))
         return ids[torch.from_numpy(order)[:COUNT]].to(self.world.device)
 
@@ -115,7 +115,7 @@ class EvaluationSpace:
         source = self.final_features(space, train, index)
         target = embed(world.net, self.warm["base"], train, index)
         to_phi = AffineMap(source, target)
-        return to_phi, self.final_features(space, world.judged, self.all_rows())
+        return to_phi, self.final_features(space, world.evaluation_examples, self.all_rows())
 
     def final_features(self, space: str, examples: Any, index: Tensor) -> Tensor:
         """Features under the run's final model, before or after the adapter."""

@@ -104,7 +104,7 @@ def probe(world: World, features: Callable[[Callable[[Lens], Tensor]], Tensor]) 
     `features` is given a function that embeds the examples under given weights, and returns their features.
     """
     train = world.bundle.train
-    test = world.judged
+    test = world.evaluation_examples
 
     @torch.no_grad()
     def features_of(examples: Examples) -> Tensor:

@@ -31,7 +31,7 @@ class GAT(nn.Module):
     def forward(self, x: Tensor, edges: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
         """`kept` is the mask of the feature columns to use; by default all are used."""
         weight = self.first.lin.weight if kept is None else self.first.lin.weight * kept
-        edges = looped(edges, len(x))
+        edges = with_self_loops(edges, len(x))
         x = F.pad(self.project(x, weight), (0, 0, 0, 1))  # adds a node for dropped edges
         x = F.elu(self.first(x, edges))
         nodes: Tensor = self.second(x, edges)
@@ -53,7 +53,7 @@ class Given(nn.Module):
         return x
 
 
-def looped(edges: Tensor, nodes: int) -> Tensor:
+def with_self_loops(edges: Tensor, nodes: int) -> Tensor:
     """Adds exactly one self-loop per node. Shapes do not depend on values.
 
     Self-loops in the input (edges that a view dropped) are moved to an extra node, which has no other neighbours.

@@ -26,7 +26,7 @@ def make_net(config: RunConfig, bundle: Bundle) -> Net:
     rng = torch_generator(config.seed, "model")
     name = settings.encoder or bundle.facts.encoder
     build = registry.find("encoders", name).build
-    base = checked_base(name, build, bundle, norm=settings.norm, width=settings.width, generator=rng)
+    base = build_base(name, build, bundle, norm=settings.norm, width=settings.width, generator=rng)
     net = Net(
         base,
         bundle.facts,
@@ -39,7 +39,7 @@ def make_net(config: RunConfig, bundle: Bundle) -> Net:
     return net.to(bundle.train.y.device)
 
 
-def checked_base(name: str, build: Callable[..., Any], bundle: Bundle, **given: Any) -> nn.Module:
+def build_base(name: str, build: Callable[..., Any], bundle: Bundle, **given: Any) -> nn.Module:
     """The module that an encoder's `build` returns. Raises an error if it breaks the contract of encoders."""
     try:
         inspect.signature(build).bind(bundle, **given)
@@ -49,13 +49,13 @@ def checked_base(name: str, build: Callable[..., Any], bundle: Bundle, **given: 
     global_state = torch.get_rng_state()
     base: nn.Module = build(bundle, **given)
     global_unused = torch.equal(global_state, torch.get_rng_state())
-    if reason := unfit(base, global_unused):
+    if reason := encoder_fault(base, global_unused):
         raise ConfigError(f"the {name} encoder {reason}")
     return base
 
 
-def unfit(base: Any, addressed: bool) -> str:
-    """What is wrong with a base encoder, as the end of a sentence; empty if it is valid. `addressed` says that its
+def encoder_fault(base: Any, own_generator: bool) -> str:
+    """What is wrong with a base encoder, as the end of a sentence; empty if it is valid. `own_generator` says that its
     weights were not drawn from torch's global generator."""
     if not isinstance(base, nn.Module):
         return f"builds {type(base).__name__} where a torch module is expected"
@@ -68,7 +68,7 @@ def unfit(base: Any, addressed: bool) -> str:
                 f"has the state {name}, which cannot be averaged; use floating-point tensors only, and "
                 "profcil.model.layers.BatchNorm instead of torch's"
             )
-    if not addressed:
+    if not own_generator:
         return (
             "draws its weights from torch's global generator; build it with profcil.model.layers.drawn(..., generator)"
         )

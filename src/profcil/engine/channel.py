@@ -35,14 +35,14 @@ class When:
         return self.round == self.rounds - 1
 
 
-class Parcel(dict[str, Block]):
+class ClientBlocks(dict[str, Block]):
     """The blocks that a client computes with; `sent` names those that had to be sent to it."""
 
     sent: tuple[str, ...] = ()
 
 
 @dataclass
-class Door:
+class Channel:
     """The channel; it also knows which versions of blocks each client holds."""
 
     ledger: Ledger
@@ -70,12 +70,12 @@ class Door:
         wanted = {n: state.blocks[n] for n in names if n in state.blocks}
         holds = self.held.get(client, {})
         missing = [n for n, b in wanted.items() if b.version not in (holds.get(n), holds.get(b.origin))]
-        parcel = Parcel(wanted)
-        parcel.sent = tuple(wanted if self.transfer == "full" else missing)
-        self._book(when, client, "down", [wanted[n] for n in parcel.sent], 0)
+        blocks_for_client = ClientBlocks(wanted)
+        blocks_for_client.sent = tuple(wanted if self.transfer == "full" else missing)
+        self._book(when, client, "down", [wanted[n] for n in blocks_for_client.sent], 0)
         versions = {n: b.version for n, b in wanted.items()}
         self.held[client] = {**holds, **versions}  # a new dict, because copies of the state share the old one
-        return parcel
+        return blocks_for_client
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:
         """The reply as the server receives it, without the client's private tensors."""

@@ -23,7 +23,7 @@ EACH = 1_000  # bytes that a tensor needs besides its numbers
 Tensors = dict[str, Tensor]
 
 
-class Parked(MutableMapping[int, Tensors]):
+class ClientStore(MutableMapping[int, Tensors]):
     """Private tensors by client. Tensors are never changed in place, so copies of the store share them."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Parked(MutableMapping[int, Tensors]):
         self.bytes += size(tensors) - size(self.near.pop(client, {}))
         self.near[client] = dict(tensors)
         while self.bytes > self.room and len(self.near) > 1:
-            self.park(*self.near.popitem(last=False))
+            self.write_file(*self.near.popitem(last=False))
 
     def __delitem__(self, client: int) -> None:
         if self.away.pop(client, None) is None:
@@ -67,10 +67,10 @@ class Parked(MutableMapping[int, Tensors]):
     def __contains__(self, client: object) -> bool:
         return client in self.near or client in self.away
 
-    def copy(self) -> Parked:
-        return Parked(self.folder, self.device, self.near, self.away, self.room)
+    def copy(self) -> ClientStore:
+        return ClientStore(self.folder, self.device, self.near, self.away, self.room)
 
-    def park(self, client: int, tensors: Tensors) -> None:
+    def write_file(self, client: int, tensors: Tensors) -> None:
         """Moves a client's tensors to a file."""
         on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         name = f"{client}-{digest(on_cpu, '')}.safetensors"

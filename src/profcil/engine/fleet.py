@@ -1,7 +1,7 @@
 """The interface between the loop and the code that computes the turns and surveys of a round.
 
 The loop decides which clients are asked for what. A fleet says which of them can be reached and returns their replies.
-`Here` is the simulation, with all clients in this process. A deployment is another fleet for the same loop.
+`LocalFleet` is the simulation, with all clients in this process. A deployment is another fleet for the same loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fleet(Protocol):
         """Facts of the last round for the log."""
 
 
-class Here:
+class LocalFleet:
     """All clients in this process. Their private tensors are part of the run's state."""
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
@@ -52,7 +52,7 @@ class Here:
     def turns(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
         clients = {c: world.client(c, when, state.private.get(c)) for c in inboxes}
         started = {c: method.turn(clients[c], inboxes[c]) for c in inboxes}
-        return world.executor(started, guard_of(world, when))
+        return world.executor(started, make_guard(world, when))
 
     def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
         return {c: method.survey(world.client(c, when, state.private.get(c)), inbox) for c, inbox in inboxes.items()}
@@ -61,7 +61,7 @@ class Here:
         return {}
 
 
-def guard_of(world: World, when: When) -> Callable[[Train, Trained], bool]:
+def make_guard(world: World, when: When) -> Callable[[Train, Trained], bool]:
     """A check of each phase's result, so that no diverged client is averaged. By `train.on_divergence` the run ends
     with an error that names the client, or continues without it."""
     settings = world.config.train

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.engine.channel import Door, When, stored_bytes
+from profcil.engine.channel import Channel, When, stored_bytes
 from profcil.engine.client import embed
-from profcil.engine.client_store import Parked
+from profcil.engine.client_store import ClientStore
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.world import World
 from profcil.methods.base import Method
@@ -31,7 +31,7 @@ class RunState:
     scores: Scores
     ledger: Ledger
     held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
-    private: dict[int, dict[str, Tensor]] | Parked = field(default_factory=dict)
+    private: dict[int, dict[str, Tensor]] | ClientStore = field(default_factory=dict)
     position: int = 0
     round: int = 0  # the next round to compute
     client_bytes: int = 0  # largest extra memory that a client needed
@@ -44,7 +44,7 @@ Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round 
 
 def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunState:
     """Computes the stream from the state's position and round to the end."""
-    channel = Door(state.ledger, world.config.transfer, method.kinds, held=state.held)
+    channel = Channel(state.ledger, world.config.transfer, method.kinds, held=state.held)
     rounds = world.config.train.rounds
     while state.position < world.plan.positions:
         while state.round < rounds:
@@ -69,7 +69,7 @@ def close_position(world: World, method: Method, state: RunState, watch: Watch) 
     with torch.no_grad():
         state.server = method.end_position(state.server, when)
     state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
-    features = judged_features(world, method, state.server)
+    features = evaluation_features(world, method, state.server)
     correct = evaluate(world, method, state.server, state.position, features)
     state.scores.correct[state.position] = correct
     alignment = examine(world, method, state.server, state.position, features)
@@ -80,7 +80,7 @@ def close_position(world: World, method: Method, state: RunState, watch: Watch) 
 
 
 def play(
-    world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When
+    world: World, method: Method, state: RunState, channel: Channel, clients: Sequence[int], when: When
 ) -> tuple[ServerState, dict[str, Any]]:
     """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
     it. Returns the server's new state and facts for the log."""
@@ -89,13 +89,13 @@ def play(
     world.forget_features(base.version if base else None)
     seconds = 0.0  # of training on the server
     if method.opens(server, when):
-        server = refresh(world, method, state, door, clients, when, server)
+        server = refresh(world, method, state, channel, clients, when, server)
         server, seconds = train_server(world, method, server, replace(when, stage="refresh"))
-    replies = turns(world, method, state, door, clients, when, server)
+    replies = turns(world, method, state, channel, clients, when, server)
     with torch.no_grad():
         server = method.aggregate(server, replies, when)
     if method.surveys(when):
-        server = refresh(world, method, state, door, clients, when, server)
+        server = refresh(world, method, state, channel, clients, when, server)
     server, more_seconds = train_server(world, method, server, when)
     facts = round_facts(clients, replies)
     if method.server_gradients:
@@ -128,16 +128,22 @@ def train_server(world: World, method: Method, server: ServerState, when: When) 
 
 
 def refresh(
-    world: World, method: Method, state: RunState, door: Door, clients: Sequence[int], when: When, server: ServerState
+    world: World,
+    method: Method,
+    state: RunState,
+    channel: Channel,
+    clients: Sequence[int],
+    when: When,
+    server: ServerState,
 ) -> ServerState:
     """Collects the participants' statistics under the server's model. Returns the server's state with them."""
     asked = replace(when, stage="refresh")
     with torch.no_grad():
         names = method.survey_blocks(server, asked)
         reached = world.fleet.reach(world, state, asked, clients)
-        inboxes = {c: door.down(c, server, names, asked) for c in reached}
+        inboxes = {c: channel.down(c, server, names, asked) for c in reached}
         done = world.fleet.surveys(world, method, state, asked, inboxes)
-        statistics = [door.up(inboxes[c], done[c], asked) for c in sorted(done)]
+        statistics = [channel.up(inboxes[c], done[c], asked) for c in sorted(done)]
         return method.absorb(server, statistics, asked)
 
 
@@ -145,7 +151,7 @@ def turns(
     world: World,
     method: Method,
     state: RunState,
-    door: Door,
+    channel: Channel,
     clients: Sequence[int],
     when: When,
     server: ServerState | None = None,
@@ -154,22 +160,22 @@ def turns(
     of client ids, whatever the order of execution."""
     server = server or state.server
     reached = world.fleet.reach(world, state, when, clients)
-    inboxes = {c: door.down(c, server, method.broadcast_to(c, server, when), when) for c in reached}
+    inboxes = {c: channel.down(c, server, method.broadcast_to(c, server, when), when) for c in reached}
     done = world.fleet.turns(world, method, state, when, inboxes)
     replies = []
     for c in sorted(done):
         if done[c].private is not None:
             state.private[c] = dict(done[c].private or {})
         state.client_bytes = max(state.client_bytes, int(done[c].notes.get("extra_bytes", 0)))
-        replies.append(door.up(inboxes[c], done[c], when))
+        replies.append(channel.up(inboxes[c], done[c], when))
     return replies
 
 
 @torch.no_grad()
-def judged_features(world: World, method: Method, server: ServerState) -> Tensor:
+def evaluation_features(world: World, method: Method, server: ServerState) -> Tensor:
     """The features of the evaluation examples that the method computes its scores from; once a position."""
-    index = torch.arange(len(world.judged), device=world.device)
-    features = method.views(server, lambda lens: embed(world.net, lens, world.judged, index))
+    index = torch.arange(len(world.evaluation_examples), device=world.device)
+    features = method.views(server, lambda lens: embed(world.net, lens, world.evaluation_examples, index))
     world.net.load(server.weights())
     return features
 
@@ -177,7 +183,7 @@ def judged_features(world: World, method: Method, server: ServerState) -> Tensor
 @torch.no_grad()
 def evaluate(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> np.ndarray:
     """Correct predictions per task, arg-max over Y^(p); −1 for tasks that are not introduced yet."""
-    examples = world.judged
+    examples = world.evaluation_examples
     tasks = world.plan.tasks
     seen = sorted(world.plan.seen(position))
     allowed = torch.tensor(seen, device=world.device)
@@ -199,11 +205,11 @@ def examine(
         if rows:
             labels = tuple(memory.labels[i] for i in rows)
             means = memory.tensors["mean"][rows]
-            found[name] = compare_means(means, project(features), world.judged.y, labels)
+            found[name] = compare_means(means, project(features), world.evaluation_examples.y, labels)
     return found
 
 
 def task_totals(world: World) -> np.ndarray:
     """The number of evaluation examples of each task."""
-    count = torch.bincount(world.judged.y.cpu(), minlength=world.bundle.facts.classes).numpy()
+    count = torch.bincount(world.evaluation_examples.y.cpu(), minlength=world.bundle.facts.classes).numpy()
     return np.array([count[list(t)].sum() for t in world.plan.tasks], dtype=np.int64)

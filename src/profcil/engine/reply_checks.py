@@ -19,7 +19,7 @@ from profcil.engine.payload import Block, Reply
 
 
 @dataclass(frozen=True)
-class Terms:
+class ReplyRequirements:
     """The requirements for one client's reply."""
 
     expected: Reply  # a valid reply with every block and tensor that is allowed
@@ -31,12 +31,12 @@ class Terms:
     limit: float = 1000.0  # the largest root mean square of a tensor, in multiples of the expected one
 
 
-def fault(reply: Reply, terms: Terms) -> str:
+def fault(reply: Reply, terms: ReplyRequirements) -> str:
     """The first reason to refuse a reply; empty if it is valid."""
     return next(faults(reply, terms), "")
 
 
-def faults(reply: Reply, terms: Terms) -> Iterator[str]:
+def faults(reply: Reply, terms: ReplyRequirements) -> Iterator[str]:
     """Reasons to refuse a reply. Later checks assume that the earlier ones found nothing."""
     least = min(1, terms.expected.samples)  # in some methods a reply uses no examples
     if not least <= reply.samples <= terms.most:
@@ -50,7 +50,7 @@ def faults(reply: Reply, terms: Terms) -> Iterator[str]:
             yield f"block {name}: {reason}"
 
 
-def strangers(blocks: Mapping[str, Block], terms: Terms) -> Iterator[str]:
+def strangers(blocks: Mapping[str, Block], terms: ReplyRequirements) -> Iterator[str]:
     """Unknown or missing blocks, and blocks of a wrong kind."""
     for name, block in blocks.items():
         if name not in terms.expected.blocks:
@@ -93,7 +93,7 @@ def fits(tensor: Tensor, wanted: Tensor, block: Block, like: Block) -> bool:
     return len(wanted) == len(like.labels) and len(tensor) == len(block.labels)
 
 
-def values(block: Block, like: Block, samples: int, terms: Terms) -> Iterator[str]:
+def values(block: Block, like: Block, samples: int, terms: ReplyRequirements) -> Iterator[str]:
     """Undeclared classes, negative counts, and values that are NaN, infinite or too large."""
     if unknown := sorted(set(block.labels) - terms.classes):
         yield f"it has rows for class {unknown[0]}, which the client never declared"
@@ -108,7 +108,7 @@ def values(block: Block, like: Block, samples: int, terms: Terms) -> Iterator[st
             yield from sizes(name, tensor, like.tensors[name], more, terms)
 
 
-def sizes(name: str, tensor: Tensor, like: Tensor, more: float, terms: Terms) -> Iterator[str]:
+def sizes(name: str, tensor: Tensor, like: Tensor, more: float, terms: ReplyRequirements) -> Iterator[str]:
     """Counts and confidences outside their range, and tensors with an implausible root mean square. Sums over examples
     grow with the number of examples, so the expected size is multiplied by `more`, the ratio of these numbers."""
     if name == "count" and not within(tensor, terms.most):

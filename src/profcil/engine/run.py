@@ -17,11 +17,11 @@ import torch
 from profcil import __version__, registry
 from profcil.config import plain
 from profcil.engine.channel import When
-from profcil.engine.client_store import Parked
+from profcil.engine.client_store import ClientStore
 from profcil.engine.device import device_of
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.snapshots import save_memory
-from profcil.engine.warmup import Warmed, warm
+from profcil.engine.warmup import WarmupResult, warm
 from profcil.engine.world import World, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
 from profcil.io.interrupts import ignore_interrupts
@@ -34,7 +34,7 @@ from profcil.runs.folder import RunFolder
 from profcil.runs.settings_check import check_settings, flatten_settings
 
 SAVE_SECONDS = 60  # a state is saved after a round if the last saved one is older than this
-BRIEF_SECONDS = 10  # and after a position if it is older than this; less is computed again faster than it is saved
+MIN_SAVE_SECONDS = 10  # and after a position if it is older than this; less is computed again faster than it is saved
 
 
 class Interrupted(Failure):
@@ -61,7 +61,7 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         folder.check_new()
         world = prepare(config, data_dir, folder)
         folder.begin(config, world.plan)
-        recorder = Keeper(world, folder, observe, data_dir)
+        recorder = RunRecorder(world, folder, observe, data_dir)
         try:
             warmed = warm(world, recorder.watch)
         except KeyboardInterrupt:
@@ -78,12 +78,12 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         return finish(recorder, method)
 
 
-def first_state(world: World, method: Any, warmed: Warmed, folder: RunFolder) -> RunState:
+def first_state(world: World, method: Any, warmed: WarmupResult, folder: RunFolder) -> RunState:
     """The state of a run before the first round."""
     scores = Scores.empty(world.plan.positions, task_totals(world))
     with torch.no_grad():
         server = method.begin(warmed.weights)
-    private = Parked(folder.clients, world.device)
+    private = ClientStore(folder.clients, world.device)
     return RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private)
 
 
@@ -102,14 +102,14 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
         if saved["done"] and plan_is_valid:
             return folder.path
         data_dir = Path(data_dir or saved["data_dir"])
-        recorder = Keeper(prepare(config, data_dir, folder), folder, observe, data_dir)
+        recorder = RunRecorder(prepare(config, data_dir, folder), folder, observe, data_dir)
         check_data(Path(path), recorder.world, saved, data_dir)
         if not plan_is_valid:
             folder.begin(config, recorder.world.plan, events)
         if saved["done"]:
             return folder.path
         recorder.hold(state, events)
-        recorder.pick_up(saved)
+        recorder.continue_from(saved)
         method = registry.find("methods", config.method).METHOD(config.params)
         return finish(recorder, method)
 
@@ -138,20 +138,20 @@ def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
     return world
 
 
-def finish(keeper: Keeper, method: Any) -> Path:
+def finish(recorder: RunRecorder, method: Any) -> Path:
     """Computes the rest of the stream. Saves the last complete round if it is interrupted."""
     try:
-        stream(keeper.world, method, keeper.state, keeper.watch)
-        keeper.folder.wait_until_written()
+        stream(recorder.world, method, recorder.state, recorder.watch)
+        recorder.folder.wait_until_written()
     except KeyboardInterrupt:
         with ignore_interrupts():
-            keeper.save()
-            keeper.folder.wait_until_written()
+            recorder.save()
+            recorder.folder.wait_until_written()
         raise Interrupted(
             f"interrupted; everything up to the last whole round is saved, "
-            f"continue with `profcil resume {keeper.folder.path}`"
+            f"continue with `profcil resume {recorder.folder.path}`"
         ) from None
-    return keeper.folder.path
+    return recorder.folder.path
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in ("device", "threads", "workers")}
 
 
-class Keeper:
+class RunRecorder:
     """Records a run: calls the observer, writes events, saves states, measures the time."""
 
     state: RunState  # the state that is being computed; a round may be incomplete in it
@@ -200,7 +200,7 @@ class Keeper:
         )
         self.whole = (copy, events)
 
-    def pick_up(self, saved: dict[str, Any]) -> None:
+    def continue_from(self, saved: dict[str, Any]) -> None:
         """Takes over the facts of the part that earlier processes computed."""
         of_this_process = ("environment", "version", "data_dir")
         self.facts |= {name: value for name, value in saved.items() if name not in of_this_process}
@@ -248,7 +248,7 @@ class Keeper:
         if age > SAVE_SECONDS:
             return True
         ended = self.state.position == self.world.plan.positions
-        return what == "position" and (age > BRIEF_SECONDS or ended)
+        return what == "position" and (age > MIN_SAVE_SECONDS or ended)
 
     def save(self) -> None:
         """Saves the state after the last complete round, and the facts about the run so far."""

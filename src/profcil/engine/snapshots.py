@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.engine.loop import judged_features
+from profcil.engine.loop import evaluation_features
 from profcil.engine.payload import ServerState
 from profcil.engine.world import World
 from profcil.io.atomic_files import write_tensors
@@ -20,12 +20,12 @@ SHOWN = 20  # real features per class, for the figure
 def save_memory(folder: Path, world: World, server: ServerState, position: int) -> None:
     """Writes the means of a position and a few real features, if the method has a memory."""
     method = registry.find("methods", world.config.method).METHOD(world.config.params)
-    features = judged_features(world, method, server)
+    features = evaluation_features(world, method, server)
     memories = method.memories(world.net, server)
     if not memories:
         return
     block, project = memories.get("memory") or next(iter(memories.values()))
-    y = world.judged.y
+    y = world.evaluation_examples.y
     with torch.no_grad():
         u = project(features)
     facts: dict[str, Any] = {"labels": list(block.labels), "current": current_classes(world, position)}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from profcil import __version__, registry
 from profcil.config import Checked, plain, setting
-from profcil.engine.channel import Door, When
+from profcil.engine.channel import Channel, When
 from profcil.engine.client import Client
 from profcil.engine.payload import Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
@@ -89,7 +89,7 @@ def first_projector(client: Client) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Warmed:
+class WarmupResult:
     """The model after the warm-up, from which every method starts."""
 
     weights: Weights
@@ -123,12 +123,12 @@ def cache_key(world: World) -> str:
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def warm(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> Warmed:
+def warm(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> WarmupResult:
     """The model after the warm-up, from the cache if it has a readable copy. Otherwise it is computed and cached."""
     if not world.config.warmup.rounds:
-        return Warmed(model_weights(world), 0.0, False, Ledger())
+        return WarmupResult(model_weights(world), 0.0, False, Ledger())
     path = cache_folder() / "warmup" / f"{cache_key(world)}.safetensors"
-    with alone_with(path):
+    with cache_lock(path):
         cached = read_cache(path, world)
         if cached is not None:
             return cached
@@ -144,7 +144,7 @@ def model_weights(world: World) -> Weights:
     return world.net.weights((*MODEL, *world.net.attached))
 
 
-def read_cache(path: Path, world: World) -> Warmed | None:
+def read_cache(path: Path, world: World) -> WarmupResult | None:
     """The cached warm-up; None if the file is missing, damaged or of another model."""
     found = read_tensors(path)
     if found is None or not alike(found[0], world.net.base.state_dict()):
@@ -152,7 +152,7 @@ def read_cache(path: Path, world: World) -> Warmed | None:
     base, facts = found
     weights = model_weights(world)
     weights["base"] = {name: tensor.to(world.device) for name, tensor in base.items()}
-    return Warmed(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
+    return WarmupResult(weights, facts["seconds"], True, Ledger.from_csv(facts["ledger"]))
 
 
 def alike(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
@@ -163,7 +163,7 @@ def alike(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
 
 
 @contextmanager
-def alone_with(path: Path) -> Iterator[None]:
+def cache_lock(path: Path) -> Iterator[None]:
     """Holds a lock on a cache file, so that of several runs with the same warm-up one computes it and the others wait.
     Without effect on file systems that have no locks."""
     try:
@@ -179,7 +179,7 @@ def alone_with(path: Path) -> Iterator[None]:
         yield
 
 
-def player(world: World) -> tuple[World, Warmup]:
+def warmup_setup(world: World) -> tuple[World, Warmup]:
     """The world with the warm-up's batch size and optimiser, and the warm-up as a method."""
     settings = world.config.warmup
     optimiser = {name: getattr(settings, name) for name in OPTIMISER}
@@ -188,7 +188,7 @@ def player(world: World) -> tuple[World, Warmup]:
     return replace(world, config=replace(world.config, train=train)), method
 
 
-def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> Warmed:
+def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> WarmupResult:
     """Computes the rounds of the warm-up. Adapter and head stay as initialised."""
     from profcil.engine.loop import RunState, play
     from profcil.metrics.scores import Scores
@@ -198,10 +198,10 @@ def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) ->
     rounds = world.config.warmup.rounds
     weights = model_weights(world)
     start = weights | world.net.weights(["projector"])
-    warmup_world, method = player(world)
+    warmup_world, method = warmup_setup(world)
     server = method.begin({block: start[block] for block in method.sent})
     state = RunState(server, Scores.empty(0, torch.zeros(0).numpy()), Ledger())
-    channel = Door(state.ledger, world.config.transfer, held=state.held)
+    channel = Channel(state.ledger, world.config.transfer, held=state.held)
     for r in range(rounds):
         when = When("warmup", 0, r, rounds)
         clients = warmup_participants(world.plan, r)
@@ -209,4 +209,4 @@ def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) ->
         watch("warmup", when, facts)
     world.executor.forget()
     weights["base"] = state.server.weights()["base"]
-    return Warmed(weights, time.perf_counter() - began, False, state.ledger)
+    return WarmupResult(weights, time.perf_counter() - began, False, state.ledger)

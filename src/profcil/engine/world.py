@@ -18,7 +18,7 @@ from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.device import device_of, set_threads
 from profcil.engine.executor import Executor, prepare
-from profcil.engine.fleet import Fleet, Here
+from profcil.engine.fleet import Fleet, LocalFleet
 from profcil.engine.server import Server
 from profcil.errors import NotApplicable
 from profcil.model.net import Net
@@ -43,14 +43,14 @@ class World:
     features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; emptied at each position
     kept: tuple[Any, dict[Any, Any]] = (None, {})  # a position, and what clients computed once in it
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
-    fleet: Fleet = field(default_factory=Here)  # computes the clients' turns
+    fleet: Fleet = field(default_factory=LocalFleet)  # computes the clients' turns
 
     @property
     def device(self) -> torch.device:
         return next(self.net.parameters()).device
 
     @property
-    def judged(self) -> Examples:
+    def evaluation_examples(self) -> Examples:
         """The examples that scores are measured on."""
         part = self.bundle.test if self.config.evaluate == "test" else self.bundle.validation
         assert part is not None
@@ -132,10 +132,10 @@ def make_world(config: RunConfig, data_dir: Path) -> World:
     labels = bundle.train.y.numpy()
     clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
     weak = weakened(clean, labels, config.stream)
-    return furnish(config, bundle, weak.plan, weak.epochs_factor)
+    return build_world(config, bundle, weak.plan, weak.epochs_factor)
 
 
-def furnish(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 1.0) -> World:
+def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 1.0) -> World:
     """The world for given data and a plan: sets the threads, moves the data to the device, builds model and
     executor."""
     method = registry.find("methods", config.method).METHOD(config.params)

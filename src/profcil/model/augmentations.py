@@ -35,22 +35,22 @@ COLUMNS = 0.2  # graphs: probability that a feature column is dropped
 
 def weak(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """A mild view for supervised training. Texts and graphs are unchanged: no mild view is known to preserve labels."""
-    return _of(facts)[0](facts, inputs, rng)
+    return _views_of(facts)[0](facts, inputs, rng)
 
 
 def strong(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """One of the two views of a contrastive pair."""
-    return _of(facts)[1](facts, inputs, rng)
+    return _views_of(facts)[1](facts, inputs, rng)
 
 
-def _of(facts: Facts) -> tuple[View, View]:
+def _views_of(facts: Facts) -> tuple[View, View]:
     """The weak and the strong view of a dataset's modality."""
     if facts.modality not in VIEWS:
         raise unknown("modality", facts.modality, VIEWS)
     return VIEWS[facts.modality]
 
 
-def _same(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
+def _unchanged(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     return inputs
 
 
@@ -144,7 +144,7 @@ def _jitter(x: Tensor, draws: Tensor) -> Tensor:
     return mixed.view_as(x).clamp(0, 1)
 
 
-def _thin(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
+def _drop_tokens(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """Drops and masks tokens. The token with the largest draw always stays, so that no text becomes empty."""
     (tokens,) = inputs
     draws = uniform(rng, tokens, *tokens.shape).masked_fill(tokens == 0, -1)
@@ -152,7 +152,7 @@ def _thin(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     return (torch.where(draws == draws.amax(1, keepdim=True), tokens, changed),)
 
 
-def _prune(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
+def _drop_edges_and_columns(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """Drops edges and feature columns without changing shapes. A dropped edge becomes a self-loop of its source, which
     has no effect in an encoder that gives each node exactly one self-loop. The features are not changed: the mask of
     the kept columns is returned as a fourth input, and the encoder multiplies its first weight by it.
@@ -165,6 +165,6 @@ def _prune(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
 
 VIEWS: dict[str, tuple[View, View]] = {
     "image": (_weak_image, _strong_image),
-    "text": (_same, _thin),
-    "graph": (_same, _prune),
+    "text": (_unchanged, _drop_tokens),
+    "graph": (_unchanged, _drop_edges_and_columns),
 }

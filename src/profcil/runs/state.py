@@ -41,9 +41,9 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def split_private(private: Any) -> tuple[Mapping[int, Any], Mapping[int, str]]:
     """The clients' private tensors that are in memory, and the names of the files that hold the others."""
-    from profcil.engine.client_store import Parked
+    from profcil.engine.client_store import ClientStore
 
-    if isinstance(private, Parked):
+    if isinstance(private, ClientStore):
         return private.near, private.away
     return private, {}
 
@@ -55,7 +55,7 @@ def unpack(
     clients: Path = Path("clients"),
 ) -> RunState:
     """The inverse of `pack`. `clients` is the folder with the files of private tensors."""
-    from profcil.engine.client_store import Parked
+    from profcil.engine.client_store import ClientStore
     from profcil.engine.loop import RunState
     from profcil.engine.payload import Block, ServerState
 
@@ -71,6 +71,6 @@ def unpack(
         scores=Scores.from_json(record["scores"]),
         ledger=Ledger.from_csv(record["ledger"]),
         held={client: dict(versions) for client, versions in record["held"]},
-        private=Parked(clients, device, in_memory, dict(record.get("parked", []))),
+        private=ClientStore(clients, device, in_memory, dict(record.get("parked", []))),
         **{name: record[name] for name in COUNTERS},
     )

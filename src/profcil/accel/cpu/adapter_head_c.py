@@ -16,7 +16,7 @@ from profcil.accel.loader import built
 from profcil.engine.optim import BETA1, BETA2, EPSILON, Rule
 
 if TYPE_CHECKING:
-    from profcil.accel.cpu.adapter_head_epoch import Ground
+    from profcil.accel.cpu.adapter_head_epoch import TrainingState
 
 KINDS = "sgd", "adam", "adamw"
 ALIGNED = 64  # bytes of a line in the cache
@@ -41,10 +41,12 @@ class Plan(ctypes.Structure):
     )
 
 
-class Epochs:
+class CompiledEpochs:
     """The epochs of one phase. Vectors are updated in place; the caller must keep references to them."""
 
-    def __init__(self, library: ctypes.CDLL, g: Ground, rule: Rule, batch: int, proximal: float, clip: float) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, g: TrainingState, rule: Rule, batch: int, proximal: float, clip: float
+    ) -> None:
         vector = g.vector[0]
         head = g.weights["head"]
         narrow, features = g.weights["down"].shape

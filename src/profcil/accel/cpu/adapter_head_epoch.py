@@ -35,7 +35,7 @@ def clip_vector_(grad: Tensor, limit: float) -> None:
             grad.mul_(limit / (norm + 1e-6))
 
 
-class Ground(NamedTuple):
+class TrainingState(NamedTuple):
     """The tensors of a phase. Some are lists of one tensor, because the optimiser updates lists. These lists must be
     arguments: TorchScript removes in-place updates of lists that it has built itself as dead code."""
 
@@ -49,7 +49,7 @@ class Ground(NamedTuple):
 
 
 def descend(
-    g: Ground, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
+    g: TrainingState, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
 ) -> Tensor:
     """An epoch of steps: gradient, proximal term, clipping, update. Gives the loss of each row in the last epoch."""
     labels = y[index].unsqueeze(1)
@@ -83,13 +83,15 @@ epoch = compiled(descend)
 Epoch = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # features, rows of the head, batches, is it the last epoch
 
 
-def way(g: Ground, rule: Rule, phase: Train) -> Epoch:
+def way(g: TrainingState, rule: Rule, phase: Train) -> Epoch:
     """The function that computes an epoch on this machine: C, or TorchScript."""
     proximal = phase.proximal
     clip = phase.settings.clip
-    library = trusted()
+    library = checked_library()
     if library is not None and g.vector[0].dtype == torch.float32:
-        return adapter_head_c.Epochs(library, g, rule, phase.settings.batch or phase.source.size, proximal, clip)
+        return adapter_head_c.CompiledEpochs(
+            library, g, rule, phase.settings.batch or phase.source.size, proximal, clip
+        )
     return lambda u, y, index, last: epoch(g, u, y, index, rule, proximal, clip, last)
 
 
@@ -97,11 +99,11 @@ def check() -> str:
     """The result of the self-check of the compiled epoch: "passed", "failed" or "no compiler"."""
     if adapter_head_c.library() is None:
         return "no compiler"
-    return "passed" if trusted() is not None else "failed"
+    return "passed" if checked_library() is not None else "failed"
 
 
 @cache
-def trusted() -> ctypes.CDLL | None:
+def checked_library() -> ctypes.CDLL | None:
     """The compiled library if its self-check passes: an epoch on a small example agrees with `descend`. The code may
     never have been tested on this processor."""
     library = adapter_head_c.library()
@@ -116,7 +118,7 @@ def trusted() -> ctypes.CDLL | None:
     data = (rows["u"], rows["y"], index)
     before = in_c.vector[0].clone()
     expected = descend(reference, *data, rule, phase.proximal, phase.settings.clip, True).squeeze(1)
-    take = adapter_head_c.Epochs(library, in_c, rule, phase.settings.batch, phase.proximal, phase.settings.clip)
+    take = adapter_head_c.CompiledEpochs(library, in_c, rule, phase.settings.batch, phase.proximal, phase.settings.clip)
     losses_agree = torch.allclose(take(*data, True), expected, rtol=1e-3, atol=1e-3)
     difference = in_c.vector[0] - reference.vector[0]
     change = reference.vector[0] - before
@@ -160,14 +162,14 @@ def run(phase: Train, rng: torch.Generator) -> Trained:
     return Trained({**phase.weights, **own}, float(losses.mean()), steps)
 
 
-def prepared(phase: Train, order: Tensor) -> tuple[Tail, Ground, Rule, Tensor]:
+def prepared(phase: Train, order: Tensor) -> tuple[Tail, TrainingState, Rule, Tensor]:
     """Adapter and head as views, the tensors of the phase, the optimiser, and each class's row in the head."""
     vector, tail = joined(phase.weights, order)
     gradient, into = joined(phase.weights, order)
     g = Classification(tail, into, phase.settings.batch or phase.source.size, phase.constants)
     anchor = [vector.clone()] if phase.proximal else []
     optimiser = Optimiser(phase.settings, [vector])
-    ground = Ground([vector], [gradient], g.weights, g.slopes, g.room, optimiser.moments, anchor)
+    ground = TrainingState([vector], [gradient], g.weights, g.slopes, g.room, optimiser.moments, anchor)
     return tail, ground, optimiser.rule, g.place
 
 

@@ -2,7 +2,7 @@
 
 A loss is written for one client. If it only passes its tensors to the model and to the functions in `BATCHED`, the same
 lines give the losses of several clients in one computation. Any other operation, such as indexing, reducing or
-branching, raises `Refused`; those clients are then computed one by one.
+branching, raises `NotBatchable`; those clients are then computed one by one.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from torch import Tensor
 from profcil.model import losses
 
 
-class Refused(Exception):
+class NotBatchable(Exception):
     """A loss that cannot be computed for several clients at once."""
 
 
-class Many:
+class ClientBatch:
     """A tensor with a leading client axis, or a list with one item a client. It can be passed on, scaled by a number,
-    and added to another one; other operations raise `Refused`."""
+    and added to another one; other operations raise `NotBatchable`."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
 
-    def __add__(self, other: Any) -> Many:
-        if isinstance(other, Many) and _shape(self) != _shape(other):
-            raise Refused("sum of values with different shapes")
-        return Many(self.of + _number(other))
+    def __add__(self, other: Any) -> ClientBatch:
+        if isinstance(other, ClientBatch) and _shape(self) != _shape(other):
+            raise NotBatchable("sum of values with different shapes")
+        return ClientBatch(self.of + _number(other))
 
-    def __mul__(self, number: Any) -> Many:
-        if isinstance(number, Many):
-            raise Refused("product of values that differ between clients")
-        return Many(self.of * _number(number))
+    def __mul__(self, number: Any) -> ClientBatch:
+        if isinstance(number, ClientBatch):
+            raise NotBatchable("product of values that differ between clients")
+        return ClientBatch(self.of * _number(number))
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __getattr__(self, name: str) -> Any:
-        raise Refused(name)
+        raise NotBatchable(name)
 
     def __eq__(self, other: object) -> bool:
-        raise Refused("comparison")
+        raise NotBatchable("comparison")
 
     def __bool__(self) -> bool:
-        raise Refused("branch")
+        raise NotBatchable("branch")
 
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in BATCHED:
-            raise Refused(str(function))
-        return Many(BATCHED[function](*map(_inner, args), **{k: _inner(v) for k, v in (kwargs or {}).items()}))
+            raise NotBatchable(str(function))
+        return ClientBatch(BATCHED[function](*map(_inner, args), **{k: _inner(v) for k, v in (kwargs or {}).items()}))
 
 
 def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
@@ -71,14 +71,14 @@ BATCHED: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 
 def _inner(value: Any) -> Any:
-    return value.of if isinstance(value, Many) else value
+    return value.of if isinstance(value, ClientBatch) else value
 
 
 def _number(value: Any) -> Any:
-    if not isinstance(value, int | float | Many):
-        raise Refused("one client's tensor combined with those of several clients")
+    if not isinstance(value, int | float | ClientBatch):
+        raise NotBatchable("one client's tensor combined with those of several clients")
     return _inner(value)
 
 
-def _shape(value: Many) -> Any:
+def _shape(value: ClientBatch) -> Any:
     return value.of.shape if isinstance(value.of, Tensor) else None

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from profcil.accel.cpu.grouped_layers import ahead, back, evener, filters
+from profcil.accel.cpu.grouped_layers import ahead, back, filters, group_mean_matrix
 from profcil.encoders.convnet import ConvNet
 
 
 class Layers(NamedTuple):
     """Constants of the gradient."""
 
-    first: Tensor  # the group mean matrix of the first layer (see `evener`)
+    first: Tensor  # the group mean matrix of the first layer (see `group_mean_matrix`)
     second: Tensor  # that of the second layer
     eps: float
     barred: Tensor  # [clients, 1, classes]: 0, or the lowest number where a class is not allowed
@@ -30,8 +30,8 @@ def layers_of(base: ConvNet, images: Tensor, allowed: Tensor) -> Layers:
     first = base.norm1
     second = base.norm2
     assert isinstance(first, nn.GroupNorm) and isinstance(second, nn.GroupNorm)
-    one = evener(first.num_channels, first.num_groups, height * width, images.dtype)
-    two = evener(second.num_channels, second.num_groups, (height // 2) * (width // 2), images.dtype)
+    one = group_mean_matrix(first.num_channels, first.num_groups, height * width, images.dtype)
+    two = group_mean_matrix(second.num_channels, second.num_groups, (height // 2) * (width // 2), images.dtype)
     barred = torch.zeros_like(allowed, dtype=images.dtype).masked_fill(~allowed, torch.finfo(images.dtype).min)
     return Layers(one, two, first.eps, barred.unsqueeze(1))
 

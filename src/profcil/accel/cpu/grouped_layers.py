@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LAST = torch.channels_last
+CHANNELS_LAST = torch.channels_last
 
 
 def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -25,7 +25,7 @@ def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 def side_by_side(x: Tensor) -> Tensor:
     """[clients, batch, channels, height, width] → [batch, clients * channels, height, width]."""
-    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=LAST)
+    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=CHANNELS_LAST)
 
 
 def filters(weight: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class GroupLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
-        even = evener(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
+        even = group_mean_matrix(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
         out, *saved = ahead(x, filters(weight), scale, shift, even, eps)
         ctx.save_for_backward(out, *saved)
         return out
@@ -105,7 +105,7 @@ def back(grad: Tensor, seen: list[Tensor], wanted: bool) -> tuple[Tensor | None,
 
 
 @lru_cache(maxsize=64)
-def evener(channels: int, groups: int, pixels: int, dtype: torch.dtype) -> Tensor:
+def group_mean_matrix(channels: int, groups: int, pixels: int, dtype: torch.dtype) -> Tensor:
     """The group mean matrix: sums over the pixels of each channel, times this matrix, give each channel the mean of its
     group."""
     group = torch.arange(channels) // (channels // groups)

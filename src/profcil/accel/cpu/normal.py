@@ -26,7 +26,7 @@ LEAST = 16  # for fewer numbers torch uses another algorithm
 def normal_(out: Tensor, rng: torch.Generator) -> Tensor:
     """Fills a tensor with standard normal numbers."""
     fits = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous() and out.numel() >= LEAST
-    library = trusted() if fits else None
+    library = checked_library() if fits else None
     return out.normal_(generator=rng) if library is None else draw_(library, out, rng)
 
 
@@ -52,11 +52,11 @@ def check() -> str:
     """The result of the self-check of the compiled draws: "passed", "failed" or "no compiler"."""
     if built("cpu/normal.c") is None:
         return "no compiler"
-    return "passed" if trusted() is not None else "failed"
+    return "passed" if checked_library() is not None else "failed"
 
 
 @cache
-def trusted() -> ctypes.CDLL | None:
+def checked_library() -> ctypes.CDLL | None:
     """The compiled library if its self-check passes."""
     library = built("cpu/normal.c")
     return library if library is not None and agrees(library) else None

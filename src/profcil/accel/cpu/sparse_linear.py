@@ -15,18 +15,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 SPARSE = 0.05  # largest share of nonzero entries for which the sparse product is faster
 
-Bag = tuple[Tensor, Tensor]  # a matrix and its transpose, each in CSR format
+SparsePair = tuple[Tensor, Tensor]  # a matrix and its transpose, each in CSR format
 
 known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → (version, Bag, or None for a dense tensor)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x weightᵀ, by the sparse product where x is sparse."""
-    bag = bag_of(x) if x.device.type == "cpu" and not x.requires_grad else None
+    bag = sparse_form(x) if x.device.type == "cpu" and not x.requires_grad else None
     return F.linear(x, weight) if bag is None else Product.apply(weight, *bag)
 
 
-def bag_of(x: Tensor) -> Bag | None:
+def sparse_form(x: Tensor) -> SparsePair | None:
     """The cached sparse form of a tensor; None for a dense one."""
     version, bag = known.get(x, (None, None))
     if version != x._version:
@@ -35,7 +35,7 @@ def bag_of(x: Tensor) -> Bag | None:
     return bag
 
 
-def made(x: Tensor) -> Bag:
+def made(x: Tensor) -> SparsePair:
     """The sparse form of a matrix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns that sparse CSR is in beta

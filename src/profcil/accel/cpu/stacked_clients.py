@@ -17,7 +17,7 @@ from torch import Tensor
 
 from profcil.accel import augmentations
 from profcil.accel.cpu.adapter_head_epoch import compiled
-from profcil.accel.cpu.client_batch import Many, Refused
+from profcil.accel.cpu.client_batch import ClientBatch, NotBatchable
 from profcil.accel.cpu.convnet_gradient import Layers, layers_of, slopes
 from profcil.accel.sources import epochs
 from profcil.data.bundle import Inputs
@@ -27,10 +27,10 @@ from profcil.engine.steps import generator_of
 from profcil.model.layers import unit
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, project
 
-PIECE = 32  # steps whose views are computed at once, where an epoch is one call
+STEPS_AT_ONCE = 32  # steps whose views are computed at once, where an epoch is one call
 
 At = tuple[str, str]  # block and tensor
-Seen = tuple[Many, ...]  # inputs of an encoder
+Seen = tuple[ClientBatch, ...]  # inputs of an encoder
 
 
 def run(net: Net, phases: Sequence[Train], written: bool) -> list[Trained]:
@@ -48,31 +48,31 @@ def run(net: Net, phases: Sequence[Train], written: bool) -> list[Trained]:
 
 def batch_of(phases: Sequence[Train], rows: Tensors) -> Batch:
     """One batch of each client, with the encoder's inputs where a phase has them."""
-    batch: Batch = {k: Many(v) for k, v in rows.items()}
+    batch: Batch = {k: ClientBatch(v) for k, v in rows.items()}
     if phases[0].inputs is not None:
         each = [p.inputs(index) for p, index in zip(phases, rows["index"], strict=True) if p.inputs is not None]
-        batch["inputs"] = tuple(Many(torch.stack(parts)) for parts in zip(*each, strict=True))
+        batch["inputs"] = tuple(ClientBatch(torch.stack(parts)) for parts in zip(*each, strict=True))
     return batch
 
 
 class Stack:
     """The models of several clients with the interface of one `Net`, as far as batched losses need it. Other attributes
-    raise `Refused`."""
+    raise `NotBatchable`."""
 
     def __init__(self, net: Net, weights: Weights) -> None:
         self._net = net
         self._weights = weights
 
     def __getattr__(self, name: str) -> Any:
-        raise Refused(name)
+        raise NotBatchable(name)
 
-    def __call__(self, *inputs: Many) -> Many:
+    def __call__(self, *inputs: ClientBatch) -> ClientBatch:
         return self.classify(*self.encode(inputs))
 
-    def weak(self, inputs: Seen, rng: Many) -> Seen:
+    def weak(self, inputs: Seen, rng: ClientBatch) -> Seen:
         return self._through(augmentations.weak, inputs, rng) if self._net.augment else inputs
 
-    def strong(self, inputs: Seen, rng: Many) -> Seen:
+    def strong(self, inputs: Seen, rng: ClientBatch) -> Seen:
         return self._through(augmentations.strong, inputs, rng)
 
     def encode(self, *batches: Seen) -> Seen:
@@ -81,29 +81,29 @@ class Stack:
         types = {tuple(x.of.dtype for x in inputs) for inputs in batches}
         if getattr(base, "mixes", True) or len(types) > 1:
             own = self._block("base")
-            return tuple(Many(base.over_clients(own, *(unit(x.of) for x in inputs))) for inputs in batches)
+            return tuple(ClientBatch(base.over_clients(own, *(unit(x.of) for x in inputs))) for inputs in batches)
         joined = (unit(torch.cat([x.of for x in parts], 1)) for parts in zip(*batches, strict=True))
-        return tuple(map(Many, base.over_clients(self._block("base"), *joined).chunk(len(batches), 1)))
+        return tuple(map(ClientBatch, base.over_clients(self._block("base"), *joined).chunk(len(batches), 1)))
 
-    def classify(self, u: Many) -> Many:
-        return Many(Tail(self._block("adapter"), self._block("head"), self._net.cosine).classify(u.of))
+    def classify(self, u: ClientBatch) -> ClientBatch:
+        return ClientBatch(Tail(self._block("adapter"), self._block("head"), self._net.cosine).classify(u.of))
 
-    def project(self, u: Many) -> Many:
-        return Many(project(self._block("projector"), u.of))
+    def project(self, u: ClientBatch) -> ClientBatch:
+        return ClientBatch(project(self._block("projector"), u.of))
 
     def _block(self, name: str) -> Tensors:
         if name not in self._weights:
-            raise Refused(f"no {name} among the clients' weights")
+            raise NotBatchable(f"no {name} among the clients' weights")
         return self._weights[name]
 
-    def _through(self, view: Callable[..., Inputs], inputs: Seen, rng: Many) -> Seen:
+    def _through(self, view: Callable[..., Inputs], inputs: Seen, rng: ClientBatch) -> Seen:
         """Views of all clients' inputs, each client's from its own generator."""
         flat = tuple(x.of.flatten(0, 1) for x in inputs)
-        return tuple(Many(x.unflatten(0, (len(rng.of), -1))) for x in view(self._net.facts, flat, rng.of))
+        return tuple(ClientBatch(x.unflatten(0, (len(rng.of), -1))) for x in view(self._net.facts, flat, rng.of))
 
 
-class Ground(NamedTuple):
-    """The tensors of a stack; some as lists, for TorchScript (see `adapter_head_epoch.Ground`)."""
+class TrainingState(NamedTuple):
+    """The tensors of a stack; some as lists, for TorchScript (see `adapter_head_epoch.TrainingState`)."""
 
     matrix: list[Tensor]  # the trained parameters, one client in each row
     slope: list[Tensor]  # the gradient of the matrix
@@ -113,7 +113,7 @@ class Ground(NamedTuple):
     anchor: list[Tensor]  # the anchor of the proximal term; empty without one
 
 
-def move(g: Ground, rule: Rule, proximal: float, clip: float) -> None:
+def move(g: TrainingState, rule: Rule, proximal: float, clip: float) -> None:
     """Proximal term, clipping and update of all clients, in a form that TorchScript can compile."""
     matrix = g.matrix[0]
     gradient = g.slope[0]
@@ -127,7 +127,7 @@ def move(g: Ground, rule: Rule, proximal: float, clip: float) -> None:
     fused(g.matrix, g.slope, g.moments, rule)
 
 
-def descend(g: Ground, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float) -> Tensor:
+def descend(g: TrainingState, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float) -> Tensor:
     """Steps on batches [steps, batch, …] with classes [steps, clients, batch, 1]; gives losses [steps, clients]."""
     losses = x.new_empty(y.shape[:2])
     for i in range(len(x)):
@@ -160,7 +160,9 @@ class Rows:
                 self.own[b][k] = parameters[b, k] if (b, k) in parameters else together(phases, b, k)
         pulled = sum(t[0].numel() for (b, _), t in parameters.items() if b in MODEL)
         anchor = [matrix[:, :pulled].clone()] if first.proximal else []
-        self.ground = Ground([matrix], [gradient], by_name(parameters), by_name(gradients), optimiser.moments, anchor)
+        self.ground = TrainingState(
+            [matrix], [gradient], by_name(parameters), by_name(gradients), optimiser.moments, anchor
+        )
         self.how = (optimiser.rule, first.proximal, first.settings.clip)
         self.constants = {k: torch.stack([p.constants[k] for p in phases]) for k in first.constants}
 
@@ -174,7 +176,7 @@ class Rows:
         leaves = [t.requires_grad_() for t in self.ground.weights.values()]
         model = Stack(self.net, self.own)
         steps = []
-        more = {k: Many(v) for k, v in (self.constants | {"rng": list(rngs)}).items()}
+        more = {k: ClientBatch(v) for k, v in (self.constants | {"rng": list(rngs)}).items()}
         for number in range(self.phases[0].length):
             batch = batch_of(self.phases, {k: v[:, number] for k, v in table.items()})
             loss = losses_of(model, self.phases[0], batch | more)
@@ -198,7 +200,7 @@ class Written(Rows):
     @torch.no_grad()
     def epoch(self, table: Tensors, rngs: Sequence[torch.Generator]) -> Tensor:
         y = table["y"].transpose(0, 1).unsqueeze(3).contiguous()
-        pieces = zip(table["index"].split(PIECE, 1), y.split(PIECE), strict=True)
+        pieces = zip(table["index"].split(STEPS_AT_ONCE, 1), y.split(STEPS_AT_ONCE), strict=True)
         return torch.cat([self.piece(index, y, rngs) for index, y in pieces])
 
     def piece(self, index: Tensor, y: Tensor, rngs: Sequence[torch.Generator]) -> Tensor:
@@ -240,7 +242,7 @@ def losses_of(model: Stack, phase: Train, batch: Batch) -> Tensor:
     try:
         loss = phase.loss(model, batch)
     except TypeError as error:  # an operation without a batched version; a real error occurs again for single clients
-        raise Refused(str(error)) from error
-    if not isinstance(loss, Many) or loss.of.dim() != 1:
-        raise Refused("not one value a client")
+        raise NotBatchable(str(error)) from error
+    if not isinstance(loss, ClientBatch) or loss.of.dim() != 1:
+        raise NotBatchable("not one value a client")
     return loss.of

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from profcil.accel.graphs.flat_layout import At, Layout, buffers_of, filters_together, parameters_of
-from profcil.accel.graphs.updates import Descent, Update
+from profcil.accel.graphs.flat_layout import At, Layout, buffers_of, parameters_of, sorted_for_row
+from profcil.accel.graphs.updates import FusedUpdate, Update
 from profcil.engine.phases import Train
 from profcil.model.net import MODEL, Net, Weights
 
 
-class Bodies:
+class ClientModels:
     """One module for each of `width` clients.
 
     A module's parameters are views of one row of a matrix. So are its gradients, moments and running statistics.
@@ -30,7 +30,7 @@ class Bodies:
     def __init__(self, net: Net, phase: Train, width: int) -> None:
         pulled = [b for b in phase.blocks if b in MODEL]
         fixed = [b for b in phase.weights if b not in phase.blocks]
-        self.moving = Layout(filters_together(parameters_of(net, phase.blocks)))
+        self.moving = Layout(sorted_for_row(parameters_of(net, phase.blocks)))
         self.fixed = Layout(parameters_of(net, fixed))
         self.noted = Layout(buffers_of(net, phase.weights))
         self.pulled = Layout(parameters_of(net, pulled)).size
@@ -39,7 +39,7 @@ class Bodies:
         self.still = self.fixed.matrix(like)
         self.buffers = self.noted.matrix(like)
         self.low = self.moving.matrix(like.bfloat16()) if net.bf16 else None
-        self.still_low = self.fixed.matrix(like.bfloat16()) if net.bf16 else None
+        self.frozen_low = self.fixed.matrix(like.bfloat16()) if net.bf16 else None
         self.grad = torch.zeros_like(self.matrix)
         self.low_grad = None if self.low is None else torch.zeros_like(self.low)  # only its filter columns are used
         self.anchor = torch.zeros_like(self.matrix[:, : self.pulled]) if phase.proximal else None
@@ -51,8 +51,8 @@ class Bodies:
 
     def rule(self, row: int, phase: Train) -> Update:
         """The update of one client's row, by kernels where they support it."""
-        by_kernels = self.low is not None and Descent.fits(self.matrix, phase.settings)
-        update_class = Descent if by_kernels else Update
+        by_kernels = self.low is not None and FusedUpdate.fits(self.matrix, phase.settings)
+        update_class = FusedUpdate if by_kernels else Update
         low = _row(self.low, row)
         anchor = _row(self.anchor, row)
         return update_class(phase, self.matrix[row], low, anchor, self.moving.filters())
@@ -60,7 +60,7 @@ class Bodies:
     def module(self, net: Net, row: int) -> Net:
         """A copy of the module whose tensors are views of this row."""
         own = copy.deepcopy(net).train()
-        for layout, high, low in ((self.moving, self.matrix, self.low), (self.fixed, self.still, self.still_low)):
+        for layout, high, low in ((self.moving, self.matrix, self.low), (self.fixed, self.still, self.frozen_low)):
             for at, value in layout.views(high[row], _row(low, row)).items():
                 replace_in(own, at, Parameter(value, requires_grad=layout is self.moving))
         for at, value in self.noted.views(self.buffers[row]).items():
@@ -76,9 +76,9 @@ class Bodies:
             self.rules[row].reset()
         if self.anchor is not None:
             self.anchor.copy_(self.matrix[:, : self.pulled])
-        if self.low is not None and self.still_low is not None:
+        if self.low is not None and self.frozen_low is not None:
             self.low.copy_(self.matrix)
-            self.still_low.copy_(self.still)
+            self.frozen_low.copy_(self.still)
 
     def descend(self, row: int, loss: Tensor) -> None:
         """One optimiser step of one client."""

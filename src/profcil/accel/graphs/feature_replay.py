@@ -11,32 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.graphs.recorder import Do, Recorder, refused
+from profcil.accel.graphs.recorder import Recorder, Step, refused
 
 PIECES = (512, 128)  # rows of one replay: the largest size that the remaining rows fill
 LIVE = 8  # recordings in the cache
 
-Answers = Callable[[Tensor], Tensor]
+RowFunction = Callable[[Tensor], Tensor]
 
 
-class Lookup:
+class FeatureReplay:
     """Recorded functions of rows, in which no row depends on another. A recording refers to the memory of the weights,
     so a replay uses the weights that the model has at that time."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         # By function and number of rows: the function's key object, input buffer, output buffer, replay.
-        self.known: dict[tuple[int, int], tuple[object, Tensor, Tensor, Do]] = {}
+        self.known: dict[tuple[int, int], tuple[object, Tensor, Tensor, Step]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the model starts without recordings, because its weights lie elsewhere."""
 
-    def __call__(self, whose: object, function: Answers, rows: Tensor) -> Tensor:
+    def __call__(self, whose: object, function: RowFunction, rows: Tensor) -> Tensor:
         """The function's results for all rows. The object `whose` identifies the function, which is recorded the first
         time that this object is given."""
         return torch.cat([self.piece(whose, function, rows[a:b], size) for a, b, size in pieces(len(rows))])
 
-    def piece(self, whose: object, function: Answers, rows: Tensor, size: int) -> Tensor:
+    def piece(self, whose: object, function: RowFunction, rows: Tensor, size: int) -> Tensor:
         """The results for at most `size` rows, by one replay."""
         if (id(whose), size) not in self.known:
             if len(self.known) == LIVE:
@@ -49,7 +49,7 @@ class Lookup:
         replay()
         return outputs[: len(rows)].clone()
 
-    def recorded(self, function: Answers, due: Tensor) -> tuple[Tensor, Do]:
+    def recorded(self, function: RowFunction, due: Tensor) -> tuple[Tensor, Step]:
         """The output buffer of a new recording, and its replay. An eager call first gives the output's shape."""
         eager: list[Tensor] = []
         try:
@@ -60,7 +60,7 @@ class Lookup:
             raise refused("the model in evaluation mode", error) from error
 
 
-def answer(function: Answers, due: Tensor, found: Tensor) -> None:
+def answer(function: RowFunction, due: Tensor, found: Tensor) -> None:
     found.copy_(function(due))
 
 

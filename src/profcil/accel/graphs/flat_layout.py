@@ -33,13 +33,13 @@ class Layout:
         pieces = row.split([size for _, size, _ in self.places.values()])
         tensors: dict[At, Tensor] = {}
         for (at, (shape, _, last)), piece in zip(self.places.items(), pieces, strict=True):
-            tensors[at] = _shaped(piece, shape, last)
+            tensors[at] = _unflattened(piece, shape, last)
         if low is None:
             return tensors
         return tensors | {at: v for at, v in self.views(low).items() if v.dim() == 4}
 
     def filters(self) -> slice:
-        """The columns of the convolution filters, which must be contiguous (see `filters_together`)."""
+        """The columns of the convolution filters, which must be contiguous (see `sorted_for_row`)."""
         sizes = [(len(shape) == 4, size) for shape, size, _ in self.places.values()]
         start = sum(size for _, size in takewhile(lambda piece: not piece[0], sizes))
         return slice(start, start + sum(size for filters, size in sizes if filters))
@@ -47,7 +47,7 @@ class Layout:
     def flat(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Tensors flattened in the order of a row; a copy only where the memory format differs."""
         lasts = [last for _, _, last in self.places.values()]
-        return [_in_order(t, last).reshape(-1) for t, last in zip(tensors, lasts, strict=True)]
+        return [_in_memory_order(t, last).reshape(-1) for t, last in zip(tensors, lasts, strict=True)]
 
     def load(self, row: Tensor, weights: Weights) -> None:
         """Copies weights into a row."""
@@ -55,14 +55,14 @@ class Layout:
             torch.cat(self.flat(weights[b][k] for b, k in self.places), out=row)
 
 
-def _shaped(piece: Tensor, shape: torch.Size, last: bool) -> Tensor:
+def _unflattened(piece: Tensor, shape: torch.Size, last: bool) -> Tensor:
     if not last:
         return piece.view(shape)
     n, c, h, w = shape
     return piece.view(n, h, w, c).permute(0, 3, 1, 2)
 
 
-def _in_order(tensor: Tensor, last: bool) -> Tensor:
+def _in_memory_order(tensor: Tensor, last: bool) -> Tensor:
     return tensor.permute(0, 2, 3, 1) if last else tensor
 
 
@@ -70,7 +70,7 @@ def parameters_of(net: Net, blocks: Iterable[str]) -> dict[At, Tensor]:
     return {(b, k): p for b in blocks for k, p in getattr(net, b).named_parameters()}
 
 
-def filters_together(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
+def sorted_for_row(tensors: Mapping[At, Tensor]) -> dict[At, Tensor]:
     """Sorts the blocks with a proximal term first, and all convolution filters next to each other."""
 
     def place(at: At) -> tuple[bool, bool]:

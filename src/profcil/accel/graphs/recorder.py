@@ -20,7 +20,7 @@ from profcil.errors import Failure
 WARM = 1  # warm-up steps before a capture, in which libraries choose kernels and allocate workspaces
 WIDTH = 10  # most parallel parts of a step
 
-Do = Callable[[], None]
+Step = Callable[[], None]
 
 
 class Recorder(Protocol):
@@ -30,15 +30,15 @@ class Recorder(Protocol):
         """The generator of the client in this row, for draws inside a recorded step."""
         ...
 
-    def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
+    def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
         """Records `step` with the generators of the first `rows` clients. `warm`: the warm-up step, if none has run."""
         ...
 
-    def aside(self, step: Do) -> None:
+    def aside(self, step: Step) -> None:
         """Runs a step eagerly, on the stream of the captures."""
         ...
 
-    def side_by_side(self, parts: Sequence[Do]) -> None:
+    def side_by_side(self, parts: Sequence[Step]) -> None:
         """Inside a step: runs independent parts, in parallel where possible."""
         ...
 
@@ -47,7 +47,7 @@ class Recorder(Protocol):
         ...
 
 
-class Capture:
+class GraphRecorder:
     """Captures CUDA graphs.
 
     All graphs share one memory pool. That is safe because no graph leaves a result in it and no two run at the same
@@ -65,7 +65,7 @@ class Capture:
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
-    def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
+    def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
         with torch.cuda.device(self.device):
             for again in [warm] * WARM if warm else ():
                 self.aside(again)
@@ -73,7 +73,7 @@ class Capture:
             for row in range(rows):
                 graph.register_generator_state(self.generators[row])
             torch.cuda.synchronize()  # `torch.cuda.graph` also collects garbage and frees memory: seconds a run
-            with torch.cuda.stream(self.stream), uncollected():
+            with torch.cuda.stream(self.stream), without_gc():
                 graph.capture_begin(pool=self.pool)
                 try:
                     step()
@@ -84,14 +84,14 @@ class Capture:
                 graph.capture_end()
         return graph.replay
 
-    def aside(self, step: Do) -> None:
+    def aside(self, step: Step) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             step()
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
         torch.cuda.empty_cache()  # cached blocks of this stream cannot be used by other streams
 
-    def side_by_side(self, parts: Sequence[Do]) -> None:
+    def side_by_side(self, parts: Sequence[Step]) -> None:
         if not torch.cuda.is_current_stream_capturing():  # for one eager step, each stream would cache memory
             for part in parts:
                 part()
@@ -109,7 +109,7 @@ class Capture:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
     """Disables garbage collection: destroying an old CUDA graph during a capture could invalidate the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -120,7 +120,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class Repeat:
+class EagerRecorder:
     """A stand-in without a GPU: a replay is another call. As with CUDA graphs, the warm-up changes tensors."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -129,15 +129,15 @@ class Repeat:
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
-    def record(self, step: Do, rows: int, warm: Do | None = None) -> Do:
+    def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
         for again in [warm] * WARM if warm else ():
             again()
         return step
 
-    def aside(self, step: Do) -> None:
+    def aside(self, step: Step) -> None:
         step()
 
-    def side_by_side(self, parts: Sequence[Do]) -> None:
+    def side_by_side(self, parts: Sequence[Step]) -> None:
         for part in parts:
             part()
 
@@ -145,15 +145,15 @@ class Repeat:
         """Nothing to free."""
 
 
-class Often:
+class RecordedStep:
     """A step that is repeated on tensors that keep their memory. The first call is eager, as warm-up; the second call
     records the step and replays it; later calls replay it."""
 
-    def __init__(self, step: Do, recorder: Recorder) -> None:
+    def __init__(self, step: Step, recorder: Recorder) -> None:
         self.step = recorded()(step)
         self.recorder = recorder
         self.taken = False
-        self.replay: Do | None = None
+        self.replay: Step | None = None
 
     def __call__(self) -> None:
         if not self.taken:

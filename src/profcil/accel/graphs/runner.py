@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 import torch
 
 from profcil.accel import stacked_heads
-from profcil.accel.graphs.client_models import Bodies, kind
-from profcil.accel.graphs.feature_replay import Lookup
+from profcil.accel.graphs.client_models import ClientModels, kind
+from profcil.accel.graphs.feature_replay import FeatureReplay
 from profcil.accel.graphs.recorder import WIDTH, Recorder, refused, short
-from profcil.accel.graphs.static_steps import OnFeatures, OnFeaturesByKernels, OnNets, Static, Table
+from profcil.accel.graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep, Table
 from profcil.accel.sources import epochs
 from profcil.engine import steps
 from profcil.engine.phases import Train, Trained
@@ -33,15 +33,15 @@ LIVE = 16  # steps in the cache
 MOST = 256  # recordings in a run; a method that needs more has shapes that do not occur again
 
 
-class Graphs:
+class GraphRunner:
     """The recorded steps of one model, and how phases run on them."""
 
     def __init__(self, net: Net, recorder: Recorder) -> None:
         self.net = net
         self.recorder = recorder
-        self.lookup = Lookup(recorder)
-        self.known: OrderedDict[tuple, Static] = OrderedDict()  # cached steps, the most recently used last
-        self.bodies: WeakValueDictionary[tuple, Bodies] = WeakValueDictionary()  # shared by the cached steps
+        self.lookup = FeatureReplay(recorder)
+        self.known: OrderedDict[tuple, StaticStep] = OrderedDict()  # cached steps, the most recently used last
+        self.bodies: WeakValueDictionary[tuple, ClientModels] = WeakValueDictionary()  # shared by the cached steps
         self.made = 0  # recordings so far
         self.eager: Counter[str] = Counter()  # phases whose step was not recorded, by name
         self.most = WIDTH  # most clients that train their bases in one recorded step
@@ -60,7 +60,7 @@ class Graphs:
                 return self.in_groups(phases)
             except torch.OutOfMemoryError as error:
                 if phases[0].on_features or width == 1:
-                    raise no_room(phases[0], error) from error
+                    raise out_of_memory(phases[0], error) from error
             self.narrow(width)  # outside the handler: the exception refers to tensors that must be freed
 
     def narrow(self, width: int) -> None:
@@ -89,7 +89,7 @@ class Graphs:
 
     def play(self, phases: Sequence[Train], rngs: Sequence[torch.Generator]) -> list[Trained]:
         """Runs a group of phases by replaying, or eagerly where the step cannot be recorded."""
-        step: Static | None = None
+        step: StaticStep | None = None
         lengths: list[int] = []
         for table, lengths in epochs(phases, rngs):
             if step is None:
@@ -107,7 +107,7 @@ class Graphs:
             return stacked_heads.run(self.net, phases)
         return [steps.run(self.net, phase) for phase in phases]
 
-    def begin(self, phases: Sequence[Train], table: Table) -> Static | None:
+    def begin(self, phases: Sequence[Train], table: Table) -> StaticStep | None:
         """The step of these phases, recorded, with the phases copied in; None where it cannot be recorded."""
         p = phases[0]
         padded = -(-len(phases) // ROWS) * ROWS
@@ -118,7 +118,7 @@ class Graphs:
         if step is None:
             if self.full() or not regular(p, table):
                 return None
-            step = self.made_for(p, table, rows)
+            step = self.new_step(p, table, rows)
         missing = step.plan([p.length for p in phases]) - step.replays.keys()
         for recording in sorted(missing, reverse=True):  # most clients first: one warm-up then serves all
             if self.full():
@@ -131,16 +131,16 @@ class Graphs:
         step.begin(phases)
         return step
 
-    def made_for(self, phase: Train, table: Table, rows: int) -> Static:
+    def new_step(self, phase: Train, table: Table, rows: int) -> StaticStep:
         """A new step for such phases."""
         if phase.on_features:
-            step_class = OnFeaturesByKernels if OnFeaturesByKernels.fits(self.net, phase) else OnFeatures
+            step_class = FusedHeadStep if FusedHeadStep.fits(self.net, phase) else HeadStep
             return step_class(self.net, phase, table, rows)
-        bodies = self.bodies.get(kind(phase, rows)) or Bodies(self.net, phase, rows)
+        bodies = self.bodies.get(kind(phase, rows)) or ClientModels(self.net, phase, rows)
         self.bodies[kind(phase, rows)] = bodies
-        return OnNets(bodies, phase, table, self.recorder)
+        return BaseStep(bodies, phase, table, self.recorder)
 
-    def record(self, step: Static, phases: Sequence[Train], recording: tuple[int, int]) -> None:
+    def record(self, step: StaticStep, phases: Sequence[Train], recording: tuple[int, int]) -> None:
         """Records a step for this number of clients and of steps. The warm-up changes weights and generators: the
         caller copies the weights in again, and the generators are restored here."""
         clients, _ = recording
@@ -173,7 +173,7 @@ class Graphs:
         return self.made >= MOST
 
 
-def no_room(phase: Train, error: Exception) -> Failure:
+def out_of_memory(phase: Train, error: Exception) -> Failure:
     """The error for a step that does not fit into GPU memory even for one client."""
     advice = "free some of it, or set a smaller train.batch"
     return Failure(f"the GPU's memory has no room for the step of phase '{phase.name}' ({short(error)}); {advice}")

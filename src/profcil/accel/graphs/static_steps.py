@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.graphs.client_models import Bodies
-from profcil.accel.graphs.recorder import Do, Recorder
-from profcil.accel.graphs.updates import Descent, MaskedDescent, MaskedRule
+from profcil.accel.graphs.client_models import ClientModels
+from profcil.accel.graphs.recorder import Recorder, Step
+from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate
 from profcil.accel.loader import found
 from profcil.accel.resnet import recorded
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
@@ -28,20 +28,20 @@ from profcil.model import losses
 from profcil.model.net import TAIL, Net, Tail, Weights
 
 UNROLL = (5, 4, 3)  # steps in one recording: parallel clients then wait for each other less often
-PAYS = 1000  # steps after which recording several as one pays: a capture takes as long as many steps
-ROOM = 256, 128, 128  # most classes, adapter width and batch size of the gradient kernels
+UNROLL_AFTER = 1000  # steps after which recording several as one pays: a capture takes as long as many steps
+KERNEL_LIMITS = 256, 128, 128  # most classes, adapter width and batch size of the gradient kernels
 CHUNK = 60  # batches in the table: a multiple of every number in UNROLL
 
 Table = dict[str, Tensor]
 
 
-class Static:
+class StaticStep:
     """A step on static buffers, for up to `width` clients. Subclasses define the step."""
 
     def __init__(self, phase: Train, table: Table, width: int) -> None:
         empty_source = Shuffled(torch.empty(0), torch.empty(0))
         self.unroll = unroll(phase.length)
-        self.replays: dict[tuple[int, int], Do] = {}  # recordings, by number of clients and number of steps
+        self.replays: dict[tuple[int, int], Step] = {}  # recordings, by number of clients and number of steps
         self.like = replace(phase, weights={}, source=empty_source, constants={})  # what all its phases have in common
         self.table = {k: v.new_zeros(CHUNK, width, *v.shape[2:]) for k, v in table.items()}
         self.constants = {k: v.new_zeros(width, *v.shape) for k, v in phase.constants.items()}
@@ -117,14 +117,14 @@ class Static:
         raise NotImplementedError
 
 
-class OnNets(Static):
+class BaseStep(StaticStep):
     """The step of phases that train the base: several clients in parallel, each on its own module.
 
     The longest epochs come first, so that the active clients are the first rows. There is a recording for each number
     of active clients.
     """
 
-    def __init__(self, bodies: Bodies, phase: Train, table: Table, recorder: Recorder) -> None:
+    def __init__(self, bodies: ClientModels, phase: Train, table: Table, recorder: Recorder) -> None:
         super().__init__(phase, table, len(bodies.nets))
         self.bodies = bodies
         self.recorder = recorder
@@ -137,7 +137,7 @@ class OnNets(Static):
         self.bodies.load(phases)
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
-        self.ripe = {rows for rows in range(1, len(self.bodies.nets) + 1) if self.taken[rows] >= PAYS}
+        self.ripe = {rows for rows in range(1, len(self.bodies.nets) + 1) if self.taken[rows] >= UNROLL_AFTER}
         return super().plan(lengths)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
@@ -184,7 +184,7 @@ class OnNets(Static):
         return self.bodies.copied(row, self.like.blocks)
 
 
-class OnFeatures(Static):
+class HeadStep(StaticStep):
     """The step of a stack of adapters and heads.
 
     All tensors of a client lie in one row of a matrix, so that proximal term, clipping and update are a few kernels. A
@@ -204,7 +204,7 @@ class OnFeatures(Static):
             tensors[b][k] = piece.view(width, *shape).detach().requires_grad_(b in phase.blocks)
         self.parameters = [v for b in phase.blocks for v in tensors[b].values()]
         self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
-        rule_class = MaskedDescent if Descent.fits(self.moved, phase.settings) else MaskedRule
+        rule_class = FusedMaskedUpdate if FusedUpdate.fits(self.moved, phase.settings) else MaskedUpdate
         self.rule = rule_class(phase.settings, self.moved, phase.proximal)
 
     def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
@@ -243,14 +243,14 @@ class OnFeatures(Static):
         return blocks
 
 
-class OnFeaturesByKernels(OnFeatures):
-    """`OnFeatures` with the analytic gradient in Triton kernels, which read the batch from the table themselves."""
+class FusedHeadStep(HeadStep):
+    """`HeadStep` with the analytic gradient in Triton kernels, which read the batch from the table themselves."""
 
     def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
         super().__init__(net, phase, table, width)
         shapes = {name: shape for (_, name), shape in self.shapes.items()}
         self.gradient = torch.zeros_like(self.moved)
-        self.slopes = _tails().Slopes(self.flat, shapes, table["y"].shape[-1])
+        self.slopes = _head_kernels().HeadGradient(self.flat, shapes, table["y"].shape[-1])
 
     @staticmethod
     def fits(net: Net, phase: Train) -> bool:
@@ -258,8 +258,8 @@ class OnFeaturesByKernels(OnFeatures):
         supported_loss = phase.blocks == TAIL and phase.loss is losses.classification
         down = net.adapter["down"]
         sizes = (net.classes, len(down), phase.settings.batch)
-        too_large = any(size > limit for size, limit in zip(sizes, ROOM, strict=True))
-        if not down.is_cuda or too_large or _tails() is None:
+        too_large = any(size > limit for size, limit in zip(sizes, KERNEL_LIMITS, strict=True))
+        if not down.is_cuda or too_large or _head_kernels() is None:
             return False
         supported_gpu = torch.cuda.get_device_capability(down.device) >= (8, 0)  # older: too little shared memory
         return supported_loss and supported_gpu and not net.cosine
@@ -273,7 +273,7 @@ class OnFeaturesByKernels(OnFeatures):
         self.slopes.count(self.total, self.number, active)
 
 
-def _tails() -> Any:
+def _head_kernels() -> Any:
     return found("triton.adapter_head")
 
 

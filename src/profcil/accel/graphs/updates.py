@@ -47,7 +47,7 @@ class Update:
             self.low.copy_(self.row)
 
 
-class Descent(Update):
+class FusedUpdate(Update):
     """`Update` for SGD in bfloat16 on a GPU, by fused kernels that pass over the row twice."""
 
     def __init__(self, phase: Train, row: Tensor, low: Tensor | None, anchor: Tensor | None, filters: slice) -> None:
@@ -68,7 +68,7 @@ class Descent(Update):
         _kernels().descend(*grads, *tensors, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
 
 
-class MaskedRule:
+class MaskedUpdate:
     """Proximal term, clipping and update of a matrix with one client in each row, of which some are inactive.
 
     A mask on the device says which rows are active, because a CUDA graph needs fixed shapes. Inactive rows may be NaN,
@@ -126,8 +126,8 @@ class MaskedRule:
         p.addcdiv_((m * (-s.lr / (1 - self.beta1**t))).masked_fill(still, 0.0), root)
 
 
-class MaskedDescent(MaskedRule):
-    """`MaskedRule` for SGD on a GPU, by fused kernels that pass over the matrix twice."""
+class FusedMaskedUpdate(MaskedUpdate):
+    """`MaskedUpdate` for SGD on a GPU, by fused kernels that pass over the matrix twice."""
 
     def __init__(self, settings: TrainSettings, matrix: Tensor, proximal: float = 0.0) -> None:
         super().__init__(settings, matrix, proximal)

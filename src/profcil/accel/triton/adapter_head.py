@@ -21,7 +21,7 @@ SLIM = 16  # columns of a program of `_before`
 HOW = {"num_warps": 4, "num_stages": 3}
 
 
-class Slopes:
+class HeadGradient:
     """The buffers for stacks of one shape. `shapes`: a client's tensors in the order of its row."""
 
     def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:

@@ -38,7 +38,7 @@ def moments(x, sums=None):
     return mean, var * ((count - 1) / count)
 
 
-def stretched(x, mean, factor, shift):
+def affine(x, mean, factor, shift):
     """(x − mean) factor + shift, with one number a channel each."""
     return _normalised(x, factor, shift, None, mean, torch.ones_like(mean), 1, False)
 
@@ -66,7 +66,7 @@ def _statistics(x, running_mean, running_var, momentum, eps, groups, sums=None):
 
 def _normalised(x, weight, bias, added, mean, scale, groups, rectify):
     y, (rows, channels, _, tiles) = torch.empty_like(x), _layout(x, groups, PIXELS)
-    _ahead[(tiles, triton.cdiv(channels, CHANNELS), groups)](
+    _forward[(tiles, triton.cdiv(channels, CHANNELS), groups)](
         x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
         PIXELS, CHANNELS,
     )  # fmt: skip
@@ -90,7 +90,7 @@ def backward(grads, x, y, weight, bias, mean, scale, groups, rectify, adds):
         adds, both, rectify, pixels, CHANNELS,
     )  # fmt: skip
     _collect[(triton.cdiv(channels, FEW),)](partial, sums, dw, db, groups, channels, pieces, PIECES, FEW)
-    _back[(tiles, wide, groups)](
+    _backward[(tiles, wide, groups)](
         slope, x, dx, mean, scale, weight, bias, sums, rows, channels, rectify and not writes, PIXELS, CHANNELS
     )
     return dx, dw, db, slope if adds else None
@@ -175,7 +175,7 @@ def _pieces(partial, g, c, real, channels, pieces, BP: tl.constexpr):
 
 
 @triton.jit
-def _ahead(
+def _forward(
     x, added, y, mean, scale, weight, bias, rows, channels, ADDS: tl.constexpr, RECTIFY: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +196,7 @@ def _ahead(
 
 
 @triton.jit
-def _slope(grad, other, y, at, there, before, ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr):
+def _relu_gradient(grad, other, y, at, there, before, ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr):
     """The gradient before ReLU. Where nothing was added, the sign follows from x, and y is not read."""
     d = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
     if BOTH:
@@ -226,7 +226,7 @@ def _products(
         there = (m < rows)[:, None] & real[None, :]
         at = g * rows * channels + m[:, None] * channels + c[None, :]
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
-        d = _slope(grad, other, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, BOTH, RECTIFY)
+        d = _relu_gradient(grad, other, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, BOTH, RECTIFY)
         if ADDS or BOTH:
             rounded = d.to(slope.dtype.element_ty)
             tl.store(slope + at, rounded, mask=there)
@@ -255,7 +255,7 @@ def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, 
 
 
 @triton.jit
-def _back(
+def _backward(
     slope, x, dx, mean, scale, weight, bias, sums, rows, channels, RECTIFY: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -271,7 +271,7 @@ def _back(
     one = tl.load(sums + g * 2 * channels + c, mask=real, other=0.0) / rows
     two = tl.load(sums + (g * 2 + 1) * channels + c, mask=real, other=0.0) / rows
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
-    d = _slope(slope, slope, x, at, there, v * (w * s)[None, :] + b[None, :], False, False, RECTIFY)
+    d = _relu_gradient(slope, slope, x, at, there, v * (w * s)[None, :] + b[None, :], False, False, RECTIFY)
     out = (d - one[None, :] - v * s[None, :] * two[None, :]) * (w * s)[None, :]
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
 
@@ -291,7 +291,7 @@ def _through(
     factor = tl.load(weight + c, mask=real, other=0.0) * tl.load(scale + c, mask=real, other=0.0)
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
     before = (v - mu[None, :]) * factor[None, :] + b[None, :]
-    d = _slope(grad, other, y, at, there, before, ADDS, BOTH, RECTIFY)
+    d = _relu_gradient(grad, other, y, at, there, before, ADDS, BOTH, RECTIFY)
     if ADDS:
         tl.store(slope + at, d.to(slope.dtype.element_ty), mask=there)
     out = d * factor[None, :]

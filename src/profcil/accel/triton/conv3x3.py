@@ -60,7 +60,7 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
         return False
     if wide & (wide - 1) or not 4 <= wide <= 32 or weight.data_ptr() % 16 or x.data_ptr() % 16:
         return False
-    summed, outputs, inputs, *_ = _slopes_shape(c, k)
+    summed, outputs, inputs, *_ = _gradient_tile(c, k)
     boxes = [_box(wide, pixels) for pixels in (_shape(c)[0], _shape(k)[0], summed)]
     whole = all(n // groups % images == 0 and high % rows == 0 for images, rows, _ in boxes)
     divides = all(channels % _shape(channels)[1] == 0 for channels in (c, k)) and k % outputs == c % inputs == 0
@@ -71,7 +71,7 @@ def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
 @cache
 def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
     """The self-check of one kind of kernel: it compiles, and agrees with the formula on generated images."""
-    return right(_agrees, channels, outputs, wide, step, device)
+    return right(_compare, channels, outputs, wide, step, device)
 
 
 @torch.no_grad()
@@ -89,7 +89,7 @@ def right(compare: Callable[..., bool], *kind: Any) -> bool:
     return not wrong
 
 
-def _agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
+def _compare(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
     size, sides = wide * step, (3, 1)[:step]  # with stride 2, there is a 1x1 filter, too
     images, outer = (32, channels, size, size), (32, outputs, wide, wide)
     x, *rest = drawn(images, *(s for side in sides for s in ((outputs, channels, side, side), outer)), device=device)
@@ -136,7 +136,7 @@ def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
     y = _empty(x, k, h // step, w // step)
     tiles = y.numel() // k // pixels
     sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
-    _ahead[(tiles, k // channels)](
+    _forward[(tiles, k // channels)](
         _tiles(x, [images, rows, columns, DEPTH], step), _matrix(weight, [channels, DEPTH]),
         _tiles(y, [images, rows, columns, channels]), sums, h // step,
         c, k, images, rows, columns, DEPTH, channels, step, side, num_warps=warps, num_stages=stages,
@@ -155,7 +155,7 @@ def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | N
     def read(d: Tensor, weight: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
         return _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels])
 
-    _back[(n * h * w // pixels, c // channels, step * step)](
+    _backward[(n * h * w // pixels, c // channels, step * step)](
         *read(d, weight), *(read(*beside) if beside else (None, None)),
         _tiles(x, [images, rows, columns, channels], step), h,
         k, c, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
@@ -166,13 +166,13 @@ def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | N
 def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
     """The gradient of the filters, summed in a number of parts that divides the pixels."""
     (n, k, h, w), c = d.shape, x.shape[1]
-    pixels, outputs, inputs, parts, warps, stages = _slopes_shape(c, k)
+    pixels, outputs, inputs, parts, warps, stages = _gradient_tile(c, k)
     images, rows, columns = _box(w, pixels)
     tiles = n * h * w // pixels
     parts = math.gcd(parts if side == 3 else ALONE, tiles)
     made = x.new_empty(k, side, side, c)
     sums = x.new_empty(parts, *made.shape, dtype=torch.float32) if parts > 1 else made
-    _slopes[(side * side * (c // inputs) * (k // outputs), parts)](
+    _filter_gradient[(side * side * (c // inputs) * (k // outputs), parts)](
         TensorDescriptor.from_tensor(d.permute(0, 2, 3, 1).reshape(-1, k), [pixels, outputs]),
         _tiles(x, [images, rows, columns, inputs], step), sums, h, tiles // parts,
         c, k, images, rows, columns, inputs, outputs, step, side, num_warps=warps, num_stages=stages,
@@ -186,7 +186,7 @@ def _shape(channels: int) -> tuple[int, int, int, int]:
     return NARROW if channels <= NARROW[1] else WIDE
 
 
-def _slopes_shape(inputs: int, outputs: int) -> tuple[int, int, int, int, int, int]:
+def _gradient_tile(inputs: int, outputs: int) -> tuple[int, int, int, int, int, int]:
     return SLOPES[max(channels for channels in SLOPES if channels <= min(inputs, outputs))]
 
 
@@ -222,7 +222,7 @@ def _place(high, BI: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def _under(x, i, h, r, s, c, IN: tl.constexpr, STEP: tl.constexpr):
+def _inputs_under_tap(x, i, h, r, s, c, IN: tl.constexpr, STEP: tl.constexpr):
     """The inputs under a tap."""
     if STEP == 1:
         return x.load([i, h + r, s, c])
@@ -231,7 +231,7 @@ def _under(x, i, h, r, s, c, IN: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def _ahead(
+def _forward(
     x, w, y, sums, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,
     BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
@@ -241,7 +241,9 @@ def _ahead(
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
     for t in range(SIDE * SIDE * (IN // BR)):
         c, tap = (t // (SIDE * SIDE)) * BR, t % (SIDE * SIDE)
-        a = _under(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(BI * BH * BW, BR)
+        a = _inputs_under_tap(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(
+            BI * BH * BW, BR
+        )
         total = tl.dot(w.load([out, tap * IN + c]), a.T, total)
     one = tl.sum(total, 1)
     off = total - one[:, None] / (BI * BH * BW)
@@ -252,11 +254,11 @@ def _ahead(
 
 
 @triton.jit
-def _back(
+def _backward(
     d, w, beside, thin, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
     BW: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """`_ahead` with reversed taps. With stride 2, even rows are under the centre tap only and odd rows under the two
+    """`_forward` with reversed taps. With stride 2, even rows are under the centre tap only and odd rows under the two
     others; columns likewise. Each of the four combinations has its own programs. Pixels with even row and column are
     also under the 1x1 filters, if `beside` is given."""
     i, h = _place(high, BI, BH)
@@ -286,7 +288,7 @@ def _back(
 @triton.jit(
     do_not_specialize=["number"]
 )  # otherwise other batch sizes would compile variants that no self-check has seen
-def _slopes(
+def _filter_gradient(
     d, x, made, high, number, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
@@ -297,7 +299,9 @@ def _slopes(
     total = tl.zeros((BO, BC), tl.float32)
     for m in range(part * number, (part + 1) * number):
         i, h = (m // rows) * BI, (m % rows) * BH
-        a = _under(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(BI * BH * BW, BC)
+        a = _inputs_under_tap(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(
+            BI * BH * BW, BC
+        )
         total = tl.dot(d.load([m * BI * BH * BW, out]).T, a, total)
     at = made + ((part * OUT + out + tl.arange(0, BO)) * (SIDE * SIDE) * IN)[:, None] + tap * IN + c + tl.arange(0, BC)
     tl.store(at, total.to(made.dtype.element_ty))

@@ -42,10 +42,10 @@ def takes(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, 
 @cache
 def agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
     """The self-check of one kind of kernel: it compiles, and agrees with the formula on generated images."""
-    return conv3x3.right(_agrees, channels, outputs, high, wide, dtype, device)
+    return conv3x3.right(_compare, channels, outputs, high, wide, dtype, device)
 
 
-def _agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
+def _compare(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
     whole = PIXELS // math.gcd(PIXELS, high * wide)  # images
     number = whole * triton.cdiv(2 * PARTS * PIXELS, whole * high * wide)  # so that parts have several tiles
     shapes = (number, channels, high, wide), (outputs, channels, 3, 3), (number, outputs, high, wide)
@@ -61,7 +61,7 @@ def ahead(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     y = weight.new_empty(n, h, w, k).permute(0, 3, 1, 2)
     tiles = n * h * w // PIXELS
     sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
-    _ahead[(tiles, k // CHANNELS)](
+    _forward[(tiles, k // CHANNELS)](
         x, weight, _tiles(y), sums, *x.stride(), *weight.stride(),
         c, k, h, w, PIXELS, CHANNELS, COLUMNS, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def slopes(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     parts = triton.cdiv(tiles, number)
     made = torch.empty_like(weight)
     sums = x.new_empty(parts, k, COLUMNS, dtype=torch.float32)
-    _slopes[(k // CHANNELS, parts)](
+    _filter_gradient[(k // CHANNELS, parts)](
         _tiles(d), x, sums, tiles, number, *x.stride(),
         c, k, h, w, PIXELS, CHANNELS, COLUMNS, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def _taps(IN: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _under(
+def _inputs_under_tap(
     x, tile, image, channel, row, column, IN: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
     PIXELS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -117,13 +117,13 @@ def _under(
     do_not_specialize=["image", "channel", "row", "column", "outer", "inner", "across", "along"],
     do_not_specialize_on_alignment=["x", "weight"],
 )
-def _ahead(
+def _forward(
     x, weight, y, sums, image, channel, row, column, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """IN input and OUT output channels; the strides are those of the images and of the filters."""
     tile, out = tl.program_id(0), tl.program_id(1) * BO
-    a = _under(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
+    a = _inputs_under_tap(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
     c, r, s = _taps(IN, COLUMNS)
     k = out + tl.arange(0, BO)
     at = weight + k[:, None] * outer + (c * inner + r * across + s * along)[None, :]
@@ -140,7 +140,7 @@ def _ahead(
 @triton.jit(
     do_not_specialize=["tiles", "number", "image", "channel", "row", "column"], do_not_specialize_on_alignment=["x"]
 )
-def _slopes(
+def _filter_gradient(
     d, x, sums, tiles, number, image, channel, row, column, IN: tl.constexpr, OUT: tl.constexpr, HIGH: tl.constexpr,
     WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -148,7 +148,7 @@ def _slopes(
     out, part = tl.program_id(0) * BO, tl.program_id(1)
     total = tl.zeros((BO, COLUMNS), tl.float32)
     for tile in range(part * number, tl.minimum((part + 1) * number, tiles)):
-        a = _under(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
+        a = _inputs_under_tap(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
         total = tl.dot(d.load([tile * PIXELS, out]).T, a.to(d.dtype).T, total)
     at = sums + ((part * OUT + out + tl.arange(0, BO)) * COLUMNS)[:, None] + tl.arange(0, COLUMNS)
     tl.store(at, total)

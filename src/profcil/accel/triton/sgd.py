@@ -2,7 +2,7 @@
 
 The first pass computes the norm of the gradient with the proximal term, the second does the rest. For one row, the
 gradients of filters are read in bfloat16 from a second row. For a matrix with one client in each row, inactive rows are
-not touched. See `updates.Descent` and `updates.MaskedDescent`.
+not touched. See `updates.FusedUpdate` and `updates.FusedMaskedUpdate`.
 """
 # mypy: ignore-errors
 
