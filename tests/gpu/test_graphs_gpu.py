@@ -28,7 +28,7 @@ SETTINGS = {
     "device": "cuda",
     "setting": "homogeneous",
     "dirichlet": 0.5,
-    "label_space": "seen",
+    "all_seen": True,
     "warmup__rounds": 0,
     "train__batch": 16,
     "train__epochs": 2,
