@@ -28,10 +28,7 @@ SETTINGS = {
     "device": "cuda",
     "setting": "homogeneous",
     "dirichlet": 0.5,
-<<<<<<< HEAD
-=======
     "all_seen": True,
->>>>>>> h-tests
     "warmup__rounds": 0,
     "train__batch": 16,
     "train__epochs": 2,
