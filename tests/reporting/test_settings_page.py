@@ -31,7 +31,7 @@ def test_every_setting_of_every_method_is_listed_with_a_help_text():
 def test_the_list_as_text_and_as_json(capsys):
     assert main(["list", "settings", "--method", "fedprox"]) == 0
     text = capsys.readouterr().out
-    assert "params.mu" in text and "strength of the pull" in text and "params.noise" not in text
+    assert "params.mu" in text and "proximal term" in text and "params.noise" not in text
     assert main(["list", "settings", "--method", "fedprox", "--json"]) == 0
     found = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
     assert found["train.momentum"] == {
