@@ -116,7 +116,7 @@ def cache_key(world: World) -> str:
         "divergence": [c.train.loss_limit, c.train.on_divergence],
         "transfer": c.transfer,
     }
-    if c.accelerate == "off":
+    if world.executor.acceleration is None:  # also with "auto", where the package accel is absent
         facts["accelerate"] = "off"
     if from_plugin := registry.origin("encoders", encoder):
         facts["brought"] = from_plugin  # the key is part of the hash
