@@ -58,7 +58,9 @@ def test_inputs_are_embedded_by_the_warmed_base_and_real_examples_are_shared(eva
     assert torch.allclose(pairs[label].replay, embed(evaluation.world.net, evaluation.warm["base"], train, shown))
     other = space_of(tiny("pro"))
     assert torch.equal(other.held_out(label), rows) and torch.equal(other.judged, evaluation.judged)
-    assert len(rows) == min(COUNT, int((evaluation.world.evaluation_examples.y == label).sum())) == len(set(rows.tolist()))
+    assert (
+        len(rows) == min(COUNT, int((evaluation.world.evaluation_examples.y == label).sum())) == len(set(rows.tolist()))
+    )
 
 
 @pytest.mark.parametrize("space", ["base", "adapted"])
