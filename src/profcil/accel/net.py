@@ -20,7 +20,6 @@ from profcil.encoders.resnet18 import Block, ResNet18
 from profcil.encoders.textcnn import TextCNN
 from profcil.model.layers import BatchNorm, unit
 from profcil.model.net import Net
-from profcil.model.sketch import sketch
 
 
 class SparseGAT(GAT):
@@ -59,9 +58,6 @@ class AcceleratedNet(Net):
             return super().encode(*batches)
         with resnet.groups(self.base, len(batches)):
             return self.base(torch.cat([x for (x,) in batches])).chunk(len(batches))
-
-    def sketch(self, inputs: Inputs, width: int) -> Tensor:
-        return sketch(self.facts.modality, inputs, width, self.vocabulary, sparse_linear.product)
 
     @torch.no_grad()
     def embed(self, examples: Examples, index: Tensor) -> Tensor:

@@ -67,6 +67,8 @@ def label(p: Any) -> str:
     """Stage or position, and the loss if it is known."""
     if p.what == "warmup":
         return f"warm-up, loss {p.facts['loss']:.3g}"
+    if p.what == "dictionary":
+        return "dictionary"
     loss = f", loss {p.facts['loss']:.3g}" if p.facts.get("loss") is not None else " done"
     return f"position {p.when.position + 1} of {p.total // p.when.rounds}{loss}"
 

@@ -14,6 +14,7 @@ from profcil.deploy.wire import Request, Response
 from profcil.engine.client import Client
 from profcil.engine.fleet import make_guard
 from profcil.engine.payload import Inbox, Reply
+from profcil.engine.dictionary import DictionarySearch, dictionary_of
 from profcil.engine.warmup import warmup_setup
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError
@@ -37,7 +38,7 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     world = identity.make_world()
     identity.check_matches_server(world, request.facts)
     world.features.clear()  # the cache is keyed by block version, and another run may use the same versions
-    world, method = warmup_setup(world) if request.when.stage == "warmup" else (world, make_method(world))
+    world, method = method_at(world, request.when.stage)
     private = store.read_private(request.private_id)
     client = identity.make_client(world, request, private)
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
@@ -65,8 +66,17 @@ def load_inbox(store: SiteStore, request: Request) -> Inbox:
     return {name: block for name, block in found.items() if block is not None}
 
 
-def make_method(world: World) -> Any:
-    return registry.find("methods", world.config.method).METHOD(world.config.params)
+def method_at(world: World, stage: str) -> tuple[World, Any]:
+    """The method that computes a stage, and the world with its settings."""
+    if stage == "warmup":
+        return warmup_setup(world)
+    method = registry.find("methods", world.config.method).METHOD(world.config.params)
+    if stage != "dictionary":
+        return world, method
+    dictionary = dictionary_of(world, method)
+    if dictionary is None:
+        raise Failure(f"the method {world.config.method} uses no dictionary, but the server asks for its sums")
+    return world, DictionarySearch(dictionary)
 
 
 def run_turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:

@@ -44,7 +44,7 @@ class ReplyForecast:
         replies = run(world, method, when, client, inbox)
         observed = {y for p in range(when.position + 1) for y in plan.observed(client, p)}
         received = {y for b in inbox.values() for y in b.labels}
-        examples = plan.clean.owned(client) if when.stage == "warmup" else plan.samples(client, when.position)
+        examples = plan.clean.owned(client) if when.before_stream else plan.samples(client, when.position)
         return ReplyRequirements(
             expected=replace(replies[0], blocks=all_blocks(replies)),
             required=frozenset.intersection(*(frozenset(r.blocks) for r in replies)),
@@ -103,17 +103,17 @@ def run_untrained_turn(method: Any, client: Client, inbox: Inbox) -> Reply:
 def dummy_client(world: World, when: When, client: int, private: Private) -> Client:
     """A client whose data are test examples of the classes that `client` has at any position."""
     plan = world.plan
-    warm = when.stage == "warmup"
+    early = when.before_stream
     classes = [y for p in range(plan.positions) for y in plan.observed(client, p)]
     examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes))
-    current = classes if warm else plan.observed(client, when.position)
+    current = classes if early else plan.observed(client, when.position)
     return Client(
         id=plan.clients,  # one beyond the last client, so that it shares no random numbers with a real one
         when=when,
         seed=world.config.seed,
         examples=examples,
         current=torch.isin(examples.y, torch.tensor(current, device=world.device)).nonzero().flatten(),
-        seen=() if warm else tuple(sorted(plan.seen(when.position))),
+        seen=() if early else tuple(sorted(plan.seen(when.position))),
         net=world.net,
         settings=replace(world.config.train, epochs=1),
         private=private,

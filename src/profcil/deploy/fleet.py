@@ -137,7 +137,7 @@ class FlowerFleet:
             blocks={name: blocks_for_client[name] for name in blocks_for_client.sent},
             private_id=state.held.get(client, {}).get(PRIVATE_ID, 0),
             next_private_id=when.position * when.rounds + when.round + 1,
-            seen=() if when.stage == "warmup" else tuple(sorted(world.plan.seen(when.position))),
+            seen=() if when.before_stream else tuple(sorted(world.plan.seen(when.position))),
             facts=self.run_facts,
         )
 

@@ -20,8 +20,10 @@ from profcil.deploy.fleet import FlowerFleet
 from profcil.deploy.mailbox import Mailbox
 from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy
+from profcil.engine import dictionary
 from profcil.engine.channel import When
 from profcil.engine.device import device_of
+from profcil.engine.dictionary import prepare_dictionary
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.run import Observer, RunRecorder, settings_of
 from profcil.engine.warmup import WarmupResult, compute
@@ -46,7 +48,7 @@ class DeploymentRecorder(RunRecorder):
 
     def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
         super().watch(what, when, facts)
-        if what != "warmup":
+        if not when.before_stream:
             self.save()
 
     def save(self) -> None:
@@ -105,7 +107,7 @@ def serve(
 
 
 def begin_run(recorder: DeploymentRecorder, method: Any, events: EventBuffer) -> None:
-    """Runs the warm-up and saves the first state."""
+    """Runs the stages before the stream and saves the first state."""
     world = recorder.world
     scores = Scores.empty(world.plan.positions, task_totals(world))
     # Events are recorded with a state, so there is a provisional one during the warm-up.
@@ -113,8 +115,10 @@ def begin_run(recorder: DeploymentRecorder, method: Any, events: EventBuffer) ->
     events.attach(recorder)
     recorder.record({"event": "started", "pid": os.getpid()})
     warmed = warm_up(recorder)
-    recorder.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": False}
-    state = initial_state(method, warmed.weights, scores, Ledger(list(warmed.ledger.entries)))
+    found = prepare_dictionary(world, method, recorder.watch, dictionary.compute)
+    recorder.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": False, "dictionary_seconds": found.seconds}
+    ledger = Ledger([*warmed.ledger.entries, *found.ledger.entries])
+    state = initial_state(method, found.added_to(warmed.weights), scores, ledger)
     recorder.hold(state, recorder.whole[1])
     recorder.save()
 

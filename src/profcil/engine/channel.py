@@ -25,10 +25,15 @@ COUNT_BYTES = 8  # for the number of examples in a reply
 class When:
     """A place in the stream."""
 
-    stage: str  # warmup, round or refresh
+    stage: str  # warmup, dictionary, round or refresh
     position: int
     round: int
     rounds: int  # in this position
+
+    @property
+    def before_stream(self) -> bool:
+        """Whether this is before the first position: all examples are current and no class counts as seen."""
+        return self.stage in ("warmup", "dictionary")
 
     @property
     def final(self) -> bool:

@@ -19,6 +19,7 @@ from profcil.config import plain
 from profcil.engine.channel import When
 from profcil.engine.client_store import ClientStore
 from profcil.engine.device import device_of
+from profcil.engine.dictionary import DictionaryResult, find_entries, prepare_dictionary
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.snapshots import save_memory
 from profcil.engine.warmup import WarmupResult, warm
@@ -62,29 +63,34 @@ def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lamb
         world = prepare(config, data_dir, folder)
         folder.begin(config, world.plan)
         recorder = RunRecorder(world, folder, observe, data_dir)
+        method = registry.find("methods", config.method).METHOD(config.params)
         try:
             warmed = warm(world, recorder.watch)
+            dictionary = prepare_dictionary(world, method, recorder.watch, find_entries)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"interrupted during the warm-up, before the first state of {out} was saved; "
+                f"interrupted before the stream, when {out} had no saved state yet; "
                 "start it again with the same command"
             ) from None
-        recorder.began = time.perf_counter()  # the stream's seconds do not include the warm-up
+        recorder.began = time.perf_counter()  # the stream's seconds do not include the stages before it
         recorder.facts |= {"warmup_seconds": warmed.seconds, "warmup_cached": warmed.cached}
-        method = registry.find("methods", config.method).METHOD(config.params)
-        recorder.hold(first_state(world, method, warmed, folder))
+        recorder.facts |= {"dictionary_seconds": dictionary.seconds}
+        recorder.hold(first_state(world, method, warmed, dictionary, folder))
         recorder.save()
         folder.wait_until_written()  # from here on a run that is killed can be resumed
         return finish(recorder, method)
 
 
-def first_state(world: World, method: Any, warmed: WarmupResult, folder: RunFolder) -> RunState:
+def first_state(
+    world: World, method: Any, warmed: WarmupResult, dictionary: DictionaryResult, folder: RunFolder
+) -> RunState:
     """The state of a run before the first round."""
     scores = Scores.empty(world.plan.positions, task_totals(world))
+    ledger = Ledger([*warmed.ledger.entries, *dictionary.ledger.entries])
     with torch.no_grad():
-        server = method.begin(warmed.weights)
+        server = method.begin(dictionary.added_to(warmed.weights))
     private = ClientStore(folder.clients, world.device)
-    return RunState(server, scores, Ledger(list(warmed.ledger.entries)), private=private)
+    return RunState(server, scores, ledger, private=private)
 
 
 def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda p: None) -> Path:
@@ -211,7 +217,7 @@ class RunRecorder:
     def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
         """Called after every warm-up round, round and position: reports it, writes an event, saves if it is due."""
         self.observe(self.progress(what, when, facts))
-        if what == "warmup":
+        if when.before_stream:
             return
         seconds = round(self.before + time.perf_counter() - self.began, 3)
         event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}
@@ -227,8 +233,8 @@ class RunRecorder:
     def progress(self, what: str, when: When, facts: dict[str, Any]) -> Progress:
         """How many rounds of the warm-up or of the stream are done."""
         config = self.world.config
-        if what == "warmup":
-            return Progress(what, when, when.round + 1, config.warmup.rounds, facts)
+        if when.before_stream:
+            return Progress(what, when, when.round + 1, when.rounds, facts)
         rounds = config.train.rounds
         done = when.position * rounds + when.round + 1
         return Progress(what, when, done, rounds * self.world.plan.positions, facts)

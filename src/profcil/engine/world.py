@@ -57,8 +57,8 @@ class World:
         return part
 
     def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
-        """A client at one moment. During the warm-up all its examples are current, and no class counts as seen."""
-        in_warmup = when.stage == "warmup"
+        """A client at one moment. Before the stream all its examples are current, and no class counts as seen."""
+        early = when.before_stream
         _, examples = self.share(id)
         kept = self.kept_at(when)
         if (id, "current") not in kept:
@@ -69,10 +69,10 @@ class World:
             seed=self.config.seed,
             examples=examples,
             current=kept[id, "current"],
-            seen=() if in_warmup else tuple(sorted(self.plan.seen(when.position))),
+            seen=() if early else tuple(sorted(self.plan.seen(when.position))),
             net=self.net,
             settings=self.config.train,
-            budget=1.0 if in_warmup else self.budget(id, when.position),
+            budget=1.0 if early else self.budget(id, when.position),
             private=private,
             cache=self.features,
             kept=kept,
@@ -81,7 +81,7 @@ class World:
     def store_current(self, id: int, when: When) -> None:
         """Computes the rows of a client's current examples and their labels as Python integers, for this position."""
         owned, examples = self.share(id)
-        if when.stage == "warmup":
+        if when.before_stream:
             ids = torch.from_numpy(self.plan.clean.owned(id))
             current = owned
         else:
@@ -93,7 +93,7 @@ class World:
 
     def kept_at(self, when: When) -> dict[Any, Any]:
         """What clients have computed at this position. Results of another position are dropped."""
-        moment = (when.stage == "warmup", when.position)
+        moment = (when.before_stream, when.position)
         if self.kept[0] != moment:
             self.kept = (moment, {})
         return self.kept[1]

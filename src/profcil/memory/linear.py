@@ -53,14 +53,13 @@ def support_mask(y: Tensor, minimum: int) -> Tensor:
     return mask
 
 
-def summarise(features: Tensor, y: Tensor, *, packed: bool = False) -> Summary:
-    """The summary of some examples. With `packed`, the matrix is in the packed form that is sent."""
+def summarise(features: Tensor, y: Tensor) -> Summary:
+    """The summary of some examples."""
     labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
     one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
     u = append_one(features)
     mean = one_hot.T @ u[:, :-1] / count[:, None]
-    gram = packed_gram(u) if packed else u.T @ u
-    return Summary(tuple(labels.tolist()), count.double(), mean, gram)
+    return Summary(tuple(labels.tolist()), count.double(), mean, u.T @ u)
 
 
 def pool(parts: Iterable[Summary]) -> Summary:
@@ -111,17 +110,6 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     return weight, -0.5 * (weight * s.mean).sum(1)
 
 
-def ridge(s: Summary, strength: float, last: int = 0) -> tuple[Tensor, Tensor]:
-    """Least squares on one-hot labels, (G/n + λ·mean variance·I)⁻¹ [n_y μ̃_y / n]; the bias is not shrunk. `last` as in
-    `lda`."""
-    n = s.count.sum()
-    gram = s.gram / s.count.sum()
-    variance = group_means((gram.diagonal() - gram[-1].square())[:-1], last).clamp(min=FLOOR)
-    penalty = torch.cat([strength * variance, variance.new_zeros(1)])
-    solution = solve(add_to_diagonal(gram, penalty), (s.count[:, None] * append_one(s.mean)).T / n)
-    return solution[:-1].T, solution[-1]
-
-
 def group_means(variances: Tensor, last: int) -> Tensor:
     """Each variance replaced by the mean of its group: the last `last` features, or those before them."""
     groups = variances.split([len(variances) - last, last])
@@ -159,17 +147,17 @@ def select_features(s: Summary, features: Sequence[int]) -> Summary:
     return replace(s, mean=s.mean[:, rows[:-1]], gram=s.gram[rows][:, rows])
 
 
-def measure_drift(before: Tensor, after: Tensor, *, packed: bool = False) -> Drift:
-    """The sums of examples' features under two models. `after` may have only the first features, those that move."""
-    old = append_one(before)
-    delta = after.double() - before[:, : after.shape[1]].double()
-    square = packed_gram if packed else lambda u: u.T @ u
-    return Drift(square(old), old.T @ delta, square(delta))
-
-
-def pool_drift(parts: Iterable[Drift]) -> Drift:
-    """The drift of all examples together."""
-    return reduce(lambda a, b: Drift(a.old + b.old, a.cross + b.cross, a.square + b.square), parts)
+def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
+    """The drift sums in a summary whose features are [u; a; others; δ]: the moving features under the new base, `anchors`
+    fixed ones, any others, and the change δ of the moving ones. The old features are ũ_o = [u − δ; a; 1]."""
+    width = s.mean.shape[1]
+    change = range(width - moving, width)
+    rows = torch.tensor([*range(moving + anchors), width, *change], device=s.gram.device)
+    gram = s.gram[rows][:, rows]
+    gram[:moving] -= gram[-moving:]
+    gram[:, :moving] -= gram[:, -moving:]
+    old = len(rows) - moving
+    return Drift(gram[:old, :old], gram[:old, old:], gram[old:, old:])
 
 
 def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
@@ -199,15 +187,6 @@ def apply_drift(s: Summary, shift: Tensor, residual: Tensor) -> Summary:
     return replace(s, mean=mean, gram=symmetrise(gram))
 
 
-def shift_means(s: Summary, shift: Tensor) -> Summary:
-    """The summary with the first features of each mean shifted by its own row; the scatter around the means stays."""
-    old = append_one(s.mean)
-    new = append_one(s.mean)
-    new[:, : shift.shape[1]] += shift
-    scatter = s.gram - old.T @ (s.count[:, None] * old)
-    return replace(s, mean=new[:, :-1], gram=symmetrise(scatter + new.T @ (s.count[:, None] * new)))
-
-
 def symmetrise(matrix: Tensor, out: Tensor | None = None) -> Tensor:
     """The mean of a matrix and its transpose, computed tile by tile: the columns of a large matrix are far apart in
     memory. `out` may be the matrix itself."""
@@ -224,10 +203,30 @@ def pack(matrix: Tensor) -> Tensor:
     return torch.cat([row[i:] for i, row in enumerate(matrix)]).float()
 
 
-def packed_gram(u: Tensor) -> Tensor:
-    """pack(uᵀu), computed some rows at a time: the full float64 matrix, four times as many bytes, is never stored."""
-    upper = ((u[:, i : i + TILE].T @ u[:, i:]).float() for i in range(0, u.shape[1], TILE))
-    return torch.cat([row[i:] for rows in upper for i, row in enumerate(rows)])
+def packed_factor(u: Tensor) -> Tensor:
+    """The triangular factor R of uᵀu = RᵀR as packed float32 rows, with as many rows as u has, or columns if these are
+    fewer.
+
+    R follows from uᵀu alone (up to signs), so it reveals nothing that uᵀu does not. For few examples it has far fewer
+    numbers: n·d instead of d²/2.
+    """
+    if not len(u):
+        return u.new_zeros(0).float()
+    factor = torch.linalg.qr(u.double(), mode="r").R
+    return torch.cat([row[i:] for i, row in enumerate(factor)]).float()
+
+
+def gram_of_factor(packed: Tensor, width: int) -> Tensor:
+    """RᵀR of a packed factor with `width` columns."""
+    factor = packed.new_zeros(factor_rows(packed.numel(), width), width, dtype=torch.float64)
+    factor[torch.ones_like(factor, dtype=torch.bool).triu()] = packed.double()
+    return factor.T @ factor
+
+
+def factor_rows(numbers: int, width: int) -> int:
+    """The number of rows r of a packed factor: r·width − r(r − 1)/2 numbers."""
+    twice = 2 * width + 1
+    return round((twice - max(0, twice * twice - 8 * numbers) ** 0.5) / 2)
 
 
 def unpack(triangle: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
 from profcil.model import losses
+from profcil.model.dictionary import Dictionary
 from profcil.model.net import MODEL, Net, Weights
 
 
@@ -63,6 +64,11 @@ class Method:
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
         """Adds the method's own trainable blocks to the model (`net.attach`), initialised with this generator. `like`
         is an empty batch of encoder inputs, for their shapes and types. `begin` gets the blocks with the weights."""
+
+    def dictionary(self, net: Net, like: Inputs) -> Dictionary | None:
+        """The fixed features of the inputs that the method uses; None = none. The engine finds their entries before the
+        stream, and `begin` gets these with the weights, as "dictionary". `like` gives the shapes of inputs."""
+        return None
 
     def begin(self, weights: Weights) -> ServerState:
         """The server's state before the stream, from the shared warmed-up model."""

@@ -23,7 +23,7 @@ HEADER = "header"
 class Entry:
     """Bytes of one kind in one message."""
 
-    stage: str  # warmup, round or refresh
+    stage: str  # warmup, dictionary, round or refresh
     position: int
     round: int
     client: int

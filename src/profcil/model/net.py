@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from profcil.data.bundle import Examples, Facts, Inputs
 from profcil.model import augmentations
 from profcil.model.layers import unit
-from profcil.model.sketch import sketch
 
 Tensors = dict[str, Tensor]
 Weights = dict[str, Tensors]  # block name → tensor name → tensor
@@ -140,10 +139,6 @@ class Net(nn.Module):
     def project(self, u: Tensor) -> Tensor:
         """v = r(u) / |r(u)|, the vector that the contrastive loss compares."""
         return project(dict(self.projector.items()), u)
-
-    def sketch(self, inputs: Inputs, width: int) -> Tensor:
-        """Fixed random features of the inputs."""
-        return sketch(self.facts.modality, inputs, width, self.vocabulary)
 
     @torch.no_grad()
     def embed(self, examples: Examples, index: Tensor) -> Tensor:

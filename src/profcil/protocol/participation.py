@@ -27,6 +27,11 @@ def warmup_participants(plan: Plan, round: int) -> tuple[int, ...]:
     return _draw(plan.clean, clients, "warmup", round)
 
 
+def dictionary_participants(plan: Plan) -> tuple[int, ...]:
+    """The participants of every round in which a dictionary is found: all clients with data at any position."""
+    return tuple(np.flatnonzero(plan.clean.counts.any(axis=1)).tolist())
+
+
 def _draw(plan: Plan, clients: np.ndarray, where: object, round: int) -> tuple[int, ...]:
     count = min(plan.settings.participants, len(clients))
     random = generator(plan.seed, "participation", where, round)

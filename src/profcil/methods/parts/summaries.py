@@ -1,0 +1,54 @@
+"""Summaries of features (`memory/linear.py`) as blocks: what clients report, and what the server stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from profcil.engine.payload import Block, ServerState
+from profcil.memory import linear
+from profcil.memory.linear import Summary
+
+
+def report(features: Tensor, y: Tensor) -> dict[str, Block]:
+    """A client's report of some examples: means and counts per class, and a factor of the second-moment matrix."""
+    labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
+    one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
+    mean = one_hot.T @ features.double() / count[:, None]
+    rows = {"mean": mean.float(), "count": count.to(torch.int32)}
+    factor = linear.packed_factor(linear.append_one(features))
+    return {
+        "class_means": Block("statistics", rows, tuple(labels.tolist())),
+        "second_moments": Block("statistics", {"factor": factor}),
+    }
+
+
+def has_report(blocks: Mapping[str, Block]) -> bool:
+    """Whether a reply has a report."""
+    return "class_means" in blocks and bool(blocks["class_means"].labels)
+
+
+def summary_of_report(blocks: Mapping[str, Block], prefix: str = "") -> Summary:
+    """The summary in a report."""
+    means = blocks[f"{prefix}class_means"]
+    mean = means.tensors["mean"].double()
+    gram = linear.gram_of_factor(blocks[f"{prefix}second_moments"].tensors["factor"], mean.shape[1] + 1)
+    return Summary(means.labels, means.tensors["count"].double(), mean, gram)
+
+
+def put_summary(state: ServerState, name: str, s: Summary) -> ServerState:
+    """Stores a summary: class rows and matrix are separate blocks, so that the rows can be sent alone."""
+    rows = {"mean": s.mean.float(), "count": s.count.to(torch.int32)}
+    gram = Block("memory", {"gram": linear.pack(s.gram)})
+    return state.put(**{name: Block("memory", rows, s.labels), f"{name}_gram": gram})
+
+
+def stored_summary(state: ServerState, name: str) -> Summary | None:
+    """A stored summary; None if there is none."""
+    rows = state.get(name)
+    if rows is None:
+        return None
+    gram = linear.unpack(state.blocks[f"{name}_gram"].tensors["gram"])
+    return Summary(rows.labels, rows.tensors["count"].double(), rows.tensors["mean"].double(), gram)
