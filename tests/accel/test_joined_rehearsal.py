@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from profcil.accel.joined_rehearsal import JoinedRehearsal
@@ -19,13 +20,14 @@ def bank_of(ids: tuple[int, ...], d: int = 2) -> Bank:
     return Bank(ids, mean, torch.ones(len(ids), d), torch.ones(len(ids), dtype=torch.int32))
 
 
-def crowd() -> list[Rehearsal]:
+def crowd(factor: torch.Tensor | None = None) -> list[Rehearsal]:
     """Three clients of unlike sizes: with old classes, without, and with a class of a single example."""
     found = []
     for y, old in (([3] * 9 + [8] * 7, (3, 5, 6, 9)), ([11] * 5, ()), ([2] + [4] * 6 + [3] * 8, (8,))):
         labels = torch.tensor(y)
         features = (labels + torch.arange(len(y)) / 100)[:, None].expand(-1, 2).contiguous()
-        found.append(Rehearsal(features, labels, bank_of(old) if old else None, quota=4, noise=0.1))
+        bank = bank_of(old) if old else None
+        found.append(Rehearsal(features, labels, bank, quota=4, noise=0.1, factor=factor))
     return found
 
 
@@ -47,8 +49,20 @@ def test_clients_together_each_have_a_balanced_epoch_of_their_own():
         assert all((f - means[int(k)]).abs().max() < 1 for f, k in zip(u[~real], y[~real], strict=True))
 
 
-def test_who_is_beside_a_client_does_not_change_what_it_draws():
-    clients = crowd()
+def test_clients_together_draw_with_the_shared_covariance():
+    clients = crowd(torch.tensor([[2.0, 0.0], [2.0, 0.0]]))  # both coordinates move together
+    table = JoinedRehearsal(clients, 8).epoch([rng(i) for i in range(3)])
+    for row, client in enumerate(clients):
+        u, y = table["u"][row].flatten(0, 1)[: client.size], table["y"][row].flatten()[: client.size]
+        means = dict(zip(client.y[len(client.real.labels) :: 4].tolist(), client.mean, strict=True))
+        apart = [f - means[int(k)] for f, k in zip(u, y, strict=True) if int(k) in means]
+        assert len(apart) == 4 * len(means)
+        assert all(float((a[0] - a[1]).abs()) < 1e-3 < float(a.abs().max()) for a in apart)
+
+
+@pytest.mark.parametrize("factor", [None, torch.tensor([[2.0, 0.0], [1.0, 1.0]])])
+def test_who_is_beside_a_client_does_not_change_what_it_draws(factor):
+    clients = crowd(factor)
     joined, rngs = JoinedRehearsal(clients, 8), [rng(i) for i in range(3)]
     epochs = [joined.epoch(rngs) for _ in range(2)]
     assert not torch.equal(epochs[0]["u"], epochs[1]["u"])

@@ -72,6 +72,26 @@ def test_an_epoch_first_draws_rows_and_then_normal_numbers():
     torch.testing.assert_close(epoch["u"], torch.cat([real, old.flatten(0, 1)]))
 
 
+def test_with_a_factor_pseudo_features_have_the_covariance_that_all_classes_share():
+    mean = torch.tensor([[1.0, -2.0], [5.0, 0.0]])
+    factor = torch.tensor([[2.0, 0.0], [-1.5, 0.5]])
+    spread = torch.full((2, 2), 100.0)  # not used
+    drawn = pseudo_features(mean, spread, 20_000, 0.5, rng(), factor).view(2, 20_000, 2)
+    torch.testing.assert_close(drawn.mean(1), mean, rtol=0, atol=0.05)
+    for features in drawn:
+        torch.testing.assert_close(features.T.cov(), 0.25 * factor @ factor.T, rtol=0, atol=0.03)
+
+
+def test_an_epoch_uses_the_factor_and_without_it_coordinates_are_independent():
+    bank = bank_of((5,))
+    factor = torch.tensor([[1.0, 0.0], [0.8, 0.6]])
+    for given_factor, expected in ((factor, 0.8), (None, 0.0)):
+        source = Rehearsal(torch.zeros(1, 2), [7], bank, quota=20_000, noise=1.0, factor=given_factor)
+        epoch = source.epoch(rng())
+        cov = epoch["u"][epoch["y"] == 5].T.cov()
+        torch.testing.assert_close(cov, torch.tensor([[1.0, expected], [expected, 1.0]]), rtol=0, atol=0.03)
+
+
 def test_a_radius_is_the_spread_of_all_coordinates():
     drawn = pseudo_features(torch.zeros(1, 3), torch.full((1, 1), 2.0), 20_000, 1.0, rng())
     torch.testing.assert_close(drawn.std(0), torch.full((3,), 2.0), rtol=0.03, atol=0)

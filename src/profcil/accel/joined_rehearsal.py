@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from profcil.memory.rehearsal import Rehearsal
+from profcil.memory.rehearsal import Rehearsal, correlate_
 from profcil.tensors import to_device
 
 
@@ -47,7 +47,7 @@ class JoinedRehearsal:
         """[clients, steps, batch, …]; clients with fewer steps wrap around."""
         for row, (source, rng) in enumerate(zip(self.sources, rngs, strict=True)):
             self.by_class[row, : len(source.real.y)].uniform_(generator=rng)
-            self.noises[row].normal_(generator=rng)
+            correlate_(self.noises[row].normal_(generator=rng), source.factor)
             self.by_turn[row, : source.size].uniform_(generator=rng)
         torch.addcmul(self.mean, self.spread, self.drawn, value=self.sources[0].noise, out=self.drawn)
         rows = (self.classes + self.by_class).argsort(1).gather(1, self.places) + self.offset

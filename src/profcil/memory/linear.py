@@ -106,8 +106,13 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     if variance <= FLOOR * square:
         cov = add_to_diagonal(torch.zeros_like(cov), square.clamp(min=FLOOR))
     penalty = shrink * group_means(cov.diagonal(), last)
-    weight = solve(add_to_diagonal(cov, penalty), s.mean.T).T
-    return weight, -0.5 * (weight * s.mean).sum(1)
+    return discriminants(s.mean, add_to_diagonal(cov, penalty))
+
+
+def discriminants(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """w_y = cov⁻¹ μ_y and b_y = −½ w_yᵀμ_y."""
+    weight = solve(cov, mean.T).T
+    return weight, -0.5 * (weight * mean).sum(1)
 
 
 def group_means(variances: Tensor, last: int) -> Tensor:
@@ -117,17 +122,24 @@ def group_means(variances: Tensor, last: int) -> Tensor:
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix⁻¹ right for a symmetric positive definite matrix, by Cholesky in float64. If rounding has made the matrix
-    indefinite, the smallest of `JITTERS` that helps is added to the diagonal."""
+    """matrix⁻¹ right for a symmetric positive definite matrix, by Cholesky in float64."""
+    solution: Tensor = torch.cholesky_solve(right.double(), cholesky(matrix))
+    return solution
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """L with LLᵀ = matrix, in float64. If rounding has made the matrix indefinite, the smallest of `JITTERS` that helps
+    is added to the diagonal."""
     matrix = symmetrise(matrix.double())
     size = len(matrix)
     if not bool(torch.isfinite(matrix).all()):
         raise Failure(f"a {size}×{size} second-moment matrix has NaN or infinite entries; lower train.lr or train.clip")
     unit = matrix.diagonal().mean()
     for jitter in JITTERS:
+        factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(add_to_diagonal(matrix, jitter * unit) if jitter else matrix)
         if not int(failed):
-            return torch.cholesky_solve(right.double(), factor)
+            return factor
     raise Failure(
         f"a {size}×{size} second-moment matrix is not positive definite, even with {JITTERS[-1]:g} of its mean "
         f"diagonal added; raise the method's shrink and ridge settings"

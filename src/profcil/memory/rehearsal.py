@@ -1,9 +1,9 @@
 """Class-balanced rehearsal: real features of the current classes and pseudo-features of remembered ones.
 
 One epoch has the same number of features of every class. Features of a current class are drawn from the real ones,
-without replacement until all are used. Features of a remembered class are sampled as ũ = μ + γ σ ⊙ ε. A uniform draw
-from an epoch is therefore an unbiased sample of the balanced objective (1/|Y|) Σ_y E_{u∼q_y}, as the paper's
-balanced-gradient lemma requires.
+without replacement until all are used. Features of a remembered class are sampled as ũ = μ + γ σ ⊙ ε, or as
+ũ = μ + γ L ε with a factor L of a covariance that all classes share. A uniform draw from an epoch is therefore an
+unbiased sample of the balanced objective (1/|Y|) Σ_y E_{u∼q_y}, as the paper's balanced-gradient lemma requires.
 """
 
 from __future__ import annotations
@@ -17,17 +17,26 @@ from profcil.memory.bank import Bank
 from profcil.tensors import to_device
 
 
-def pseudo_features(mean: Tensor, spread: Tensor, quota: int, noise: float, rng: torch.Generator) -> Tensor:
+def pseudo_features(
+    mean: Tensor, spread: Tensor, quota: int, noise: float, rng: torch.Generator, factor: Tensor | None = None
+) -> Tensor:
     """`quota` pseudo-features μ + γ σ ⊙ ε of each class, Eq. (old-memory-sampling), [classes · quota, d], in the order
-    of the classes."""
+    of the classes. With a factor L they are μ + γ L ε."""
     classes, d = mean.shape
     epsilon = mean.new_empty(classes, quota, d).normal_(generator=rng)
-    return to_pseudo_features_(epsilon, mean, spread, noise).view(classes * quota, d)
+    if factor is not None:
+        spread = torch.ones_like(mean)
+    return to_pseudo_features_(correlate_(epsilon, factor), mean, spread, noise).view(classes * quota, d)
 
 
 def to_pseudo_features_(epsilon: Tensor, mean: Tensor, spread: Tensor, noise: float) -> Tensor:
     """Overwrites ε, [classes, quota, d], with μ + γ σ ⊙ ε."""
     return torch.addcmul(mean[:, None], spread[:, None], epsilon, value=noise, out=epsilon)
+
+
+def correlate_(epsilon: Tensor, factor: Tensor | None) -> Tensor:
+    """Overwrites the rows ε with Lε. Without a factor L they stay."""
+    return epsilon if factor is None else epsilon.copy_(epsilon @ factor.T)
 
 
 def permutation(size: int, rng: torch.Generator, keys: torch.dtype) -> Tensor:
@@ -67,15 +76,23 @@ class Rehearsal:
     """The balanced pseudo multi-task set of one client: a batch source for Eq. (pro-loss).
 
     An epoch has `quota` real features of every class in `labels`, then `quota` pseudo-features of every other class in
-    the bank.
+    the bank. With a `factor` L, pseudo-features are μ + γ L ε, and the bank's spread is not used.
     """
 
     def __init__(
-        self, features: Tensor, labels: Sequence[int] | Tensor, bank: Bank | None, *, quota: int, noise: float
+        self,
+        features: Tensor,
+        labels: Sequence[int] | Tensor,
+        bank: Bank | None,
+        *,
+        quota: int,
+        noise: float,
+        factor: Tensor | None = None,
     ) -> None:
         self.features = features
         self.quota = quota
         self.noise = noise
+        self.factor = factor
         self.real = Balanced(labels, quota, features.device)
         remembered = bank.labels if bank else ()
         current = set(self.real.classes.tolist())
@@ -85,6 +102,8 @@ class Rehearsal:
         self.bank_rows, old_classes = to_device(both, features.device)
         self.mean = bank.mean[self.bank_rows] if bank else features[:0]
         self.spread = bank.spread[self.bank_rows] if bank else features[:0]
+        if factor is not None:
+            self.spread = torch.ones_like(self.mean)
         self.y = torch.cat([self.real.labels, old_classes.repeat_interleave(quota)])
         self.size = len(self.y)
 
@@ -96,6 +115,7 @@ class Rehearsal:
         rows = self.real.rows_of(permutation(len(self.real.y), rng, torch.float64))
         torch.index_select(self.features, 0, rows, out=u[:n])
         epsilon = self.normal(u[n:].view(len(self.mean), self.quota, d), rng)
+        correlate_(epsilon, self.factor)
         to_pseudo_features_(epsilon, self.mean, self.spread, self.noise)
         return {"u": u, "y": self.y}
 

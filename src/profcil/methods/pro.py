@@ -10,7 +10,13 @@ Where the paper is silent, a setting decides (`fit_space`, `refresh_at`, `merge`
 of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`, `refresh = "local"` (no
 global refresh), `proximal = 0`, and `warmup.rounds = 0` of the protocol.
 
-Stored: on the server mean, diagonal spread and count of every class; on a client nothing.
+Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-class covariance matrix that all classes
+share, in place of a diagonal spread per class. At every refresh clients also send the scatter of their features around
+their class means, and the server pools it exactly. It stores the mean matrix of all positions, weighted by their
+examples: how a moved base changes the covariance of old classes is unknown.
+
+Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
+client nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +35,10 @@ from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
+from profcil.errors import ConfigError
+from profcil.memory import covariance, linear
 from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, restore, update
+from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.model import losses
@@ -57,6 +66,11 @@ class ProParams(Checked):
     )
     quota: int = setting(20, "features per class, client and local epoch in the balanced set", low=1)
     noise: float = setting(0.1, "γ: scale of the spread in pseudo-features", low=0.0)
+    covariance: str = setting(
+        "diagonal",
+        "spread of pseudo-features: per class and coordinate, or (beyond the paper) one matrix that all classes share",
+        choices=("diagonal", "shared"),
+    )
     fit_space: str = setting(
         "remembered",
         "classes the loss of Eq. (sup) competes over: the client's own, those and the remembered ones, or all of Y^(p)",
@@ -112,6 +126,14 @@ class ProParams(Checked):
         "beyond the paper: weight of keeping the broadcast model's scores of remembered classes while the base moves",
         low=0.0,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.covariance == "shared" and self.old_memory == "adapted":
+            raise ConfigError(
+                'covariance = "shared" is a covariance of base features, but old_memory = "adapted" rehearses adapted '
+                'ones; set old_memory = "base" or covariance = "diagonal"'
+            )
 
 
 Banks = dict[str, Bank]  # by the names of `Pro.banks`
@@ -242,8 +264,18 @@ class Pro(Method):
             z = Tail(weights["adapter"], {}).adapt(features)
             source = Rehearsal(z, client.y_list, banks["adapted"], quota=p.quota, noise=p.noise)
             return client.train("rehearse", weights, ("head",), self.head_loss, source, settings=how, allowed=allowed)
-        source = Rehearsal(features, client.y_list, banks.get("memory"), quota=p.quota, noise=p.noise)
+        factor = self.factor(client, inbox)
+        source = Rehearsal(features, client.y_list, banks.get("memory"), quota=p.quota, noise=p.noise, factor=factor)
         return client.train("rehearse", weights, TAIL, self.tail_loss, source, settings=how, allowed=allowed)
+
+    def factor(self, client: Client, inbox: Inbox) -> Tensor | None:
+        """The factor of the shared covariance; None without one, or before anything is remembered. It is computed once
+        for each version of the matrix."""
+        if not self.shares_covariance or not inbox["memory"].labels:
+            return None
+        block = inbox["covariance"]
+        made = client.once(("factor", block.version), lambda: covariance.factor(covariance_of(block).matrix))
+        return client.keep(made)
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
         """Cross-entropy of the head on adapted features."""
@@ -269,7 +301,11 @@ class Pro(Method):
         if "adapted" in self.banks:
             z = Tail(weights["adapter"], {}).adapt(features)
             moments["adapted"] = moments_of_rows(z, client.rank, client.labels, radius=True)
-        return {f"{name}_moments": block_of_moments(moments[name]) for name in self.banks}
+        blocks = {f"{name}_moments": block_of_moments(moments[name]) for name in self.banks}
+        if self.shares_covariance:
+            scatter = covariance.packed_scatter(features, client.rank, moments["memory"].mean)
+            blocks["memory_moments"] = with_tensor(blocks["memory_moments"], scatter=scatter)
+        return blocks
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
@@ -281,14 +317,28 @@ class Pro(Method):
             return ()
         return ("memory", "adapted") if p.adapted_bank or p.old_memory == "adapted" else ("memory",)
 
+    @property
+    def shares_covariance(self) -> bool:
+        """Whether there is a covariance matrix that all classes share."""
+        return self.params.covariance == "shared" and "memory" in self.banks
+
+    @property
+    def memory_blocks(self) -> tuple[str, ...]:
+        """The blocks of the memory."""
+        return (*self.banks, "covariance") if self.shares_covariance else self.banks
+
     def begin(self, weights: Weights) -> ServerState:
         like = weights["adapter"]["scale"]
         empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
         state = super().begin({b: weights[b] for b in MODEL})
-        return state.put(**{name: block_of(empty[name]) for name in self.banks})
+        state = state.put(**{name: block_of(empty[name]) for name in self.banks})
+        if not self.shares_covariance:
+            return state
+        nothing = Covariance(like.new_zeros(len(like), len(like), dtype=torch.float64), 0)
+        return state.put(covariance=block_of_covariance(nothing))
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        return (*MODEL, *self.banks)
+        return (*MODEL, *self.memory_blocks)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """FedAvg. Without global refresh, local statistics are stored until the position ends."""
@@ -304,6 +354,9 @@ class Pro(Method):
             reports = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
             if reports:
                 state = self.refresh_bank(state, name, reports, when)
+        measured = [r.blocks["memory_moments"] for r in replies if "memory_moments" in r.blocks]
+        if measured and self.shares_covariance:
+            state = self.refresh_covariance(state, measured, when)
         return state
 
     def refresh_bank(self, state: ServerState, name: str, reports: Sequence[Block], when: When) -> ServerState:
@@ -315,16 +368,31 @@ class Pro(Method):
         fresh = pool([moments_of(block) for block in reports])
         bank = restore(bank_of(now), bank_of(before), fresh.labels)
         state = state.put(**{name: block_of(update(bank, fresh, self.params.merge))})
+        return self.with_backup(state, backup, before, when)
+
+    def refresh_covariance(self, state: ServerState, reports: Sequence[Block], when: When) -> ServerState:
+        """The state with the covariance blended with that of the current examples, weighted by counts. A second refresh
+        within a position starts from the matrix before the first, so that no example counts twice."""
+        backup = "covariance_before_refresh"
+        before = state.get(backup) or state.blocks["covariance"]
+        parts = [moments_of(block) for block in reports]
+        fresh = covariance.pool(parts, [block.tensors["scatter"] for block in reports], pool(parts))
+        blended = covariance.blend(covariance_of(before), fresh)
+        state = state.put(covariance=block_of_covariance(blended))
+        return self.with_backup(state, backup, before, when)
+
+    def with_backup(self, state: ServerState, name: str, before: Block, when: When) -> ServerState:
+        """The state with a backup if another refresh follows within the position, else without it."""
         if self.params.refresh_at == "both" and not when.final:
-            return state.put(**{backup: before})
-        return state.drop(backup)
+            return state.put(**{name: before})
+        return state.drop(name)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """Refreshes the memory from pending local statistics, and removes what is needed within a position only."""
         pending = [n for n in state.blocks if n.startswith("pending/")]
         replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
         state = self.absorb(state.drop(*pending), replies, when)
-        return state.drop(*(f"{name}_before_refresh" for name in self.banks))
+        return state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
 
     # -- diagnostics --------------------------------------------------------------------------------------------------
 
@@ -342,7 +410,10 @@ class Pro(Method):
         row = [bank.labels.index(label)]
         mean = bank.tensors["mean"][row]
         spread = bank.tensors["spread"][row]
-        return Samples(space, (pseudo_features(mean, spread, count, self.params.noise, rng),))
+        factor = None
+        if self.shares_covariance:
+            factor = covariance.factor(covariance_of(state.blocks["covariance"]).matrix)
+        return Samples(space, (pseudo_features(mean, spread, count, self.params.noise, rng, factor),))
 
 
 def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
@@ -411,6 +482,22 @@ def moments_of(block: Block) -> Moments:
 def block_of_moments(m: Moments) -> Block:
     """The block of moments."""
     return Block("statistics", {"mean": m.mean, "second": m.second, "count": m.count}, m.labels)
+
+
+def with_tensor(block: Block, **tensors: Tensor) -> Block:
+    """The block with further tensors."""
+    return replace(block, tensors={**block.tensors, **tensors})
+
+
+def covariance_of(block: Block) -> Covariance:
+    """The covariance in a block."""
+    return Covariance(linear.unpack(block.tensors["matrix"]), int(block.tensors["count"]))
+
+
+def block_of_covariance(c: Covariance) -> Block:
+    """The block of a covariance: a packed triangle, and the number of its examples."""
+    count = torch.tensor([c.count], dtype=torch.int32, device=c.matrix.device)
+    return Block("memory", {"matrix": linear.pack(c.matrix), "count": count})
 
 
 METHOD = Pro

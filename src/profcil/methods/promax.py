@@ -10,8 +10,8 @@ The drift of one client is not the drift of the averaged model. With `transport 
 from means moved by its own drift, but the server applies shifts measured after aggregation: the drift of the same
 calibration examples from the broadcast base to the aggregated one.
 
-Stored: on the server mean, diagonal spread and count of every class; on a client nothing between rounds (calibration
-features within one).
+Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
+client nothing between rounds (calibration features within one).
 """
 
 from __future__ import annotations

@@ -1,0 +1,53 @@
+"""One within-class covariance matrix for all classes, pooled over clients.
+
+A client measures the scatter of its features around its own class means. With these means and the pooled ones the
+server gets the scatter around the pooled means: pooling is exact, as for the moments in `bank`. Matrices are sent and
+stored as packed triangles (`linear.pack`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from profcil.memory.bank import FLOOR, Moments
+from profcil.memory.linear import add_to_diagonal, cholesky, packed_gram, unpack
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """The mean of (u − μ_y)(u − μ_y)ᵀ over some examples of any classes."""
+
+    matrix: Tensor  # [d, d], float64
+    count: int  # of the examples
+
+
+def packed_scatter(features: Tensor, rank: Tensor, mean: Tensor) -> Tensor:
+    """Σ (u − μ_y)(u − μ_y)ᵀ, packed. `rank` is the row of each feature's class in `mean`."""
+    return packed_gram(features.double() - mean.double()[rank])
+
+
+def pool(parts: Sequence[Moments], scatters: Sequence[Tensor], pooled: Moments) -> Covariance:
+    """The covariance around the pooled means: Σ_c S_c + Σ_c Σ_y n_cy (μ_cy − μ_y)(μ_cy − μ_y)ᵀ, over all examples."""
+    row_of = {label: row for row, label in enumerate(pooled.labels)}
+    rows = [row_of[label] for part in parts for label in part.labels]
+    count = torch.cat([part.count for part in parts]).double()
+    apart = torch.cat([part.mean for part in parts]).double() - pooled.mean.double()[rows]
+    scatter = unpack(torch.stack(list(scatters)).sum(0, dtype=torch.float64))
+    total = int(count.sum())
+    return Covariance((scatter + apart.T @ (count[:, None] * apart)) / total, total)
+
+
+def blend(old: Covariance, fresh: Covariance) -> Covariance:
+    """The count-weighted mean of two covariances."""
+    total = old.count + fresh.count
+    matrix = (old.count * old.matrix + fresh.count * fresh.matrix) / total
+    return Covariance(matrix, total)
+
+
+def factor(matrix: Tensor) -> Tensor:
+    """L with LLᵀ = Σ + εI, lower triangular, in float32. ε is the floor of variances in `bank`."""
+    return cholesky(add_to_diagonal(matrix, matrix.new_tensor(FLOOR))).float()
