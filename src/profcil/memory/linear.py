@@ -215,6 +215,12 @@ def pack(matrix: Tensor) -> Tensor:
     return torch.cat([row[i:] for i, row in enumerate(matrix)]).float()
 
 
+def packed_gram(u: Tensor) -> Tensor:
+    """pack(uᵀu), computed some rows at a time: the full float64 matrix, four times as many bytes, is never stored."""
+    upper = ((u[:, i : i + TILE].T @ u[:, i:]).float() for i in range(0, u.shape[1], TILE))
+    return torch.cat([row[i:] for rows in upper for i, row in enumerate(rows)])
+
+
 def packed_factor(u: Tensor) -> Tensor:
     """The triangular factor R of uᵀu = RᵀR as packed float32 rows, with as many rows as u has, or columns if these are
     fewer.
