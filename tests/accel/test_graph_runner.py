@@ -375,6 +375,18 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
     assert graphs.made == sum(len(step.replays) for step in graphs.known.values())
 
 
+def test_a_loss_that_runs_the_starting_model_replays_too(fresh, max_difference):
+    eager, replayed = (fresh("hr", **(UNEVEN | {"all_seen": False})) for _ in range(2))
+    graphs = replaying(replayed)
+    for position, round in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        for run in (eager, replayed):
+            if (position, round) == (1, 0):
+                run.state.server = run.method.end_position(run.server, run.when(0, 1))
+            run.play(position, round)
+    assert max_difference(eager.server, replayed.server) < 1e-4
+    assert graphs.made and not graphs.eager
+
+
 def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
     run = ready("pro")
     graphs = GraphRunner(run.world.net, EagerRecorder())
