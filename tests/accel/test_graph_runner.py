@@ -601,6 +601,25 @@ def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
     assert Layout({at: t for at, t in tensors.items() if t.dim() == 2}).filters() == slice(12, 12)
 
 
+def test_rows_of_any_length_are_aligned_for_the_kernels():
+    layout = Layout({("base", "filters"): torch.zeros(8, 1, 3, 3), ("decoder", "bias"): torch.zeros(3)})
+    low = layout.matrix(torch.zeros(4, dtype=torch.bfloat16))
+    assert low.shape == (4, 75)
+    assert all(row.data_ptr() % 16 == 0 for row in low)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hr"])
+def test_the_filters_of_every_client_are_aligned(fresh, method):
+    run = fresh(method, **(UNEVEN | {"all_seen": False}), model__encoder="resnet18", model__width=8)
+    run.world.net.set_precision("bf16")
+    graphs = replaying(run)
+    run.play(0, 0)
+    nets = [net for bodies in graphs.bodies.values() for net in bodies.nets]
+    filters = [p for net in nets for p in net.parameters() if p.dtype == torch.bfloat16]
+    assert len(nets) > 1 and filters
+    assert all(p.data_ptr() % 16 == 0 for p in filters)
+
+
 def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():
     last, small = (torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((5, 3, 2, 2), (5, 3, 1, 1)))
     layout = Layout({("base", "wide"): last, ("base", "small"): small})
