@@ -375,6 +375,18 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
     assert graphs.made == sum(len(step.replays) for step in graphs.known.values())
 
 
+def test_a_loss_that_runs_the_starting_model_replays_too(fresh, max_difference):
+    eager, replayed = (fresh("hr", **(UNEVEN | {"all_seen": False})) for _ in range(2))
+    graphs = replaying(replayed)
+    for position, round in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        for run in (eager, replayed):
+            if (position, round) == (1, 0):
+                run.state.server = run.method.end_position(run.server, run.when(0, 1))
+            run.play(position, round)
+    assert max_difference(eager.server, replayed.server) < 1e-4
+    assert graphs.made and not graphs.eager
+
+
 def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
     run = ready("pro")
     graphs = GraphRunner(run.world.net, EagerRecorder())
@@ -587,6 +599,25 @@ def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
     assert blocks == ["base", "head", "base", "base", "generator", "generator"] and axes == [2, 2, 4, 4, 4, 2]
     assert row.filters() == slice(8, 8 + 3 * 16)
     assert Layout({at: t for at, t in tensors.items() if t.dim() == 2}).filters() == slice(12, 12)
+
+
+def test_rows_of_any_length_are_aligned_for_the_kernels():
+    layout = Layout({("base", "filters"): torch.zeros(8, 1, 3, 3), ("decoder", "bias"): torch.zeros(3)})
+    low = layout.matrix(torch.zeros(4, dtype=torch.bfloat16))
+    assert low.shape == (4, 75)
+    assert all(row.data_ptr() % 16 == 0 for row in low)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hr"])
+def test_the_filters_of_every_client_are_aligned(fresh, method):
+    run = fresh(method, **(UNEVEN | {"all_seen": False}), model__encoder="resnet18", model__width=8)
+    run.world.net.set_precision("bf16")
+    graphs = replaying(run)
+    run.play(0, 0)
+    nets = [net for bodies in graphs.bodies.values() for net in bodies.nets]
+    filters = [p for net in nets for p in net.parameters() if p.dtype == torch.bfloat16]
+    assert len(nets) > 1 and filters
+    assert all(p.data_ptr() % 16 == 0 for p in filters)
 
 
 def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():

@@ -206,6 +206,7 @@ def test_the_report_names_phases_that_could_not_be_recorded(fresh, monkeypatch):
         ("fedavg", policy.STACK_WRITTEN),
         ("promax", policy.STACK),
         ("prolin", policy.REFERENCE),  # its loss works for one client at a time
+        ("hr", policy.REFERENCE),
     ],
 )
 def test_a_round_gives_the_same_weights_on_both_paths(fresh, max_difference, method, way):

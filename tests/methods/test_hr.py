@@ -182,13 +182,47 @@ def test_the_loss_is_the_papers_sum(fresh):
         ).sum(1)
         centre = dict(zip(inbox["centroids"].labels, inbox["centroids"].tensors["mean"], strict=True))
         away = (z - torch.stack([centre[int(v)] for v in y])).square().sum(1)
-        before = encode(net, start, x)
         net.load(start)
-        hold = (mu - before).square().sum(1) + (image - net.decoder(before)).square().flatten(1).sum(1)
+        old_mu, old_logvar = net.latent(net.base(x))
+        old_image = net.decoder(old_mu + old_logvar.exp().sqrt() * torch.randn(mu.shape, generator=rng(3)))
+        hold = (mu - old_mu).square().sum(1) + (image - old_image).square().flatten(1).sum(1)
         total = 2 * (x - image).square().flatten(1).sum(1) + kl + 7 * away + 0.5 * hold
     torch.testing.assert_close(loss, total.mean() / 64)
     changed = [not torch.equal(t, inbox["base"].tensors[k]) for k, t in start["base"].items()]
     assert any(changed)  # the starting model differs from the broadcast one
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_the_distillation_is_zero_at_the_starting_model_and_positive_away_from_it(fresh, norm):
+    """In training mode and on augmented images."""
+    run = fresh("hr", setting="homogeneous", budget=3, participants=4, model__norm=norm)
+    client, inbox = second_task(run)
+    phase = next(run.method.turn(client, inbox))
+    net = run.world.net
+    batch = phase.source.epoch(rng()) | phase.constants
+
+    def distillation() -> float:
+        losses = [phase.loss(net.train(), batch | {"rng": rng(3), "distill": torch.tensor(w)}) for w in (0.0, 1.0)]
+        return float((losses[1] - losses[0]).detach())
+
+    start = start_weights(inbox, BLOCKS)
+    net.load(phase.weights | start)
+    assert net.augment
+    assert distillation() == 0
+    for block in BLOCKS:
+        net.load(phase.weights | start | {block: phase.weights[block]})
+        assert distillation() > 0
+
+
+def test_training_leaves_the_starting_model_as_it_was(fresh):
+    run = fresh("hr", setting="homogeneous", budget=3, participants=4)
+    client, inbox = second_task(run)
+    phase = next(run.method.turn(client, inbox))
+    start = start_weights(inbox, BLOCKS)
+    done = run.world.executor.run([phase])[client.id]
+    for block, name in zip(BLOCKS, STARTS, strict=True):
+        assert all(torch.equal(done.weights[name][k], t) for k, t in start[block].items())
+        assert any(not torch.equal(done.weights[block][k], t) for k, t in phase.weights[block].items())
 
 
 def test_in_the_first_position_there_is_no_old_model(fresh):
@@ -215,23 +249,19 @@ def test_real_and_decoded_images_get_the_same_augmentation(fresh, monkeypatch):
     rows = phase.source.epoch(rng())
     phase.loss(net, rows | phase.constants | {"rng": rng()})
     assert len(seen) == 1
-    # Each image has its old reconstruction as a second channel.
-    assert seen[0][0].shape == (len(client.current) + 3 * 2, 2, 8, 8)
-    twice = torch.cat([rows["x"], rows["x"]], 1)
-    one, two = original((twice,), rng())[0].chunk(2, 1)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, rows["x"])
+    assert seen[0][0].shape == (len(client.current) + 3 * 2, 1, 8, 8)
+    assert not torch.equal(original((rows["x"],), rng())[0], rows["x"])
 
 
 def test_an_epoch_has_every_real_image_once_and_the_quota_of_every_old_class():
     y = torch.tensor([4, 4, 9, 0, 0, 0, 7])
-    source = DecodedSource({"x": torch.arange(7.0), "y": y}, 3, 2, y[3:])
+    source = DecodedSource(torch.arange(7.0), y, 2, y[3:])
     rows = source.epoch(rng())
     assert source.size == len(rows["y"]) == 3 + 2 * 2
     assert rows["x"][:3].tolist() == [0.0, 1.0, 2.0]
     assert rows["y"][3:].tolist() == [0, 0, 7, 7]
     assert len(set(rows["x"][3:5].tolist())) == 2
-    alone = DecodedSource({"x": torch.arange(2.0), "y": y[:2]}, 2, 5, y[:0])
+    alone = DecodedSource(torch.arange(2.0), y[:2], 5, y[:0])
     assert alone.size == len(alone.epoch(rng())["y"]) == 2
 
 

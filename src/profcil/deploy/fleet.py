@@ -52,6 +52,7 @@ class FlowerFleet:
         self.record_event = record_event
         self.forecast = ReplyForecast()
         self.started = False
+        self.sites: dict[str, Mapping[str, str]] = {}  # how each client that was connected computes
 
     # -- connected clients ------------------------------------------------------------------------------------------
 
@@ -68,6 +69,7 @@ class FlowerFleet:
         self.started = True
         for client in connected:
             self.forget_missing_blocks(state, client)
+            self.note_execution(client)
         return connected
 
     def wait_for(self, clients: Sequence[int], enough: int) -> list[int]:
@@ -89,6 +91,12 @@ class FlowerFleet:
         same = {n for n, digest in reported.items() if n in blocks and self.mailbox.digest(n, blocks[n]) == digest}
         held = state.held.get(client, {})
         state.held[client] = {n: version for n, version in held.items() if n in same or n == PRIVATE_ID}
+
+    def note_execution(self, client: int) -> None:
+        """Stores how a client's node computes. A later node of the same client replaces it."""
+        node = self.registry.node_of(client)
+        if node is not None:
+            self.sites[str(client)] = dict(self.registry.hellos[node].execution)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from profcil.deploy.execution import execution_facts
 from profcil.deploy.federation import read_federation
 from profcil.deploy.node_registry import Hello
 from profcil.deploy.run_config import config_from_text
@@ -33,7 +34,7 @@ class PartitionIdentity:
 
     def hello(self, run: str) -> Hello:
         store = SiteStore(self.home, run, self.client)
-        return Hello(self.client, store.stored_digests())
+        return Hello(self.client, store.stored_digests(), execution=execution_facts(config_from_text(self.recipe)))
 
     def make_world(self) -> World:
         return cached_world(self.recipe, self.data_dir)
@@ -66,7 +67,8 @@ class SiteIdentity:
     def hello(self, run: str) -> Hello:
         site = self.site()
         store = SiteStore(self.home, run, site.client)
-        return Hello(site.client, store.stored_digests(), site.declaration())
+        execution = execution_facts(config_from_text(self.recipe))
+        return Hello(site.client, store.stored_digests(), site.declaration(), execution)
 
     def make_world(self) -> World:
         config = config_from_text(self.recipe)

@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from profcil import __version__
+from profcil.deploy.execution import read_execution
 from profcil.deploy.wire import UnreadableMessage, pack, unpack
 
 HELLO = "query.hello"  # Flower's message type
@@ -28,6 +29,7 @@ class Hello:
     client: int
     holds: Mapping[str, str] = field(default_factory=dict)  # block → digest
     site: Mapping[str, Any] = field(default_factory=dict)  # the declaration of a site with its own data
+    execution: Mapping[str, str] = field(default_factory=dict)  # how the node computes
 
 
 def hello_request(run: str) -> RecordDict:
@@ -35,7 +37,8 @@ def hello_request(run: str) -> RecordDict:
 
 
 def hello_response(hello: Hello) -> RecordDict:
-    return pack({"client": hello.client, "holds": dict(hello.holds), "site": dict(hello.site), "as": __version__}, {})
+    head = {"client": hello.client, "holds": dict(hello.holds), "site": dict(hello.site), "as": __version__}
+    return pack(head | {"execution": dict(hello.execution)}, {})
 
 
 def read_hello(content: RecordDict) -> Hello:
@@ -43,7 +46,8 @@ def read_hello(content: RecordDict) -> Hello:
     try:
         if head["as"] != __version__:
             raise UnreadableMessage(f"the node runs profcil {head['as']}, the server {__version__}")
-        return Hello(int(head["client"]), dict(head["holds"]), dict(head["site"]))
+        execution = read_execution(head["execution"])
+        return Hello(int(head["client"]), dict(head["holds"]), dict(head["site"]), execution)
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableMessage(f"the message is not a hello ({error})") from None
 

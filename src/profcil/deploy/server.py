@@ -95,9 +95,10 @@ def serve(
         # private tensors.
         recorder.facts |= {"run": registry.run, "config": {**settings_of(config), "deployed": "flower"}}
         mailbox = Mailbox(registry.grid, events.record)
-        world.fleet = FlowerFleet(mailbox, registry, policy, run_facts, events.record)
+        world.fleet = fleet = FlowerFleet(mailbox, registry, policy, run_facts, events.record)
+        recorder.facts["sites"] = fleet.sites
         if folder.has_state:
-            resume_run(recorder, events)
+            resume_run(recorder, fleet, events)
         else:
             folder.begin(config, world.plan)
             begin_run(recorder, method, events)
@@ -140,7 +141,7 @@ def warm_up(recorder: DeploymentRecorder) -> WarmupResult:
     return compute(world, recorder.watch)
 
 
-def resume_run(recorder: DeploymentRecorder, events: EventBuffer) -> None:
+def resume_run(recorder: DeploymentRecorder, fleet: FlowerFleet, events: EventBuffer) -> None:
     """Loads the last saved state, if it has the same settings, data and plan."""
     state, lines, saved = recorder.folder.load(device_of(recorder.world.config.device))
     check_settings(recorder.folder.path, saved["config"], recorder.facts["config"])
@@ -151,5 +152,7 @@ def resume_run(recorder: DeploymentRecorder, events: EventBuffer) -> None:
             )
     recorder.hold(state, lines)
     recorder.continue_from(saved)
+    fleet.sites |= saved.get("sites", {})
+    recorder.facts["sites"] = fleet.sites
     events.attach(recorder)
     recorder.record({"event": "resumed", "pid": os.getpid(), "position": state.position, "round": state.round})

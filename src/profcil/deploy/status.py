@@ -40,6 +40,7 @@ def read_status(path: Path) -> dict[str, Any]:
         "payload_bytes": sum(sum(e["payload"].values()) for e in asked),
         "trouble": count_problems(events),
         "clients": count_replies(asked),
+        "sites": facts.get("sites", {}),
     }
 
 
@@ -71,6 +72,18 @@ def count_replies(asked: list[dict[str, Any]]) -> dict[str, int]:
     return {str(c): counts[c] for c in sorted(counts)}
 
 
+def site_lines(sites: dict[str, dict[str, str]]) -> Iterator[str]:
+    """How most sites compute, and each site that computes differently."""
+    if not sites:
+        return
+    kinds = Counter(tuple(facts.items()) for facts in sites.values())
+    usual = dict(kinds.most_common(1)[0][0])
+    yield f"execution at {kinds.total()} sites: " + ", ".join(f"{k} {v}" for k, v in usual.items() if v != "none")
+    for client, facts in sites.items():
+        if others := [f"{k} {v}" for k, v in facts.items() if v != usual.get(k)]:
+            yield f"client {client} computes differently, so that bits may differ: {', '.join(others)}"
+
+
 def accuracy(scores: dict[str, Any]) -> list[float | None] | None:
     """Accuracy per task at the last scored position, in percent. None for a task that has not arrived yet."""
     rows = [row for row in scores.get("correct", []) if any(v >= 0 for v in row)]
@@ -90,6 +103,7 @@ def description_lines(s: dict[str, Any]) -> Iterator[str]:
     if s["last"]:
         yield from last_request_lines(s["last"])
     yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
+    yield from site_lines(s["sites"])
     envelope = s["flower_bytes"] - s["payload_bytes"]
     yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"
     if s["accuracy"]:

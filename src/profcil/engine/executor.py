@@ -100,6 +100,19 @@ def make_acceleration(net: Net, workers: int) -> Acceleration | None:
     return Acceleration(net, workers)
 
 
+def planned_report(accelerate: str, device: str) -> dict[str, Any]:
+    """The part of `Executor.report` that is known before there is a model: path, device, and compiler or Triton."""
+    reference = {"path": "reference", "device": device}
+    if accelerate != "auto":
+        return reference
+    try:
+        from profcil.accel import loader
+    except ModuleNotFoundError:
+        return reference
+    used = {"triton": loader.triton_version()} if device == "cuda" else {"compiler": loader.compiler_version()}
+    return {"path": "accelerated", "device": device} | used
+
+
 def prepare(device: str) -> None:
     """Starts loading or compiling kernels in the background, while the data is read."""
     try:

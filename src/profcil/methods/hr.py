@@ -10,19 +10,19 @@ which it has no codes are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at wh
 Stored: on the server a centroid of every class, and within a position the model it started from; on a client latent
 codes, up to B of a class, and within a position that model.
 
-Departed from: the paper's equation for the centroids ascends the potential, here it is descended. Old codes and images
-are targets that are computed once a turn from examples without augmentation, and an old image is cropped and flipped
-in the same way as its example. Real and decoded images get the same augmentations, reflected at borders. With different
-ones the model could tell decoded images from real ones, and would learn to predict an old class for all of them.
+Departed from: the paper's equation for the centroids ascends the potential, here it is descended. Real and decoded
+images get the same augmentations, reflected at borders. With different ones the model could tell decoded images from
+real ones, and would learn to predict an old class for all of them.
 
-Adapted: the old model is the global one at the start of a position. `old` are classes learned before the position and
-not current for this client, so that only classes are decoded that the old model was trained on. Participants are asked
-for new classes before every round (under full accounting that is one more downlink a round), since a class may appear
-with a client that did not participate earlier. Codes are computed by the encoder that the client has just trained, not
-by the later average, because a client may not participate when a position ends; until then it stores its codes twice,
-for this position and for later ones. Replies are weighted by examples, as in all methods. Centroids start with a small
-seeded noise, since classes with equal means would never separate. Adapter and head are not used: they are neither
-trained nor sent.
+Adapted: the old model is the global one at the start of a position. In a step it gets the same augmented images and the
+same noise as the model that is trained, so that equal models have no distance. `old` are classes learned before the
+position and not current for this client, so that only classes are decoded that the old model was trained on.
+Participants are asked for new classes before every round (under full accounting that is one more downlink a round),
+since a class may appear with a client that did not participate earlier. Codes are computed by the encoder that the
+client has just trained, not by the later average, because a client may not participate when a position ends; until then
+it stores its codes twice, for this position and for later ones. Replies are weighted by examples, as in all methods.
+Centroids start with a small seeded noise, since classes with equal means would never separate. Adapter and head are not
+used: they are neither trained nor sent.
 
 Uncertain: the source was a re-implementation from the paper's text. There every term has weight 1 beside λ = 10, over
 a hundred rounds. On short streams such a decoder is hardly trained: on digits, decoded images then have no recognisable
@@ -59,15 +59,22 @@ from profcil.methods.parts.centroids import (
 )
 from profcil.methods.parts.decoder import (
     DecodedSource,
+    autoencode,
     decode,
-    decoder_of,
     encode,
     latent_of,
     latent_size,
     make_decoder,
     make_latent,
 )
-from profcil.methods.parts.starting_model import count_memory, start_names, start_weights, store_start
+from profcil.methods.parts.starting_model import (
+    START,
+    attach_start,
+    count_memory,
+    start_names,
+    start_weights,
+    store_start,
+)
 from profcil.model.layers import unit
 from profcil.model.net import Net, Tensors, Weights
 
@@ -102,11 +109,13 @@ class HR(Method):
         size = self.params.latent or latent_size(shape)
         net.attach("latent", make_latent(net.features, size, generator))
         net.attach("decoder", make_decoder(size, shape, net.base, generator))
+        attach_start(net, BLOCKS)
 
     def begin(self, weights: Weights) -> ServerState:
         """`learned` are the classes that the model of the last position's end can decode."""
         centroids = no_centroids(weights["latent"]["mu.bias"])
-        return super().begin(weights).put(centroids=centroids, learned=Block("prototype", {}))
+        model = {block: tensors for block, tensors in weights.items() if block not in STARTS}
+        return super().begin(model).put(centroids=centroids, learned=Block("prototype", {}))
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         """In the first round the model is the starting model. Later that is sent to clients that do not hold it."""
@@ -123,34 +132,30 @@ class HR(Method):
             return Reply(client.id, 0)
         if inbox["learned"].labels:
             count_memory(client, start)
-        fit = self.fit(client, inbox, source)
+        fit = self.fit(client, inbox, start, source)
         done = yield fit
         private = self.private(client, start, done.weights, codes, y)
         answer = reply(client, done.weights, BLOCKS, loss=done.loss)
         answer = with_replay(client, answer, fit.epochs, self.params.budget, source.replayed)
         return replace(answer, samples=source.real, private=private)
 
-    def fit(self, client: Client, inbox: Inbox, source: DecodedSource) -> Train:
-        """The training phase. Before anything is learned there is no old model to distil from."""
+    def fit(self, client: Client, inbox: Inbox, start: Weights, source: DecodedSource) -> Train:
+        """The training phase. Before anything is learned there is no old model, and the distillation has weight 0."""
         centroids = table(inbox["centroids"], client.net.classes)
         weight = self.params.distill if inbox["learned"].labels else 0.0
         distill = centroids.new_full((), weight)
-        weights = {b: dict(inbox[b].tensors) for b in BLOCKS}
+        weights = {b: dict(inbox[b].tensors) for b in BLOCKS} | {START + b: start[b] for b in BLOCKS}
         return client.train("fit", weights, BLOCKS, self.fit_loss, source, centroids=centroids, distill=distill)
 
     def source(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> DecodedSource:
-        """Real images of current classes and decoded ones of old classes, each with its code and its reconstruction
-        under the starting model. These targets are computed once, on images without augmentation."""
-        net = client.net
+        """Real images of current classes, and images of old classes that the starting model decodes once a turn."""
         own_labels = torch.tensor(client.y_list)
         rows = rows_of_classes(own_labels, inbox["centroids"].labels)
         real = unit(client.examples.inputs(client.current[client.tensor(rows)])[0])
         replayed_codes, replayed_labels = self.codes_to_replay(client, inbox, codes, y)
-        x = torch.cat([real, decode(net, start, replayed_codes)])
-        code = encode(net, start, x)
+        x = torch.cat([real, decode(client.net, start, replayed_codes)])
         labels = client.tensor(torch.cat([own_labels[rows], replayed_labels]))
-        images = {"x": x, "y": labels, "code": code, "image": decode(net, start, code)}
-        return DecodedSource(images, len(rows), self.params.budget, replayed_labels)
+        return DecodedSource(x, labels, self.params.budget, replayed_labels)
 
     def codes_to_replay(self, client: Client, inbox: Inbox, codes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The client's codes of old classes and their labels. For an old class without codes, samples around the
@@ -164,18 +169,18 @@ class HR(Method):
         return torch.cat([codes[client.tensor(old)], sampled]), torch.cat([y[old], absent_labels])
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
-        """‖x − x̂‖² + KL + λ‖z − p_y‖² and the distance to the starting model, divided by the size of an image. Images
-        and their reconstructions by the starting model get the same random augmentation."""
+        """‖x − x̂‖² + KL + λ‖z − p_y‖² and the distance to the starting model, divided by the size of an image."""
         params = self.params
+        centroids = batch["centroids"]
         rng = batch["rng"]
-        (views,) = net.weak((torch.cat([batch["x"], batch["image"]], 1),), rng)
-        x, old_image = views.chunk(2, 1)
-        mu, logvar = (t.float() for t in latent_of(net)(net.base(x)))
-        z = mu + (logvar / 2).exp() * torch.randn(mu.shape, generator=rng, device=mu.device)
-        image = decoder_of(net)(z).float()
+        (x,) = net.weak((batch["x"],), rng)
+        noise = torch.randn(len(x), centroids.shape[1], generator=rng, device=x.device)
+        mu, logvar, z, image = autoencode(net, x, noise)
+        with torch.no_grad():
+            old_mu, _, _, old_image = autoencode(net, x, noise, START)
         prior = (mu.square() + logvar.exp() - 1 - logvar).sum(1) / 2
-        to_centroid = squared_norm(z - batch["centroids"][batch["y"]])
-        to_old = squared_norm(mu - batch["code"]) + squared_norm(image - old_image)
+        to_centroid = squared_norm(z - centroids[batch["y"]])
+        to_old = squared_norm(mu - old_mu) + squared_norm(image - old_image)
         reconstruction = squared_norm(x - image)
         loss: Tensor = params.rebuild * reconstruction + prior + params.pull * to_centroid + batch["distill"] * to_old
         return loss.mean() / x[0].numel()

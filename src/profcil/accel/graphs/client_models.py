@@ -31,7 +31,7 @@ class ClientModels:
         pulled = [b for b in phase.blocks if b in MODEL]
         fixed = [b for b in phase.weights if b not in phase.blocks]
         self.moving = Layout(sorted_for_row(parameters_of(net, phase.blocks)))
-        self.fixed = Layout(parameters_of(net, fixed))
+        self.fixed = Layout(sorted_for_row(parameters_of(net, fixed)))
         self.noted = Layout(buffers_of(net, phase.weights))
         self.pulled = Layout(parameters_of(net, pulled)).size
         like = torch.zeros(width, device=next(net.parameters()).device)

@@ -15,6 +15,7 @@ from profcil.engine.optim import is_channels_last
 from profcil.model.net import MODEL, Net, Weights
 
 At = tuple[str, str]  # block and tensor
+ALIGNED = 8  # rows start at multiples of so many numbers: 16 bytes in bfloat16
 
 
 class Layout:
@@ -26,7 +27,10 @@ class Layout:
 
     def matrix(self, like: Tensor) -> Tensor:
         """Zeros with one row for each element of `like`, of its type and on its device."""
-        return like.new_zeros(len(like), self.size)
+        # The kernels of convolutions need aligned filters. For others, cuDNN may choose a kernel that is not
+        # deterministic.
+        stride = -(-self.size // ALIGNED) * ALIGNED
+        return like.new_zeros(len(like), stride)[:, : self.size]
 
     def views(self, row: Tensor, low: Tensor | None = None) -> dict[At, Tensor]:
         """The tensors as views of a row. With a second row `low`, the convolution filters are views of that one."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from profcil.memory.rehearsal import Balanced
 from profcil.model.layers import NORMS, BatchNorm, drawn
-from profcil.model.net import Net, Tensors, Weights
+from profcil.model.net import Net, Weights
 
 CHANNELS = 64  # of the first and the last feature maps; twice as many between
 SMALL_SIDE = 8  # the longest side of the first feature maps
@@ -95,6 +95,14 @@ def decoder_of(net: nn.Module) -> Decoder:
     return net.get_submodule("decoder")  # type: ignore[return-value]
 
 
+def autoencode(net: nn.Module, x: Tensor, noise: Tensor, prefix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """μ, log σ², z = μ + σ·noise and the image decoded from z, in float32. The blocks' names begin with `prefix`."""
+    base, latent, decoder = (net.get_submodule(prefix + block) for block in ("base", "latent", "decoder"))
+    mu, logvar = (t.float() for t in latent(base(x)))
+    z = mu + (logvar / 2).exp() * noise
+    return mu, logvar, z, decoder(z).float()
+
+
 @torch.no_grad()
 def encode(net: Net, weights: Weights, x: Tensor) -> Tensor:
     """μ of some images, in evaluation mode and in chunks that bound the memory."""
@@ -113,17 +121,18 @@ def decode(net: Net, weights: Weights, z: Tensor) -> Tensor:
 
 class DecodedSource:
     """Batches of real and decoded images. An epoch has every real image once and `quota` decoded ones of each old
-    class; a class with fewer is repeated. The first `real` rows are the real images. `labels` are those of the decoded
-    images, on the CPU."""
+    class; a class with fewer is repeated. The decoded images are the last rows of `x`; `decoded` are their labels, on
+    the CPU."""
 
-    def __init__(self, rows: Tensors, real: int, quota: int, labels: Tensor) -> None:
-        self.rows = rows
-        self.real = real
-        self.balanced = Balanced(labels, quota, rows["y"].device)
+    def __init__(self, x: Tensor, y: Tensor, quota: int, decoded: Tensor) -> None:
+        self.x = x
+        self.y = y
+        self.real = len(y) - len(decoded)
+        self.balanced = Balanced(decoded, quota, y.device)
         self.replayed = len(self.balanced.labels)
-        self.size = real + self.replayed
+        self.size = self.real + self.replayed
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        real = torch.arange(self.real, device=self.rows["y"].device)
+        real = torch.arange(self.real, device=self.y.device)
         index = torch.cat([real, self.real + self.balanced.draw(rng)])
-        return {k: v[index] for k, v in self.rows.items()}
+        return {"x": self.x[index], "y": self.y[index]}

@@ -6,11 +6,12 @@ server stores it under further block names, for clients that participate in late
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from profcil.engine.client import Client
 from profcil.engine.payload import Inbox, ServerState
-from profcil.model.net import Weights
+from profcil.model.net import Net, Weights
 
 START = "start/"  # prefix of the names of the starting model's blocks
 
@@ -18,6 +19,12 @@ START = "start/"  # prefix of the names of the starting model's blocks
 def start_names(blocks: Sequence[str]) -> tuple[str, ...]:
     """The names under which the starting model's blocks are stored."""
     return tuple(START + block for block in blocks)
+
+
+def attach_start(net: Net, blocks: Sequence[str]) -> None:
+    """Adds a second copy of these blocks to the model, for losses that compare with the starting model."""
+    for block in blocks:
+        net.attach(START + block, copy.deepcopy(net.get_submodule(block)))
 
 
 def store_start(state: ServerState, blocks: Sequence[str]) -> ServerState:
