@@ -43,7 +43,8 @@ def make_dictionary(facts: Facts, like: Inputs, vocabulary: int, width: int, min
     if facts.modality == "image":
         from profcil.model.dictionary.image import ImageDictionary
 
-        return ImageDictionary(width, tuple(like[0].shape[1:]), min_support)
+        mirror = "flip" in facts.views  # a mirror image has the same label
+        return ImageDictionary(width, tuple(like[0].shape[1:]), min_support, mirror)
     if facts.modality == "text":
         from profcil.model.dictionary.text import TextDictionary
 
