@@ -38,7 +38,8 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
     recorded, made = world.server(When("round", 0, 0, 1)), []
     assert recorded.repeated is not unchanged
     for server in (recorded, replace(recorded, repeated=resnet.recorded())):  # by the same kernels
-        images, answers, _ = Synthesis(params, server, load_frozen(world.net, world.net.weights())).pool()
+        teacher = load_frozen(world.net, world.net.weights())
+        images, answers, _ = Synthesis(params, server, teacher, server.seen).pool()
         made.append((images.float(), answers))
     (images, answers), (right, _) = made
     assert float((images - right).abs().mean()) < 1 < float(right.std())  # of 255

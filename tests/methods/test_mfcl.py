@@ -11,6 +11,7 @@ from profcil.engine.payload import Inbox
 from profcil.errors import NotApplicable
 from profcil.methods import mfcl
 from profcil.methods.mfcl import MFCL, generate_labelled, generator_of
+from profcil.methods.parts.data_free import class_list
 from profcil.methods.parts.distillation import old_head_distance, teacher_logits
 from profcil.methods.parts.generator import BatchNormStatistics, gaussian_divergence, generate_images, load_frozen
 from profcil.methods.parts.starting_model import START, start_names
@@ -92,12 +93,12 @@ def test_the_balance_term_prevents_that_one_class_dominates(halfway):
 def test_training_continues_from_the_old_generator(halfway):
     """One Adam step moves a weight by at most the learning rate: training starts from the old generator."""
     method = MFCL(replace(halfway.method.params, iterations=1))
-    moved = halfway.server.put(head=halfway.server.blocks["head"])
+    moved = halfway.server.put(head=halfway.server.blocks["head"], trained_classes=class_list((1, 2)))
     state = method.train_server(halfway.world.server(halfway.when(1, 0)), moved)
     old, new = (s.blocks["generator"].tensors["first.weight"] for s in (halfway.server, state))
     step = float((new - old).abs().max())
     assert 0 < step <= 1.01 * method.params.lr_generator
-    assert set(state.blocks["generator"].labels) == halfway.world.plan.seen(1)
+    assert state.blocks["generator"].labels == (1, 2)
 
 
 def test_recorded_steps_train_the_same_generator(halfway):
@@ -110,6 +111,23 @@ def test_recorded_steps_train_the_same_generator(halfway):
     assert recorder.made == 1
     assert all(torch.equal(one[k], other[k]) for k in one)
     assert not torch.equal(one["first.weight"], state.blocks["generator"].tensors["first.weight"])
+
+
+def test_a_seen_class_that_nobody_has_trained_is_neither_generated_nor_replayed(fresh):
+    """In a severe stream a position introduces classes of clients that do not take part."""
+    run = fresh("mfcl", participants=1, setting="severe", **QUICK)
+    had: set[int] = set()
+    for r in range(2):
+        for c in run.clients(0, r):
+            had |= set(run.client(c, 0, r).labels)
+        run.play(0, r)
+    assert had < run.world.plan.seen(0)
+    assert set(run.server.blocks["generator"].labels) == had
+    client = run.client(run.clients(1, 0)[0], 1, 0)
+    old = tuple(sorted(had - set(client.labels)))
+    source, drawn = run.method.source(client, inbox(run, 1, 0), old)
+    assert {int(name.removeprefix("drawn_")) for name in drawn} <= had
+    assert set(source.epoch(torch.Generator())["y"].tolist()) <= had | set(client.labels)
 
 
 def test_the_generator_is_not_trained_again_for_an_unchanged_model(halfway):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from profcil.errors import ConfigError
+from profcil.memory import linear
 from profcil.memory.linear import unpack
 from profcil.memory.rehearsal import Rehearsal
 from profcil.methods.pro import ProParams
@@ -136,3 +137,35 @@ def test_a_whole_stream_learns_with_the_shared_covariance(tiny):
 def test_an_adapted_memory_with_a_shared_covariance_is_refused():
     with pytest.raises(ConfigError, match="covariance of base features"):
         ProParams(covariance="shared", old_memory="adapted")
+
+
+# -- the closed head --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["pro", "promax"])
+def test_the_closed_head_is_that_of_all_examples(fresh, method):
+    """At the first position memory and covariance are exact, so the head is that of PRO-LIN."""
+    run = played(fresh, method, closed_head=True, setting="homogeneous", shrink=0.1)
+    u, y = current_features(run, 0, LAST)
+    weight, bias = linear.lda(linear.summarise(u, y), 0.1)
+    scores = run.method.scores(run.world.net, run.server, u)
+    labels = list(run.server.blocks["memory"].labels)
+    torch.testing.assert_close(scores[:, labels], u.double() @ weight.T + bias, rtol=1e-2, atol=1e-2)
+    assert set(scores.argmax(1).tolist()) <= set(labels)
+
+
+def test_the_closed_head_does_not_change_training(tiny):
+    with_head, without = (tiny("promax", **SHARED, closed_head=on) for on in (True, False))
+    assert torch.equal(*(run.server.weights()["head"]["weight"] for run in (with_head, without)))
+    assert (with_head.state.scores.correct != without.state.scores.correct).any()
+
+
+def test_a_closed_head_without_a_shared_covariance_is_refused():
+    with pytest.raises(ConfigError, match="shared covariance"):
+        ProParams(closed_head=True)
+
+
+def test_without_memory_all_scores_of_the_closed_head_are_equal(fresh):
+    run = fresh("pro", covariance="shared", closed_head=True)
+    scores = run.method.scores(run.world.net, run.server, torch.zeros(2, run.world.net.features))
+    assert len(scores.unique()) == 1

@@ -50,11 +50,15 @@ def accuracy_and_distance(run, images: torch.Tensor, y: torch.Tensor) -> tuple[f
         return float(accuracy), float(distance)
 
 
+def trained_classes(run) -> tuple[int, ...]:
+    return run.server.blocks["trained_classes"].labels
+
+
 def pool_with(run, **settings) -> tuple[torch.Tensor, torch.Tensor]:
     """The pool that the server would generate with other settings."""
     params = replace(run.method.params, **settings)
     server = run.world.server(run.when(0, 0))
-    images, _, y = Synthesis(params, server, teacher_of(run)).pool()
+    images, _, y = Synthesis(params, server, teacher_of(run), trained_classes(run)).pool()
     return images, y
 
 
@@ -82,7 +86,7 @@ def test_labels_need_the_cross_entropy_and_statistics_need_their_term(learned):
     assert accuracy_and_distance(learned, *unmatched)[1] > 1.5 * distance
 
 
-def test_the_pool_has_every_seen_class_equally_often_with_the_logits_of_the_teacher(learned, halfway):
+def test_the_pool_has_every_trained_class_equally_often_with_the_logits_of_the_teacher(learned, halfway):
     for run, position in ((learned, 0), (halfway, 0)):
         pool, seen = run.server.blocks["pool"], run.world.plan.seen(position)
         assert {y: pool.labels.count(y) for y in set(pool.labels)} == dict.fromkeys(seen, 20)
@@ -94,7 +98,7 @@ def test_the_student_learns_and_changes_the_images(learned):
     """The adversarial term, which the released configuration never reaches, is used."""
     server = learned.world.server(learned.when(0, 0))
     params = learned.method.params
-    work = Synthesis(params, server, teacher_of(learned))
+    work = Synthesis(params, server, teacher_of(learned), trained_classes(learned))
     before = disagreement_on(work, learned)
     images, _, _ = work.pool()
     assert torch.equal(images, learned.server.blocks["pool"].tensors["images"])  # the same seed gives the same images
@@ -104,7 +108,7 @@ def test_the_student_learns_and_changes_the_images(learned):
     labels = torch.arange(64) % 10
     with torch.no_grad():
         plain, against = (work.loss(x, labels, student=s) for s in (False, True))
-        gap = disagreement(work.student(x), work.teacher(x)[:, work.seen])
+        gap = disagreement(work.student(x), work.teacher(x)[:, work.classes])
     assert float(gap) > 0
     torch.testing.assert_close(plain - against, params.adversary * gap, atol=1e-4, rtol=1e-3)
 
@@ -112,7 +116,7 @@ def test_the_student_learns_and_changes_the_images(learned):
 @torch.no_grad()
 def disagreement_on(work, run) -> float:
     x = run.world.bundle.test.x
-    student, teacher = work.student.eval()(x), work.teacher(x)[:, work.seen]
+    student, teacher = work.student.eval()(x), work.teacher(x)[:, work.classes]
     return float(torch.nn.functional.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean"))
 
 
@@ -127,7 +131,9 @@ def test_recorded_steps_generate_the_same_images(learned, monkeypatch):
     recorder = tapes.Literal()
     server = learned.world.server(learned.when(0, 0))
     recorded = replace(server, repeated=tapes.recording(recorder))
-    pools = [Synthesis(learned.method.params, s, teacher_of(learned)).pool() for s in (server, recorded)]
+    params = learned.method.params
+    classes = trained_classes(learned)
+    pools = [Synthesis(params, s, teacher_of(learned), classes).pool() for s in (server, recorded)]
     assert recorder.made == 3  # steps with the student, without it, and its own
     for one, other in zip(*pools, strict=True):
         assert torch.equal(one, other)
@@ -204,6 +210,26 @@ def test_a_client_replays_the_budget_of_every_class_that_is_not_current(fresh):
         requested = set(client.seen) - set(client.labels)
         assert r.notes["replay_requested"] == 3 * len(requested)
         assert r.notes["replay_served"] == 3 * len(served)
+
+
+def test_a_seen_class_that_nobody_has_trained_is_neither_generated_nor_replayed(fresh):
+    """In a severe stream a position introduces classes of clients that do not take part."""
+    run = fresh("target", participants=1, model__norm="batch", setting="severe", **quick())
+    had: set[int] = set()
+    for r in range(2):
+        for c in run.clients(0, r):
+            had |= set(run.client(c, 0, r).labels)
+        run.play(0, r)
+    seen = run.world.plan.seen(0)
+    assert had < seen
+    assert set(trained_classes(run)) == set(run.server.blocks["pool"].labels) == had
+    client = run.client(run.clients(1, 0)[0], 1, 0)
+    source = run.method.source(client, inbox(run))
+    assert set(source.epoch(torch.Generator())["y"].tolist()) <= had | set(client.labels)
+    (reply,) = run.turns(1, 0)
+    assert reply.blocks["trained_classes"].labels == client.labels
+    run.play(1, 0)
+    assert set(trained_classes(run)) == had | set(client.labels)
 
 
 def quick() -> dict:

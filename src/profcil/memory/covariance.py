@@ -49,5 +49,11 @@ def blend(old: Covariance, fresh: Covariance) -> Covariance:
 
 
 def factor(matrix: Tensor) -> Tensor:
-    """L with LLᵀ = Σ + εI, lower triangular, in float32. ε is the floor of variances in `bank`."""
-    return cholesky(add_to_diagonal(matrix, matrix.new_tensor(FLOOR))).float()
+    """L with LLᵀ = Σ + εI, lower triangular, in float32."""
+    return cholesky(shrunk(matrix, 0.0)).float()
+
+
+def shrunk(matrix: Tensor, share: float) -> Tensor:
+    """Σ + (λ·mean variance + ε) I. ε is the floor of variances in `bank`, so that a matrix without any can be
+    inverted."""
+    return add_to_diagonal(matrix, share * matrix.diagonal().mean() + FLOOR)

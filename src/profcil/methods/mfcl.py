@@ -7,18 +7,20 @@ arg-max. Their loss has three terms: CE over current classes on real examples; C
 over old and current classes on real and generated examples; 0.1·Σ_k (w_k·z − w_k·z*)²/K along the K rows of the old
 head, on both.
 
-Stored: on the server a generator, and within a position the model it started from; on a client nothing of its own,
-but the generator and that model as they were sent.
+Stored: on the server a generator, which classes were trained, and within a position the model it started from; on a
+client nothing of its own, but the generator and that model as they were sent.
 
-Adapted to client-specific orders: old are the classes that the generator was trained for and that are not current for
-the client, as masks instead of slices. Generated images of current classes are not used. The generator is
-unconditional, so a turn draws `draws` images for each one that an epoch needs and balances them: B of each old class
-and local epoch, repeated if there are fewer. A class of which no image was drawn is not replayed: then `replay_served`
-is below `replay_requested`. `drawn_CLASS` counts the drawn images of a class over a round's clients. If no image of an
-old class was drawn, the loss is that of real examples alone. Without old classes it is CE over current ones.
-`label_space = "seen"` makes that CE compete over all seen classes. Images are bytes from a sigmoid, where the authors
-normalise the output of a tanh. As in the original they are not augmented. The teacher's logits are computed once a
-turn, on images without augmentation. z are the features after the adapter, before the one global head.
+Adapted to client-specific orders: the generator is trained for the classes that some client has trained, as clients'
+replies report. A seen class that no participant has had yet is left out: the teacher's row for it is random. Old are
+the classes that the generator was trained for and that are not current for the client, as masks instead of slices.
+Generated images of current classes are not used. The generator is unconditional, so a turn draws `draws` images for
+each one that an epoch needs and balances them: B of each old class and local epoch, repeated if there are fewer. A
+class of which no image was drawn is not replayed: then `replay_served` is below `replay_requested`. `drawn_CLASS`
+counts the drawn images of a class over a round's clients. If no image of an old class was drawn, the loss is that of
+real examples alone. Without old classes it is CE over current ones. `label_space = "seen"` makes that CE compete over
+all seen classes. Images are bytes from a sigmoid, where the authors normalise the output of a tanh. As in the original
+they are not augmented. The teacher's logits are computed once a turn, on images without augmentation. z are the
+features after the adapter, before the one global head.
 
 The teacher is the model that a position starts from. In the first round that is the broadcast model itself; later it is
 sent to participants that do not hold it.
@@ -97,7 +99,7 @@ class MFCL(DataFreeReplay):
 
     Params = MFCLParams
     title = "MFCL"
-    kinds = frozenset({"model", "generator"})
+    kinds = frozenset({"model", "generator", "statistics"})
     regimes: ClassVar = {"expanded": {"budget": 100}}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
@@ -191,26 +193,27 @@ class MFCL(DataFreeReplay):
         """Trains the generator further, against the present model."""
         if not is_outdated(state, "generator"):
             return state
+        classes = state.blocks["trained_classes"].labels
         teacher = load_frozen(server.net, weights_with_generator(state))
         generator = generator_of(teacher).requires_grad_().train()
-        self.train_generator(generator, teacher, server)
+        self.train_generator(generator, teacher, server, classes)
         trained = teacher.requires_grad_(False).weights(["generator"])["generator"]
-        return state.put(generator=Block("generator", trained, server.seen))
+        return state.put(generator=Block("generator", trained, classes))
 
-    def train_generator(self, generator: Generator, teacher: Net, server: Server) -> None:
+    def train_generator(self, generator: Generator, teacher: Net, server: Server, classes: Sequence[int]) -> None:
         params = self.params
         parameters = list(generator.parameters())
         device = next(teacher.parameters()).device
         adam = make_adam({"params": parameters, "lr": params.lr_generator})
         rng = torch.Generator(device).manual_seed(server.number("noise"))
-        seen = torch.tensor(server.seen, device=device)
+        ids = torch.tensor(classes, device=device)
         kernel = blur_kernel(server.like[0].shape[1], device)
         z = torch.zeros(params.generator_batch, generator.latent, device=device)
 
         def step() -> None:
             with teacher.autocast():
                 x = generator(z)
-                logits = teacher(x).float()[:, seen]
+                logits = teacher(x).float()[:, ids]
             loss = self.generator_loss(logits, statistics) + params.smooth * roughness(x.float(), kernel)
             apply_gradients(adam, parameters, torch.autograd.grad(loss, parameters))
 

@@ -13,7 +13,8 @@ global refresh), `proximal = 0`, and `warmup.rounds = 0` of the protocol.
 Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-class covariance matrix that all classes
 share, in place of a diagonal spread per class. At every refresh clients also send the scatter of their features around
 their class means, and the server pools it exactly. It stores the mean matrix of all positions, weighted by their
-examples: how a moved base changes the covariance of old classes is unknown.
+examples: how a moved base changes the covariance of old classes is unknown. With `closed_head` predictions come from a
+linear discriminant head, solved from the remembered means and this matrix, in place of adapter and head.
 
 Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
 client nothing.
@@ -27,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import Checked, TrainSettings, setting
@@ -47,6 +49,7 @@ from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
 
 SCHEDULES = ("constant", "cosine")
+STARTING = ("starting_base", "starting_adapter", "starting_head")  # copies of a position's first model
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,25 @@ class ProParams(Checked):
     adapted_bank: bool = setting(False, "also store the auxiliary adapted-space memory M^z")
     keep_scores: float = setting(
         0.0,
-        "beyond the paper: weight of keeping the broadcast model's scores of remembered classes while the base moves",
+        "beyond the paper: weight of keeping the scores of remembered classes as they were at the start of a position, "
+        "while the base moves",
         low=0.0,
     )
+    keep_temperature: float = setting(1.0, "temperature of the soft-max over kept scores", low=1e-3)
+    closed_head: bool = setting(
+        False,
+        "beyond the paper: predict by a linear discriminant head from the means and the shared covariance; needs "
+        'covariance = "shared"',
+    )
+    shrink: float = setting(0.05, "λ of that head, in units of the mean variance", low=0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.closed_head and (self.covariance != "shared" or self.old_memory == "none"):
+            raise ConfigError(
+                'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
+                'old_memory = "base"'
+            )
         if self.covariance == "shared" and self.old_memory == "adapted":
             raise ConfigError(
                 'covariance = "shared" is a covariance of base features, but old_memory = "adapted" rehearses adapted '
@@ -148,16 +164,16 @@ class Pro(Method):
     kinds = frozenset({"model", "memory", "statistics"})
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        """Adds a second base for `keep_scores`: the broadcast base, which is frozen while a client fits."""
+        """Adds a second base for `keep_scores`: the position's starting base, which is frozen while a client fits."""
         if self.params.keep_scores:
-            net.attach("broadcast_base", copy.deepcopy(net.base))
+            net.attach("starting_base", copy.deepcopy(net.base))
 
     # -- the client ---------------------------------------------------------------------------------------------------
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         """Current-task fitting, then rehearsal."""
         plastic = self.plastic(client.when)
-        weights = weights_of(inbox)
+        weights = model_of(inbox)
         if plastic or self.params.fit_when_frozen:
             fitted = yield self.fit(client, inbox, plastic)
             weights = self.fitted_model(client, inbox, fitted.weights)
@@ -185,7 +201,7 @@ class Pro(Method):
 
     def fit_model(self, client: Client, inbox: Inbox) -> Train:
         """Fitting in a plastic round: base, adapter and head move."""
-        weights = weights_of(inbox)
+        weights = model_of(inbox)
         blocks: tuple[str, ...] = MODEL
         loss: Loss = self.fit_loss
         constants = {"allowed": client.allowed(competing(client, inbox, self.params.fit_space))}
@@ -193,8 +209,8 @@ class Pro(Method):
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
-        if self.params.keep_scores:
-            weights["broadcast_base"] = {k: client.keep(t) for k, t in inbox["base"].tensors.items()}
+        if "starting_base" in inbox:
+            weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
             constants |= score_constants(client, inbox)
             loss = self.score_keeping_loss
         how = phase_settings(self.params, client, "fit")
@@ -203,7 +219,7 @@ class Pro(Method):
 
     def fit_tail(self, client: Client, inbox: Inbox) -> Train:
         """Fitting in a frozen round: adapter and head move, on current features of the broadcast base."""
-        weights = weights_of(inbox)
+        weights = model_of(inbox)
         source = Features(client.features(inbox["base"]), client.y)
         allowed = client.allowed(competing(client, inbox, self.params.fit_space))
         how = phase_settings(self.params, client, "fit")
@@ -221,8 +237,9 @@ class Pro(Method):
     def score_keeping_loss(self, net: Net, batch: Batch) -> Tensor:
         """The fitting loss plus a distillation loss on the scores of remembered classes (Li and Hoiem, 2016).
 
-        The broadcast adapter and head score features of the broadcast base and of the moving base; the loss is the
-        cross-entropy between the two. Both bases see the same views in the same mode.
+        The position's starting head scores features of its starting base and of the moving base; the loss is the
+        cross-entropy between the two. Both bases see the same views in the same mode. A target of the round's
+        broadcast model would move along with the base from round to round.
         """
         x = batch["inputs"]
         rng = batch["rng"]
@@ -234,12 +251,23 @@ class Pro(Method):
             a, b = pair
             loss = loss + self.params.auxiliary * contrast(net.project(a), net.project(b), self.params.temperature)
         with torch.no_grad():
-            before = net.broadcast_base(*weak)  # type: ignore[operator]
-        adapter = {k: batch[f"broadcast_{k}"] for k in net.adapter}
-        tail = Tail(adapter, {"weight": batch["broadcast_head"]}, net.cosine)
-        kept = soft_cross_entropy(tail.classify(u), tail.classify(before), batch["remembered"])
+            before = net.starting_base(*weak)  # type: ignore[operator]
+        scores, target = (self.kept_scores(net, batch, features) for features in (u, before))
+        kept = soft_cross_entropy(scores, target, batch["remembered"])
         weight: Tensor = self.params.keep_scores * batch["remembered_weight"]
         return loss + weight * kept
+
+    def kept_scores(self, net: Net, batch: Batch, u: Tensor) -> Tensor:
+        """Scores of the position's starting head, divided by the temperature: of the closed head where it predicts,
+        else of adapter and head. In float32, because scores of a closed head are small differences of large numbers."""
+        with torch.autocast(u.device.type, enabled=False):
+            u = u.float()
+            if self.params.closed_head:
+                scores = F.linear(u, batch["starting_weight"], batch["starting_bias"])
+            else:
+                adapter = {k: batch[f"starting_{k}"] for k in net.adapter}
+                scores = Tail(adapter, {"weight": batch["starting_weight"]}, net.cosine).classify(u)
+            return scores / self.params.keep_temperature
 
     tail_loss = staticmethod(losses.classification)
 
@@ -338,7 +366,8 @@ class Pro(Method):
         return state.put(covariance=block_of_covariance(nothing))
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        return (*MODEL, *self.memory_blocks)
+        kept = [name for name in STARTING if name in state.blocks] if self.plastic(when) else []
+        return (*MODEL, *self.memory_blocks, *kept)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """FedAvg. Without global refresh, local statistics are stored until the position ends."""
@@ -392,7 +421,38 @@ class Pro(Method):
         pending = [n for n in state.blocks if n.startswith("pending/")]
         replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
         state = self.absorb(state.drop(*pending), replies, when)
-        return state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
+        state = state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
+        return self.with_starting_model(state) if self.params.keep_scores else state
+
+    def with_starting_model(self, state: ServerState) -> ServerState:
+        """The state with copies of the base and the head that the next position starts from, for `keep_scores`."""
+        if not self.params.closed_head:
+            return state.also(starting_base="base", starting_adapter="adapter", starting_head="head")
+        labels = state.blocks["memory"].labels
+        if not labels:
+            return state
+        weight, bias = (t.float() for t in self.solve_head(state))
+        head = Block("memory", {"weight": weight, "bias": bias}, labels)
+        return state.put(starting_head=head).also(starting_base="base")
+
+    # -- prediction ---------------------------------------------------------------------------------------------------
+
+    def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
+        """Scores of adapter and head, or of the closed head. With the latter a class without memory never wins over one
+        that has it."""
+        if not self.params.closed_head:
+            return super().scores(net, state, features)
+        scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
+        labels = state.blocks["memory"].labels
+        if labels:
+            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state))
+        return scores
+
+    def solve_head(self, state: ServerState) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the linear discriminant head, a row for each remembered class."""
+        matrix = covariance_of(state.blocks["covariance"]).matrix
+        mean = state.blocks["memory"].tensors["mean"].double()
+        return linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
 
     # -- diagnostics --------------------------------------------------------------------------------------------------
 
@@ -425,6 +485,11 @@ def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
     return (*client.labels, *inbox["memory"].labels)
 
 
+def model_of(inbox: Inbox) -> Weights:
+    """The weights of the broadcast model."""
+    return {name: dict(inbox[name].tensors) for name in MODEL}
+
+
 def phase_settings(params: ProParams, client: Client, phase: str) -> TrainSettings:
     """The run's training settings with the learning rate and epochs of a phase, where it has its own. A cosine schedule
     starts every position at the full rate and decreases each round towards zero."""
@@ -442,17 +507,25 @@ def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tenso
 
 
 def score_constants(client: Client, inbox: Inbox) -> dict[str, Tensor]:
-    """Constants of `score_keeping_loss`: the broadcast adapter and head, a mask of the remembered classes without
-    current data, and a weight, which is 0 if there are none."""
-    remembered = inbox["memory"].labels if "memory" in inbox else ()
+    """Constants of `score_keeping_loss`: the position's starting head, a mask of the remembered classes without current
+    data, and a weight, which is 0 if there are none."""
+    head = inbox["starting_head"]
+    adapter = inbox["starting_adapter"].tensors if "starting_adapter" in inbox else {}
+    remembered = head.labels or (inbox["memory"].labels if "memory" in inbox else ())
     old = tuple(y for y in remembered if y not in client.labels)
-    head = inbox["head"].tensors["weight"]
     return {
-        **{f"broadcast_{k}": t for k, t in inbox["adapter"].tensors.items()},
-        "broadcast_head": head,
+        **{f"starting_{k}": t for k, t in adapter.items()},
+        **{f"starting_{k}": dense(t, head.labels, client) for k, t in head.tensors.items()},
         "remembered": client.allowed(old or client.labels),
-        "remembered_weight": head.new_full((), float(bool(old))),
+        "remembered_weight": head.tensors["weight"].new_full((), float(bool(old))),
     }
+
+
+def dense(rows: Tensor, labels: Sequence[int], client: Client) -> Tensor:
+    """Rows for all class ids; those without a label are zero. Without labels the rows are complete already."""
+    if not labels:
+        return rows
+    return rows.new_zeros(client.net.classes, *rows.shape[1:]).index_copy(0, client.tensor(labels), rows)
 
 
 def fresh_projector(client: Client) -> dict[str, Tensor]:

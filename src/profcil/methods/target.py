@@ -1,4 +1,4 @@
-"""TARGET (Zhang et al., ICCV 2023): the server generates images of seen classes, and clients distil on them.
+"""TARGET (Zhang et al., ICCV 2023): the server generates images of trained classes, and clients distil on them.
 
 Kept: at a position's end the server trains a generator against the frozen global model. A synthesis round clones the
 generator and draws noise and labels. It then takes Adam steps on clone and noise to minimise 10·L_BN + 0.5·CE + L_adv,
@@ -8,16 +8,18 @@ updated by first-order MAML. The student is an encoder with fresh random weights
 generated images (T = 20, SGD 0.2). A client minimises CE over its current classes on real examples + 25·KD over old
 classes on generated images (T = 2).
 
-Stored: on the server a pool of generated images with the teacher's logits; on a client nothing.
+Stored: on the server a pool of generated images with the teacher's logits, and which classes were trained; on a client
+nothing.
 
-Adapted to client-specific orders: labels run evenly over all seen classes and are stored with the images. A client
-replays B images per old class and local epoch, in batches mixed with real examples; old are the classes of the pool
-that are not current for this client. The teacher's logits are sent with the pool. They are what a client's copy of the
-teacher would compute for these images, and cost less than sending the teacher. Generated images are therefore not
-augmented: the stored logits are not the right target for a shifted image, and with augmentation distillation preserves
-far less (digits, a validation seed). `label_space = "seen"` gives cross-entropy over all seen classes instead of the
-current ones. It forgets nearly as much as no replay: distillation over old classes only is blind to a common decrease
-of the old logits below the new ones.
+Adapted to client-specific orders: labels run evenly over all classes that some client has trained, as clients' replies
+report, and are stored with the images. A seen class that no participant has had yet is not generated: the teacher's row
+for it is random. A client replays B images per old class and local epoch, in batches mixed with real examples; old are
+the classes of the pool that are not current for this client. The teacher's logits are sent with the pool. They are what
+a client's copy of the teacher would compute for these images, and cost less than sending the teacher. Generated images
+are therefore not augmented: the stored logits are not the right target for a shifted image, and with augmentation
+distillation preserves far less (digits, a validation seed). `label_space = "seen"` gives cross-entropy over all seen
+classes instead of the current ones. It forgets nearly as much as no replay: distillation over old classes only is blind
+to a common decrease of the old logits below the new ones.
 
 The counts are reduced to what is affordable. The pool has 40 images a class (100 in the expanded regime). A synthesis
 round has 20 steps where the authors have 10: with few rounds, shorter ones leave images that the teacher misclassifies.
@@ -56,7 +58,7 @@ from profcil.model.net import MODEL, Net
 class TargetParams(DataFreeParams):
     """Settings of TARGET."""
 
-    pool: int = setting(40, "images the server generates of each seen class at a position's end", low=1)
+    pool: int = setting(40, "images the server generates of each trained class at a position's end", low=1)
     distill: float = setting(25.0, "weight of distillation on generated images", low=0.0)
     distill_temperature: float = setting(2.0, "temperature of distillation", low=1e-3)
     synthesis_rounds: int = setting(5, "synthesis rounds before images are stored and the student starts", low=0)
@@ -81,7 +83,7 @@ class Target(DataFreeReplay):
 
     Params = TargetParams
     title = "TARGET"
-    kinds = frozenset({"model", "replay"})
+    kinds = frozenset({"model", "replay", "statistics"})
     regimes: ClassVar = {"expanded": {"budget": 100, "pool": 100}}
 
     # -- the client's turn ------------------------------------------------------------------------------------------
@@ -131,11 +133,12 @@ class Target(DataFreeReplay):
     # -- the server -------------------------------------------------------------------------------------------------
 
     def train_server(self, server: Server, state: ServerState) -> ServerState:
-        """A new pool for all seen classes, with the teacher's logits."""
-        if not (server.seen and is_outdated(state, "pool")):
+        """A new pool for all trained classes, with the teacher's logits."""
+        trained = state.blocks["trained_classes"].labels
+        if not (trained and is_outdated(state, "pool")):
             return state
         teacher = load_frozen(server.net, state.weights())
-        images, logits, y = Synthesis(self.params, server, teacher).pool()
+        images, logits, y = Synthesis(self.params, server, teacher, trained).pool()
         return state.put(pool=Block("replay", {"images": images, "logits": logits}, tuple(y.tolist())))
 
     def replay(

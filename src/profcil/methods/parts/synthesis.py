@@ -6,7 +6,7 @@ The settings are those of TARGET. Nothing here depends on clients.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -40,17 +40,17 @@ STUDENT_CLIP = 5.0  # the largest norm of the student's gradients
 
 
 class Synthesis:
-    """The synthesis of images at the end of one position. Its steps can be recorded as CUDA graphs, so all their
-    tensors are allocated once and then written in place."""
+    """The synthesis of images of these classes at the end of one position. Its steps can be recorded as CUDA graphs, so
+    all their tensors are allocated once and then written in place."""
 
-    def __init__(self, params: TargetParams, server: Server, teacher: Net) -> None:
+    def __init__(self, params: TargetParams, server: Server, teacher: Net, classes: Sequence[int]) -> None:
         device = next(teacher.parameters()).device
         self.params = params
         self.teacher = teacher
         self.statistics = BatchNormStatistics(teacher.base)
         self.repeated = server.repeated
         self.init_rng = torch_generator(server.number("generator"))  # of the initial weights, on the CPU
-        self.seen = torch.tensor(server.seen, device=device)
+        self.classes = torch.tensor(classes, device=device)
         self.rng = torch.Generator(device).manual_seed(server.number("synthesis"))
         self.generator = make_generator(params.latent, server.like, params.channels, self.init_rng).to(device)
         self.meta = torch.optim.Adam(self.generator.parameters(), params.lr_meta, BETAS)
@@ -64,20 +64,20 @@ class Synthesis:
     @cached_property
     def student(self) -> Student:
         """Initialised on the CPU when it is first needed: until then a GPU computes the rounds without a student."""
-        student = Student(self.teacher, len(self.seen), self.params, self.init_rng).to(self.seen.device)
+        student = Student(self.teacher, len(self.classes), self.params, self.init_rng).to(self.classes.device)
         return student.eval().requires_grad_(False)
 
     def pool(self) -> tuple[Tensor, Tensor, Tensor]:
         """The pool: images, the teacher's logits and labels, with `params.pool` images of each class. Labels run
         through all classes in turn across rounds, so the last pool·K images have each class equally often."""
-        classes = len(self.seen)
-        wanted = self.params.pool * classes
+        number = len(self.classes)
+        wanted = self.params.pool * number
         rounds = self.params.synthesis_rounds + -(-wanted // self.batch)
-        labels = torch.arange(rounds * self.batch, device=self.seen.device) % classes  # indices into `seen`
+        labels = torch.arange(rounds * self.batch, device=self.classes.device) % number  # indices into `classes`
         images = torch.zeros(len(labels), *self.clone.best.shape[1:], dtype=torch.uint8, device=labels.device)
         logits = torch.zeros(len(labels), self.teacher.classes, device=labels.device)
         self.fill(images, logits, labels)
-        return images[-wanted:], logits[-wanted:], self.seen[labels[-wanted:]]
+        return images[-wanted:], logits[-wanted:], self.classes[labels[-wanted:]]
 
     def fill(self, images: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Runs all rounds and writes their images and the teacher's logits."""
@@ -92,7 +92,7 @@ class Synthesis:
             logits[rows] = teacher_logits(self.teacher, images[rows])
             if self.params.adversary and number + 1 >= first_rounds:
                 training = training or StudentTraining(
-                    self.student, images, logits, self.seen, self.batch, self.repeated
+                    self.student, images, logits, self.classes, self.batch, self.repeated
                 )
                 training.run(rows.stop, self.rng)
 
@@ -115,7 +115,7 @@ class Synthesis:
         params = self.params
         statistics = self.statistics
         with self.teacher.autocast(), statistics:
-            logits = self.teacher(x).float()[:, self.seen]
+            logits = self.teacher(x).float()[:, self.classes]
         moments = torch.lerp(torch.stack(statistics.batch), self.past_moments, self.smoothing)
         self.latest_moments.copy_(moments.detach())
         loss = params.classify * F.cross_entropy(logits, labels)
@@ -176,7 +176,7 @@ def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 class Student(nn.Module):
-    """An encoder with fresh random weights and a linear head over the seen classes."""
+    """An encoder with fresh random weights and a linear head over these classes."""
 
     def __init__(self, teacher: Net, classes: int, params: TargetParams, rng: torch.Generator) -> None:
         super().__init__()
@@ -199,14 +199,14 @@ class StudentTraining:
         student: Student,
         images: Tensor,
         logits: Tensor,
-        seen: Tensor,
+        classes: Tensor,
         batch: int,
         repeated: Callable[[Step], Step],
     ) -> None:
         self.student = student
         self.images = images
         self.logits = logits
-        self.seen = seen
+        self.classes = classes
         self.repeated_step = repeated(self.step)
         self.parameters = list(student.parameters())
         steps = student.params.student_steps
@@ -229,7 +229,7 @@ class StudentTraining:
         rows = self.batches.index_select(0, self.step_number)[0]
         with student.precision:
             logits = student(self.images[rows])
-        target = (self.logits[rows][:, self.seen] / temperature).softmax(1)
+        target = (self.logits[rows][:, self.classes] / temperature).softmax(1)
         prediction = (logits.float() / temperature).log_softmax(1)
         loss = temperature**2 * F.kl_div(prediction, target, reduction="batchmean")
         grads = torch.autograd.grad(loss, self.parameters)
