@@ -11,6 +11,7 @@ from profcil.memory import linear
 from profcil.memory.linear import unpack
 from profcil.memory.rehearsal import Rehearsal
 from profcil.methods.pro import ProParams
+from profcil.runs.folder import RunFolder
 
 LAST = 2  # the last of three rounds
 SHARED = {"covariance": "shared", "noise": 1.0}
@@ -132,6 +133,25 @@ def test_a_whole_stream_learns_with_the_shared_covariance(tiny):
         run = tiny("promax", covariance=value, noise=1.0, train__epochs=2)
         assert run.state.scores.correct[-1].sum() > 0
         assert all(bool(torch.isfinite(t).all()) for b in run.server.blocks.values() for t in b.tensors.values())
+
+
+def test_a_resumed_run_is_bit_identical(fresh, same_bits, tmp_path):
+    """Saved between the two refreshes of the second position, with all that these settings store."""
+    settings = SHARED | {"refresh_at": "both", "closed_head": True, "keep_scores": 1.0, "base_rounds": 2}
+    run = fresh("promax", **settings)
+    with RunFolder(tmp_path / "run") as folder:
+
+        def save(what: str, when, facts: dict) -> None:
+            if (what, when.position, when.round) == ("round", 1, 1):
+                assert "covariance_before_refresh" in run.server.blocks
+                folder.save(run.state, "", {})
+
+        run.stream(save)
+        again = fresh("promax", **settings)
+        again.state = folder.load(torch.device("cpu"))[0]
+    again.stream()
+    assert same_bits(run.server, again.server)
+    assert run.ledger.entries == again.ledger.entries
 
 
 def test_an_adapted_memory_with_a_shared_covariance_is_refused():

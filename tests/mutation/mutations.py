@@ -14,7 +14,9 @@ PRO = "methods/test_pro.py"
 PROMAX = "methods/test_promax.py"
 BASELINES = "methods/test_baselines.py"
 BANK = "memory/test_bank.py"
+COVARIANCE = "memory/test_covariance.py"
 REHEARSAL = "memory/test_rehearsal.py"
+SHARED = "methods/test_shared_covariance.py"
 TRANSPORT = "memory/test_transport.py"
 METRICS = "metrics/test_client_first.py"
 COST = "paper/test_cost.py"
@@ -738,5 +740,71 @@ MUTATIONS = (
         "method.end_position(state.server, when)",
         "What a method does at the end of a position has no effect.",
         (PRO,),
+    ),
+    # -- what is beyond the paper in PRO ------------------------------------------------------------------------------
+    Mutation(
+        "covariance-within-clients",
+        "memory/covariance.py",
+        "scatter + apart.T @ (count[:, None] * apart)",
+        "scatter",
+        "The pooled covariance leaves out how the means of clients differ.",
+        (COVARIANCE,),
+    ),
+    Mutation(
+        "covariance-unweighted",
+        "memory/covariance.py",
+        "(old.count * old.matrix + fresh.count * fresh.matrix) / total",
+        "(old.matrix + fresh.matrix) / 2",
+        "Covariances are blended without their counts.",
+        (COVARIANCE,),
+    ),
+    Mutation(
+        "factor-transposed",
+        "memory/rehearsal.py",
+        "epsilon @ factor.T",
+        "epsilon @ factor",
+        "Pseudo-features are drawn with the transposed factor.",
+        (REHEARSAL,),
+    ),
+    Mutation(
+        "covariance-counted-twice",
+        "methods/pro.py",
+        'before = state.get(backup) or state.blocks["covariance"]',
+        'before = state.blocks["covariance"]',
+        "The second refresh of a position counts its examples again.",
+        (SHARED,),
+    ),
+    Mutation(
+        "closed-head-without-bias",
+        "memory/linear.py",
+        "-0.5 * (weight * mean).sum(1)",
+        "0 * mean.sum(1)",
+        "The linear discriminant head has no bias.",
+        ("memory/test_linear.py",),
+    ),
+    Mutation(
+        "kept-scores-of-the-round",
+        "methods/pro.py",
+        '{k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}',
+        '{k: client.keep(t) for k, t in inbox["base"].tensors.items()}',
+        "Scores are kept as they were at the start of the round, not of the position.",
+        ("methods/test_keep_scores.py",),
+    ),
+    # -- data-free replay ---------------------------------------------------------------------------------------------
+    Mutation(
+        "trained-classes-forgotten",
+        "methods/parts/data_free.py",
+        '{*state.blocks["trained_classes"].labels}',
+        "set[int]()",
+        "Only classes of the last round are generated.",
+        ("methods/test_target.py",),
+    ),
+    Mutation(
+        "untrained-classes-generated",
+        "methods/mfcl.py",
+        'classes = state.blocks["trained_classes"].labels',
+        "classes = server.seen",
+        "MFCL generates classes that nobody has trained.",
+        ("methods/test_mfcl.py",),
     ),
 )
