@@ -1,0 +1,67 @@
+"""A dictionary of graphs: the most frequent words of the nodes.
+
+The clients count their nodes with each word. The server adds the counts. The most frequent words become entries. A node
+is represented by its own entries and by their means over the nodes within one and within two steps, side by side. Its
+own entries and each of the means have unit length, so that a node with few neighbours looks like one with many: clients
+own few of the edges that exist at prediction.
+
+An entry reveals that a word is frequent among all clients: at least `min_support` nodes have it. The counts of one
+client reveal which words its nodes have. A deployment should add secure summation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profcil.data.bundle import Inputs
+from profcil.model.dictionary.text import most_frequent
+
+RADII = 3  # a node itself, one step and two steps, as in a graph network of two layers
+COLUMNS = 512  # words that are averaged at a time
+
+
+class GraphDictionary:
+    """The most frequent words at each radius. The columns that are left are zero."""
+
+    rounds = 1
+
+    def __init__(self, width: int, min_support: int = 1) -> None:
+        self.width = width
+        self.words = width // RADII
+        self.min_support = max(min_support, 1)
+
+    def begin(self, rng: torch.Generator) -> dict[str, Tensor]:
+        """No entries. Nothing is drawn."""
+        return {"words": torch.full((self.words,), -1, dtype=torch.long)}
+
+    def sums(self, entries: dict[str, Tensor], inputs: Inputs, round: int) -> dict[str, Tensor]:
+        """The number of the examples' nodes that have each word."""
+        x, _, nodes = inputs
+        return {"nodes": (x[nodes] != 0).sum(0).int()}
+
+    def update(self, entries: dict[str, Tensor], sums: dict[str, Tensor], round: int) -> dict[str, Tensor]:
+        """The most frequent words with support."""
+        return {"words": most_frequent(sums["nodes"], self.words, self.min_support)}
+
+    def features(self, entries: dict[str, Tensor], inputs: Inputs) -> Tensor:
+        """The entries of each node at each radius, [nodes, width]."""
+        x, edges, nodes = inputs
+        words = entries["words"]
+        words = words[words >= 0]
+        norm = x[:, words].norm(dim=1, keepdim=True).clamp(min=1e-6)
+        parts = [radii(x[:, part] / norm, edges, nodes) for part in words.split(COLUMNS)]
+        found = F.normalize(torch.cat(parts, 2), dim=2).transpose(0, 1).flatten(1)
+        return F.pad(found, (0, self.width - found.shape[1]))
+
+
+def radii(x: Tensor, edges: Tensor, nodes: Tensor) -> Tensor:
+    """Features of some nodes and their means over growing neighbourhoods, [RADII, nodes, features]."""
+    source, target = edges
+    degree = torch.bincount(target, minlength=len(x))[:, None] + 1
+    found = [x[nodes]]
+    for _ in range(RADII - 1):
+        x = x.index_add(0, target, x[source]) / degree
+        found.append(x[nodes])
+    return torch.stack(found)

@@ -1,0 +1,95 @@
+"""A dictionary of texts: the most frequent words and pairs of adjacent words.
+
+The clients count their texts with each word and each pair; pairs are hashed. The server adds the counts. The most
+frequent n-grams become entries. A text is represented by the entries that it contains, divided by the root of their
+number.
+
+An entry reveals that an n-gram is frequent among all clients: in at least `min_support` texts. The counts of one client
+reveal which words it has, and, up to collisions of the hash, which pairs. A deployment should add secure summation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profcil.data.bundle import Inputs
+
+BUCKETS = 1 << 20  # of the hash of pairs
+MULTIPLIER = 2_654_435_761  # Knuth's multiplicative hash
+SHIFT = 12  # the low bits of a product are the less mixed ones
+UNKNOWN = 1  # token ids up to this one are no words: padding and unknown
+CHUNK = 4096  # texts at a time
+
+
+class TextDictionary:
+    """Presence of the `width` most frequent words and pairs. Columns without an entry are zero."""
+
+    rounds = 1
+
+    def __init__(self, width: int, vocabulary: int, min_support: int = 1) -> None:
+        self.width = width
+        self.vocabulary = vocabulary
+        self.min_support = max(min_support, 1)
+
+    def begin(self, rng: torch.Generator) -> dict[str, Tensor]:
+        """No entries. Nothing is drawn."""
+        return {"ngrams": torch.full((self.width,), -1, dtype=torch.long)}
+
+    def sums(self, entries: dict[str, Tensor], inputs: Inputs, round: int) -> dict[str, Tensor]:
+        """The number of texts that contain each n-gram."""
+        (tokens,) = inputs
+        texts = torch.zeros(self.vocabulary + BUCKETS, dtype=torch.int32, device=tokens.device)
+        for part in tokens.split(CHUNK):
+            texts += count_texts(ngrams(part, self.vocabulary), len(texts))
+        return {"texts": texts}
+
+    def update(self, entries: dict[str, Tensor], sums: dict[str, Tensor], round: int) -> dict[str, Tensor]:
+        """The most frequent n-grams with support."""
+        return {"ngrams": most_frequent(sums["texts"], self.width, self.min_support)}
+
+    def features(self, entries: dict[str, Tensor], inputs: Inputs) -> Tensor:
+        """The entries that each text contains, [texts, width]."""
+        (tokens,) = inputs
+        columns = column_of(ngrams(tokens, self.vocabulary), entries["ngrams"])
+        present = tokens.new_zeros(len(tokens), self.width + 1, dtype=torch.float32)
+        present.scatter_(1, columns, 1.0)  # the last column is for n-grams that are no entries
+        present = present[:, : self.width]
+        return present / present.sum(1, keepdim=True).clamp(min=1).sqrt()
+
+
+def ngrams(tokens: Tensor, vocabulary: int) -> Tensor:
+    """The ids of the words and hashed pairs of each text, [texts, 2 * length - 1]; -1 where there is none."""
+    first, second = tokens[:, :-1], tokens[:, 1:]
+    words = tokens.where(tokens > UNKNOWN, -1)
+    pairs = vocabulary + hashed(first * vocabulary + second)
+    return torch.cat([words, pairs.where((first > UNKNOWN) & (second > UNKNOWN), -1)], 1)
+
+
+def hashed(keys: Tensor) -> Tensor:
+    """A bucket for each key."""
+    return ((keys * MULTIPLIER) >> SHIFT) & (BUCKETS - 1)
+
+
+def count_texts(ids: Tensor, size: int) -> Tensor:
+    """In how many rows each id below `size` occurs. An id that a row repeats counts once; -1 does not count."""
+    ids = ids.sort(1).values
+    again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
+    return torch.bincount(ids[(ids >= 0) & ~again], minlength=size).int()
+
+
+def most_frequent(counts: Tensor, width: int, min_support: int) -> Tensor:
+    """The `width` ids with the largest counts, falling. Ids with less support than `min_support` are replaced by -1.
+    Of equal counts the smaller id comes first."""
+    counts, ids = counts.sort(descending=True, stable=True)
+    ids = ids.where(counts >= min_support, -1)[:width]
+    return F.pad(ids, (0, width - len(ids)), value=-1)
+
+
+def column_of(ids: Tensor, entries: Tensor) -> Tensor:
+    """The position of each id among the entries; the number of entries if it is none of them."""
+    ordered, position = entries.sort()
+    found = torch.searchsorted(ordered, ids).clamp(max=len(entries) - 1)
+    known = (ordered[found] == ids) & (ids >= 0)
+    return position[found].where(known, len(entries))
