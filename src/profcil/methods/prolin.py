@@ -45,7 +45,7 @@ from profcil.memory.linear import Summary
 from profcil.methods.base import Method, reply
 from profcil.methods.parts.inertia import count_examples, interpolate_base
 from profcil.methods.parts.summaries import has_report, put_summary, report, stored_summary, summary_of_report
-from profcil.model.dictionary import Dictionary, make_dictionary
+from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.losses import cross_entropy, soft_cross_entropy
 from profcil.model.net import MODEL, Net, Weights
 
@@ -59,6 +59,11 @@ class ProLinParams(Checked):
     """Settings of PRO-LIN."""
 
     dictionary: int = setting(0, "fixed features of the inputs; 0 = no dictionary", low=0, high=WIDEST)
+    text_entries: str = setting(
+        "ngrams",
+        "entries of a dictionary of texts: frequent tokens and pairs, or random projections of words and contexts",
+        choices=TEXT_ENTRIES,
+    )
     base_rounds: int = setting(
         -1, "rounds of a position in which the base moves; -1 = all, 0 = none: closed forms only", low=-1
     )
@@ -94,7 +99,9 @@ class ProLin(Method):
 
     def dictionary(self, net: Net, like: Inputs) -> Dictionary | None:
         p = self.params
-        return make_dictionary(net.facts, like, net.vocabulary, p.dictionary, p.min_support) if p.dictionary else None
+        if not p.dictionary:
+            return None
+        return make_dictionary(net.facts, like, net.vocabulary, p.dictionary, p.min_support, p.text_entries)
 
     # -- the client's turn: train the base against the position's head -------------------------------------------------
 

@@ -38,13 +38,22 @@ class Dictionary(Protocol):
         ...
 
 
-def make_dictionary(facts: Facts, like: Inputs, vocabulary: int, width: int, min_support: int) -> Dictionary:
+TEXT_ENTRIES = ("ngrams", "contexts")  # what the dictionary of texts consists of
+
+
+def make_dictionary(
+    facts: Facts, like: Inputs, vocabulary: int, width: int, min_support: int, text_entries: str = "ngrams"
+) -> Dictionary:
     """The dictionary of a modality. `like` is an empty batch of inputs, for their shapes."""
     if facts.modality == "image":
         from profcil.model.dictionary.image import ImageDictionary
 
         mirror = "flip" in facts.views  # a mirror image has the same label
         return ImageDictionary(width, tuple(like[0].shape[1:]), min_support, mirror)
+    if facts.modality == "text" and text_entries == "contexts":
+        from profcil.model.dictionary.context import ContextDictionary
+
+        return ContextDictionary(width, vocabulary, min_support)
     if facts.modality == "text":
         from profcil.model.dictionary.text import TextDictionary
 
@@ -52,5 +61,5 @@ def make_dictionary(facts: Facts, like: Inputs, vocabulary: int, width: int, min
     if facts.modality == "graph":
         from profcil.model.dictionary.graph import GraphDictionary
 
-        return GraphDictionary(width, like[0].shape[1], min_support)
+        return GraphDictionary(width, min_support)
     raise unknown("modality", facts.modality, ("image", "text", "graph"))
