@@ -279,6 +279,22 @@ def test_the_cross_entropy_competes_over_the_clients_own_classes_only(fresh, kee
     assert not moved[absent].any()
 
 
+def test_kept_scores_leave_a_clients_own_classes_alone(fresh):
+    """The rows of its own classes have the same gradient with and without kept scores."""
+    run, inbox, client = second_position(fresh)
+    params = run.method.params
+    gradients = []
+    for keep in (0.0, 2.0):
+        run.method = ProLin(replace(params, keep_scores=keep))
+        phase = next(run.method.turn(client, inbox))
+        weight = phase.constants["weight"].clone().requires_grad_()
+        loss_of(run, client, inbox, weight, phase.constants["bias"]).backward()
+        gradients.append(weight.grad)
+    own = list(client.labels)
+    torch.testing.assert_close(gradients[0][own], gradients[1][own])
+    assert not torch.allclose(*gradients)
+
+
 def test_kept_scores_cost_nothing_where_the_base_has_not_moved(fresh):
     """At the starting base the kept scores have no gradient: they alone would not move it."""
     run, blocks, client = second_position(fresh)
