@@ -24,6 +24,7 @@ from torch import Tensor
 from profcil import registry
 from profcil.engine import world as worlds
 from profcil.engine.channel import Channel, When
+from profcil.engine.dictionary import find_entries, prepare_dictionary
 from profcil.engine.loop import RunState, play, stream, task_totals, turns
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.warmup import warm
@@ -129,7 +130,7 @@ def begin(
     all_seen: bool = False,
     **settings: Any,
 ) -> Run:
-    """A run after the warm-up and before the first round. A dot in a name is written as a double underscore.
+    """A run after the stages before the stream. A dot in a name is written as a double underscore.
 
     With `all_seen` every loss is over all seen classes.
     """
@@ -141,8 +142,10 @@ def begin(
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)
     made = registry.find("methods", method).METHOD(world.config.params)
+    found = prepare_dictionary(world, made, lambda *a: None, find_entries)
     scores = Scores.empty(world.plan.positions, task_totals(world))
-    return Run(world, made, RunState(made.begin(warmed.weights), scores, Ledger(list(warmed.ledger.entries))))
+    ledger = Ledger([*warmed.ledger.entries, *found.ledger.entries])
+    return Run(world, made, RunState(made.begin(found.added_to(warmed.weights)), scores, ledger))
 
 
 @pytest.fixture(scope="session")

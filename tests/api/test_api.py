@@ -38,7 +38,8 @@ def test_run_and_its_results():
     [
         ("promax", {}),
         ("prolin", {}),
-        ("prolin", {"anchor_every": 1, "random_features": 8, "sketch": 8}),
+        ("prolin", {"dictionary": 30}),
+        ("prolin", {"dictionary": 30, "base_rounds": 0}),
         ("fedproto", {"predict": "prototype"}),
         ("hr", {}),
     ],

@@ -409,7 +409,7 @@ def test_diagnose_prints_and_saves_probe_and_alignment(runs, capsys):
 
 
 def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
-    small = ["train.rounds=2", "train.epochs=1", "warmup.rounds=1", "stream.task_size=5", "anchor_every=1"]
+    small = ["train.rounds=2", "train.epochs=1", "warmup.rounds=1", "stream.task_size=5", "dictionary=30"]
     sets = [part for s in small for part in ("--set", s)]
     assert main(["run", "--dataset", "digits", "--method", "prolin", "--out", str(tmp_path / "run"), *sets]) == 0
     assert main(["diagnose", str(tmp_path / "run"), "--json"]) == 0

@@ -28,3 +28,26 @@ def test_a_deployment_has_the_same_bits_as_the_serial_simulation(deployed, tmp_p
     has_private = any("private" in p.name for p in (tmp_path / "sites").rglob("*"))
     assert has_private == (method != "promax")
     assert {node for node, _ in grid.sent} == {100, 101, 102}
+
+
+@pytest.mark.parametrize("more", [{"base_rounds": 0}, {"base_rounds": 1}], ids=["frozen", "moving"])
+def test_a_deployment_with_a_dictionary_has_the_same_bits_as_the_simulation(deployed, tmp_path, more):
+    config = tiny("prolin", dictionary=30, **more)
+    serial = run.start(config, tmp_path / "serial", tmp_path)
+    for cached in (tmp_path / "cache" / "dictionary").glob("*"):
+        cached.unlink()  # the clients of a deployment find the dictionary themselves
+    folder, grid = deployed(config)
+    found = outcome(folder)
+    assert found == outcome(serial)
+    assert b"\ndictionary,0,0," in found["ledger.csv"]
+    assert any("dictionary" in name for name in found["tensors"])
+    assert {node for node, _ in grid.sent} == {100, 101, 102}
+    assert not list((tmp_path / "cache" / "dictionary").glob("*"))  # and keep it out of the cache
+
+
+@pytest.mark.parametrize("least", [55, 10_000], ids=["some report", "none reports"])
+def test_a_deployment_accepts_clients_with_too_few_examples_to_report(deployed, tmp_path, least):
+    config = tiny("prolin", base_rounds=0, min_support=least)
+    serial = run.start(config, tmp_path / "serial", tmp_path)
+    folder, _ = deployed(config)
+    assert outcome(folder) == outcome(serial)

@@ -43,28 +43,13 @@ def test_lda_of_pooled_summaries_equals_lda_of_all_data(seed, cuts, shrink):
     np.testing.assert_allclose(bias.numpy(), expected[1], rtol=1e-6, atol=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1000), st.integers(1, 6), st.floats(0.0, 2.0))
-def test_ridge_of_pooled_summaries_equals_ridge_of_all_data(seed, cuts, strength):
-    u, y = data(seed)
-    weight, bias = linear.ridge(by_clients(u, y, cuts), strength)
-    x = u.double().numpy()
-    a = np.c_[x, np.ones(len(x))]
-    target = (y.numpy()[:, None] == np.unique(y.numpy())).astype(float)
-    penalty = strength * len(x) * x.var(0).mean() * np.diag([1.0] * x.shape[1] + [0.0])
-    expected = np.linalg.solve(a.T @ a + penalty, a.T @ target)
-    np.testing.assert_allclose(weight.numpy(), expected[:-1].T, rtol=1e-5, atol=1e-8)
-    np.testing.assert_allclose(bias.numpy(), expected[-1], rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.parametrize("form", [linear.lda, linear.ridge])
-def test_the_last_features_are_shrunk_by_their_own_mean_variance(form):
+def test_the_last_features_are_shrunk_by_their_own_mean_variance():
     """With `last`, the unit of the last features does not matter; without it, it does."""
     u, y = data()
     small = torch.cat([u[:, :3], u[:, 3:] / 1000], 1)
     for last, equal in ((2, True), (0, False)):
-        weight, bias = form(linear.summarise(u, y), 0.3, last)
-        small_weight, small_bias = form(linear.summarise(small, y), 0.3, last)
+        weight, bias = linear.lda(linear.summarise(u, y), 0.3, last)
+        small_weight, small_bias = linear.lda(linear.summarise(small, y), 0.3, last)
         scores = u.double() @ weight.T + bias
         small_scores = small.double() @ small_weight.T + small_bias
         assert torch.allclose(scores, small_scores, rtol=1e-4, atol=1e-4) == equal
@@ -94,6 +79,13 @@ def test_without_spread_the_head_is_the_nearest_mean():
     assert torch.equal((probe.double() @ weight.T + bias).argmax(1), torch.cdist(probe, u).argmin(1))
 
 
+def drift(old: torch.Tensor, change: torch.Tensor) -> linear.Drift:
+    """The sums over some examples, computed directly."""
+    u = linear.append_one(old)
+    change = change.double()
+    return linear.Drift(u.T @ u, u.T @ change, change.T @ change)
+
+
 def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, torch.Tensor, torch.Tensor]:
     """Old examples with labels, the drift of other examples, and the true linear map a, b of that drift."""
     rng = torch.Generator().manual_seed(seed)
@@ -101,8 +93,8 @@ def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, to
     b = torch.randn(5, generator=rng)
     old, y = data(seed)
     other, _ = data(seed + 1)
-    halves = [linear.measure_drift(part.double(), part.double() @ a.double() + b) for part in other.split(40)]
-    return old, y, linear.pool_drift(halves), a, b
+    other = other.double()
+    return old, y, drift(other, other @ a.double() + b - other), a, b
 
 
 @settings(max_examples=10, deadline=None)
@@ -129,7 +121,7 @@ def test_the_residual_of_the_linear_map_is_added_to_the_covariance():
     rng = torch.Generator().manual_seed(3)
     noise = torch.randn(4000, 5, generator=rng)
     before = torch.randn(4000, 5, generator=rng)
-    shift, residual = linear.fit_drift(linear.measure_drift(before, before + 2 * noise), 0.0)
+    shift, residual = linear.fit_drift(drift(before, 2 * noise), 0.0)
     torch.testing.assert_close(residual, 4 * torch.eye(5).double(), atol=0.4, rtol=0)
     start = linear.summarise(u, y)
     wider = linear.apply_drift(start, torch.zeros_like(shift), residual)
@@ -145,22 +137,12 @@ def test_a_transported_matrix_stays_symmetric_and_positive_semidefinite(seed, ri
     after = before.relu() + 0.3 * torch.randn(30, 8, generator=rng)
     s = linear.summarise(u, y)
     for _ in range(3):
-        s = linear.apply_drift(s, *linear.fit_drift(linear.measure_drift(before, after), ridge))
+        s = linear.apply_drift(s, *linear.fit_drift(drift(before, after - before), ridge))
     assert torch.equal(s.gram, s.gram.T)
     assert float(s.gram[-1, -1]) == pytest.approx(12)
     for matrix in (s.gram, linear.within_class_covariance(s)):
         values = torch.linalg.eigvalsh(matrix)
         assert float(values[0]) >= -1e-9 * float(values[-1])
-
-
-def test_shifting_means_does_not_change_the_scatter():
-    u, y = data()
-    s = linear.summarise(u, y)
-    shift = torch.randn(len(s.labels), 5, generator=torch.Generator().manual_seed(1)).double()
-    moved = linear.shift_means(s, shift)
-    truth = linear.summarise(u.double() + shift[torch.unique(y, return_inverse=True)[1]], y)
-    torch.testing.assert_close(moved.mean, truth.mean)
-    torch.testing.assert_close(moved.gram, truth.gram)
 
 
 def test_the_solver_uses_float64_and_adds_jitter_to_an_indefinite_matrix():
@@ -209,21 +191,83 @@ def test_pooling_does_not_depend_on_order_and_works_for_disjoint_classes():
     assert forward.count.tolist() == whole.count.tolist()
 
 
-@pytest.mark.parametrize("size, tile", [(1, 4), (7, 4), (8, 4), (9, 512)])
-def test_packed_summaries_and_drifts_equal_packed_full_matrices(monkeypatch, size, tile):
+@pytest.mark.parametrize(("size", "tile"), [(1, 4), (7, 4), (8, 4), (9, 512)])
+def test_a_packed_gram_equals_the_packed_full_matrix(monkeypatch, size, tile):
     monkeypatch.setattr(linear, "TILE", tile)
-    u = torch.randn(5, size, generator=torch.Generator().manual_seed(size))
-    y = torch.tensor([3, 1, 3, 1, 1])
-    full = linear.summarise(u, y)
-    packed = linear.summarise(u, y, packed=True)
-    assert packed.labels == full.labels and torch.equal(packed.mean, full.mean)
-    assert packed.gram.dtype == torch.float32 and torch.allclose(packed.gram, linear.pack(full.gram), rtol=1e-6)
-    assert torch.allclose(linear.unpack(packed.gram), full.gram, rtol=1e-6)
-    full_drift = linear.measure_drift(u, u.flip(0)[:, :1])
-    packed_drift = linear.measure_drift(u, u.flip(0)[:, :1], packed=True)
-    assert torch.equal(packed_drift.cross, full_drift.cross)
-    assert torch.allclose(packed_drift.old, linear.pack(full_drift.old), rtol=1e-6)
-    assert torch.allclose(packed_drift.square, linear.pack(full_drift.square), rtol=1e-6)
+    u = torch.randn(5, size, generator=torch.Generator().manual_seed(size)).double()
+    packed = linear.packed_gram(u)
+    assert packed.dtype == torch.float32
+    torch.testing.assert_close(packed, linear.pack(u.T @ u), rtol=1e-6, atol=1e-7)
+
+
+# -- the packed factor --------------------------------------------------------------------------------------------
+
+SIZES = st.tuples(st.integers(0, 30), st.integers(1, 20))  # examples and features, either may be more
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, st.integers(0, 1000))
+def test_a_packed_factor_has_the_second_moments_of_its_examples(size, seed):
+    u = 10 * torch.randn(size, generator=torch.Generator().manual_seed(seed)).double()
+    packed = linear.packed_factor(u)
+    assert packed.dtype == torch.float32
+    gram = linear.gram_of_factor(packed, size[1])
+    assert gram.dtype == torch.float64
+    torch.testing.assert_close(gram, u.T @ u, rtol=1e-5, atol=1e-5 * float(u.square().sum() + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES)
+def test_a_packed_factor_has_as_many_rows_as_examples_but_at_most_as_features(size):
+    examples, width = size
+    rows = min(examples, width)
+    packed = linear.packed_factor(torch.ones(size))
+    assert packed.numel() == rows * width - rows * (rows - 1) // 2
+    assert linear.factor_rows(packed.numel(), width) == rows
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 25_000), st.floats(0.0, 1.0))
+def test_the_rows_of_a_packed_factor_follow_from_its_numbers(width, share):
+    rows = round(share * width)
+    assert linear.factor_rows(rows * width - rows * (rows - 1) // 2, width) == rows
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(2, 8))
+def test_a_packed_factor_reveals_nothing_beyond_the_second_moments(seed, examples):
+    """Examples with the same second moments, and with them any rotation of the examples, have the same factor up to
+    signs of its rows."""
+    rng = torch.Generator().manual_seed(seed)
+    u = torch.randn(examples, 10, generator=rng).double()
+    rotation = torch.linalg.qr(torch.randn(examples, examples, generator=rng).double()).Q
+    one, two = (linear.packed_factor(v) for v in (u, rotation @ u))
+    torch.testing.assert_close(one.abs(), two.abs(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_factor_of_examples_that_are_alike_has_their_second_moments():
+    """The matrix has rank 1; a Cholesky factor would not exist."""
+    u = torch.arange(1.0, 7.0).double().expand(4, 6)
+    torch.testing.assert_close(linear.gram_of_factor(linear.packed_factor(u), 6), u.T @ u, rtol=1e-5, atol=1e-4)
+
+
+# -- the drift in a summary ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 4), st.integers(0, 3))
+def test_the_drift_of_a_summary_equals_a_direct_computation(seed, anchors, others):
+    rng = torch.Generator().manual_seed(seed)
+    before, after, anchor, other = (torch.randn(20, d, generator=rng).double() for d in (3, 3, anchors, others))
+    z = torch.cat([after, anchor, other, after - before], 1)
+    summary = linear.summarise(z, torch.arange(20) % 2)
+    kept = summary.gram.clone()
+    found = linear.drift_of(summary, anchors, 3)
+    expected = drift(torch.cat([before, anchor], 1), after - before)
+    torch.testing.assert_close(found.old, expected.old)
+    torch.testing.assert_close(found.cross, expected.cross)
+    torch.testing.assert_close(found.square, expected.square)
+    assert torch.equal(summary.gram, kept)  # the summary is not changed
 
 
 def test_pooling_does_not_change_its_parts():
@@ -233,5 +277,5 @@ def test_pooling_does_not_change_its_parts():
     whole = linear.pool(parts)
     assert torch.allclose(whole.gram, sum(before)) and whole.labels == (0, 1, 2, 3)
     assert all(torch.equal(p.gram, b) for p, b in zip(parts, before, strict=True))
-    packed = linear.pool([linear.Summary(p.labels, p.count, p.mean, linear.pack(p.gram)) for p in parts])
-    assert packed.gram.dtype == torch.float64  # summed in float64, though each part was rounded
+    rounded = linear.pool([linear.Summary(p.labels, p.count, p.mean, p.gram.float()) for p in parts])
+    assert rounded.gram.dtype == torch.float64  # summed in float64, though each part was rounded

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,11 +13,14 @@ from profcil.engine.channel import When
 from profcil.engine.payload import Block
 from profcil.errors import ConfigError
 from profcil.memory import linear
-from profcil.methods.prolin import ProLin, anchor_names, memory_of
+from profcil.methods.parts.summaries import report, summary_of_report
+from profcil.methods.prolin import ProLin
 from profcil.metrics.client_first import summary
 
 ALL = {"participants": 4}  # every client with data takes part in every round
 PLAIN = {**ALL, "anchor": False}  # the memory has the moving features only
+ALIKE = {"setting": "homogeneous", **ALL}  # and has the same two classes
+BRISK = {"model__norm": "group", "train__lr": 0.01, **ALIKE}  # the base moves enough to see
 FEW = {"setting": "homogeneous", "participants": 2}  # of four clients with data
 
 
@@ -37,10 +43,40 @@ def busy(run) -> list[int]:
 def at(run, position: int, since: int = 0):
     """A run after all rounds before a position."""
     for p in range(since, position):
-        for r in range(run.world.config.train.rounds):
-            run.play(p, r)
+        whole(run, p)
         run.world.forget_features()
     return run
+
+
+def whole(run, position: int):
+    """The server's state after all rounds of a position and its close."""
+    rounds = run.world.config.train.rounds
+    for r in range(rounds):
+        run.play(position, r)
+    with torch.no_grad():
+        run.state.server = run.method.end_position(run.server, run.when(position, rounds - 1))
+    return run.server
+
+
+def memory_in(server) -> linear.Summary:
+    """The memory in a server's state."""
+    rows, gram = server.blocks["bank"].tensors, server.blocks["bank_gram"].tensors["gram"]
+    return linear.Summary(
+        server.blocks["bank"].labels, rows["count"].double(), rows["mean"].double(), linear.unpack(gram)
+    )
+
+
+def carried(old: linear.Summary, before, after) -> linear.Summary:
+    """A memory moved by the linear map from the features `before` to their change. The map moves the first columns."""
+    u = linear.append_one(before)
+    change = (after - before[:, : after.shape[1]]).double()
+    drift = linear.Drift(u.T @ u, u.T @ change, change.T @ change)
+    return linear.apply_drift(old, *linear.fit_drift(drift, 0.01))
+
+
+def rows_of(memory: linear.Summary, labels) -> torch.Tensor:
+    """The means of some classes."""
+    return memory.mean[[memory.labels.index(y) for y in labels]]
 
 
 def faa(run) -> float:
@@ -66,14 +102,13 @@ def test_positions_with_an_empty_first_or_last_round_open_and_close(fresh, monke
 # -- the closed form ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["lda", "ridge"])
-def test_on_a_frozen_base_the_federated_head_equals_the_central_one(tiny, form):
-    run = tiny("prolin", base_rounds=0, closed_form=form, **ALL)
+def test_on_a_frozen_base_the_federated_head_equals_the_central_one(tiny):
+    run = tiny("prolin", base_rounds=0, **ALL)
     base, plan = run.trail[0][2].blocks["base"], run.world.plan
     assert same(base, run.server.blocks["base"])
     rows = [current(run, int(c), p, base) for p in busy(run) for c in plan.active(p)]
     u, y = (torch.cat(column) for column in zip(*rows, strict=True))
-    weight, bias = getattr(linear, form)(linear.summarise(u, y), 0.05)
+    weight, bias = linear.lda(linear.summarise(u, y), 0.05)
     scores = run.method.scores(run.world.net, run.server, u)[:, torch.unique(y)]
     torch.testing.assert_close(scores, u.double() @ weight.T + bias, rtol=1e-3, atol=1e-3)
 
@@ -85,7 +120,7 @@ def test_a_position_opens_with_a_head_for_old_and_new_classes(fresh, anchor):
     clients = run.clients(1, 0)
     stored = before.blocks["bank"].labels
     after = run.play(1, 0)
-    parts = [linear.select_features(memory_of(before), range(run.world.net.features))]
+    parts = [linear.select_features(memory_in(before), range(run.world.net.features))]
     for c in clients:
         u, y = current(run, c, 1, before.blocks["base"])
         new = ~torch.isin(y, torch.tensor(stored))
@@ -109,7 +144,7 @@ def test_rounds_train_the_base_only(fresh):
     assert not same(first.blocks["base"], second.blocks["base"])
     assert first.blocks["training_head"] is second.blocks["training_head"]
     assert same(first.blocks["starting_base"], start.blocks["base"])
-    assert all(start.blocks[b] is second.blocks[b] for b in ("adapter", "head", "bank", "gram"))
+    assert all(start.blocks[b] is second.blocks[b] for b in ("adapter", "head", "bank", "bank_gram"))
 
 
 @pytest.mark.parametrize("base_rounds", [-1, 1])
@@ -160,7 +195,7 @@ def test_blocks_of_a_position_are_removed_when_it_closes(fresh, inertia):
         "head",
         "anchor",
         "bank",
-        "gram",
+        "bank_gram",
         "known_classes",
         *(("past_samples",) if inertia else ()),
     }
@@ -168,28 +203,111 @@ def test_blocks_of_a_position_are_removed_when_it_closes(fresh, inertia):
     assert run.server.blocks["known_classes"].labels == run.server.blocks["bank"].labels
 
 
-def test_distillation_keeps_features_near_those_of_the_starting_base(fresh):
-    run = fresh("prolin", **ALL)
-    run.play(0, 0)
-    client = run.client(run.clients(0, 1)[0], 0, 1)
-    phase = next(run.method.turn(client, dict(run.server.blocks)))
+# -- kept scores --------------------------------------------------------------------------------------------------
+
+
+def second_position(fresh, **settings):
+    """A run after the first round of the second position, the blocks that a client has then, and a client. It lacks the
+    first position's classes."""
+    run = at(fresh("prolin", **{**BRISK, **settings}), 1)
+    run.play(1, 0)
+    return run, dict(run.server.blocks), run.client(run.clients(1, 1)[0], 1, 1)
+
+
+def test_a_turn_trains_the_base_against_the_starting_one(fresh):
+    run, inbox, client = second_position(fresh)
+    phase = next(run.method.turn(client, inbox))
     assert phase.blocks == ("base",)
     assert phase.proximal == pytest.approx(0.01)
-    assert same(run.server.blocks["starting_base"], Block("model", phase.weights["starting_base"]))
-    strong, weak = (moved(fresh, distill=w, proximal=0.0) for w in (1.0, 0.0))
-    assert strong < weak
+    assert same(inbox["starting_base"], Block("model", phase.weights["starting_base"]))
+    assert same(inbox["base"], Block("model", phase.weights["base"]))
 
 
-def moved(fresh, **settings) -> float:
-    """The squared distance of current features from those under the starting base, after two rounds."""
-    run = fresh("prolin", setting="homogeneous", model__norm="group", train__lr=0.01, **ALL, **settings)
-    start = run.server.blocks["base"]
+def distance_of_scores(fresh, **settings) -> float:
+    """How far a client's softmax over classes that it lacks is from that of the starting base, after a position."""
+    long = {**BRISK, "train__epochs": 4, "train__lr": 0.005, "scale": 1.0, "proximal": 0.0}
+    run = at(fresh("prolin", **long, **settings), 1)
     for r in range(2):
-        run.play(0, r)
-    pairs = [
-        (current(run, c, 0, start)[0], current(run, c, 0, run.server.blocks["base"])[0]) for c in run.clients(0, 0)
-    ]
-    return sum(float((a - b).square().sum()) for a, b in pairs)
+        run.play(1, r)
+    total = 0.0
+    for c in run.clients(1, 1):
+        client = run.client(c, 1, 1)
+        head = run.server.blocks["training_head"]
+        others = [i for i, y in enumerate(head.labels) if y not in client.labels]
+        weight, bias = (head.tensors[k][others] for k in ("weight", "bias"))
+        start, now = (
+            (client.features(run.server.blocks[b]) @ weight.T + bias).log_softmax(1) for b in ("starting_base", "base")
+        )
+        total += float((start.exp() * (start - now)).sum(1).mean())
+    return total
+
+
+def test_kept_scores_stay_nearer_to_those_of_the_starting_base(fresh):
+    kept, free = (distance_of_scores(fresh, keep_scores=w) for w in (2.0, 0.0))
+    assert 0 < kept < 0.5 * free
+
+
+def loss_of(run, client, inbox, weight, bias) -> torch.Tensor:
+    """The loss of a client's turn on all its examples, as a function of the head."""
+    phase = next(run.method.turn(client, inbox))
+    net = run.world.net
+    net.load(phase.weights)
+    batch = {
+        **phase.constants,
+        "inputs": client.examples.inputs(client.current),
+        "y": client.y,
+        "rng": torch.Generator().manual_seed(0),
+        "weight": weight,
+        "bias": bias,
+    }
+    return run.method.fit_loss(net, batch)
+
+
+@pytest.mark.parametrize("keep", [0.0, 2.0])
+def test_the_cross_entropy_competes_over_the_clients_own_classes_only(fresh, keep):
+    """A class that a client lacks has no gradient, unless its score is kept."""
+    run, inbox, client = second_position(fresh, keep_scores=keep, dictionary=12)
+    phase = next(run.method.turn(client, inbox))
+    weight, bias = (phase.constants[k].clone().requires_grad_() for k in ("weight", "bias"))
+    loss_of(run, client, inbox, weight, bias).backward()
+    moved = weight.grad.abs().sum(1) + bias.grad.abs()
+    head = inbox["training_head"].labels
+    lacking = [y for y in head if y not in client.labels]
+    absent = [y for y in range(10) if y not in head]
+    assert all(float(moved[y]) > 0 for y in client.labels if y in head)
+    assert all((float(moved[y]) > 0) == bool(keep) for y in lacking)
+    assert not moved[absent].any()
+
+
+def test_kept_scores_leave_a_clients_own_classes_alone(fresh):
+    """The rows of its own classes have the same gradient with and without kept scores."""
+    run, inbox, client = second_position(fresh)
+    params = run.method.params
+    gradients = []
+    for keep in (0.0, 2.0):
+        run.method = ProLin(replace(params, keep_scores=keep))
+        phase = next(run.method.turn(client, inbox))
+        weight = phase.constants["weight"].clone().requires_grad_()
+        loss_of(run, client, inbox, weight, phase.constants["bias"]).backward()
+        gradients.append(weight.grad)
+    own = list(client.labels)
+    torch.testing.assert_close(gradients[0][own], gradients[1][own])
+    assert not torch.allclose(*gradients)
+
+
+def test_kept_scores_cost_nothing_where_the_base_has_not_moved(fresh):
+    """At the starting base the kept scores have no gradient: they alone would not move it."""
+    run, blocks, client = second_position(fresh)
+    at_start = {**blocks, "base": blocks["starting_base"]}
+    gradients = []
+    for weight in (2.0, 0.0):
+        run.method = ProLin(replace(run.method.params, keep_scores=weight))
+        phase = next(run.method.turn(client, at_start))
+        net = run.world.net
+        loss = loss_of(run, client, at_start, phase.constants["weight"], phase.constants["bias"])
+        gradients.append(torch.autograd.grad(loss, list(net.base.parameters())))
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
 def test_examples_of_classes_without_statistics_are_not_trained_on(fresh):
@@ -216,16 +334,16 @@ def test_examples_of_classes_without_statistics_are_not_trained_on(fresh):
 
 
 def test_closing_a_position_transports_the_old_memory_and_adds_fresh_statistics(fresh):
-    run = at(fresh("prolin", **PLAIN), 1)
-    old = memory_of(run.server)
+    run = at(fresh("prolin", anchor=False, **BRISK), 1)
+    old = memory_in(run.server)
     start = run.server.blocks["base"]
-    after = [run.play(1, r) for r in range(3)][-1]
+    after = whole(run, 1)
     clients = run.clients(1, 2)
     final = after.blocks["base"]
-    drift = [linear.measure_drift(current(run, c, 1, start)[0], current(run, c, 1, final)[0]) for c in clients]
-    moved = linear.apply_drift(old, *linear.fit_drift(linear.pool_drift(drift), 0.1))
+    before, now = (torch.cat([current(run, c, 1, base)[0] for c in clients]) for base in (start, final))
+    moved = carried(old, before, now)
     expected = linear.pool([moved, summary_of_all(run, clients, 1, final)])
-    found = memory_of(after)
+    found = memory_in(after)
     assert not torch.allclose(moved.mean, old.mean, atol=1e-3)
     assert found.labels == expected.labels
     assert torch.equal(found.count, expected.count)
@@ -233,27 +351,27 @@ def test_closing_a_position_transports_the_old_memory_and_adds_fresh_statistics(
     torch.testing.assert_close(found.gram, expected.gram, rtol=1e-3, atol=1e-1)
 
 
-@pytest.mark.parametrize("settings", [{}, {"classifier": "rounds"}, {"train__rounds": 1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"base_rounds": 1}, {"train__rounds": 1}], ids=str)
 def test_no_example_counts_twice_when_few_clients_take_part(fresh, settings):
     run = fresh("prolin", setting="homogeneous", participants=2, **settings)
     last = run.world.config.train.rounds - 1
-    opened, closed = set(run.clients(0, 0)), set(run.clients(0, last))
-    assert settings.get("train__rounds") or opened != closed
-    for r in range(last + 1):
-        run.play(0, r)
-    examples = sum(len(run.client(c, 0, 0).current) for c in opened | closed)
-    memory = memory_of(run.server)
-    assert float(memory.count.sum()) == float(memory.gram[-1, -1]) == examples
+    asked = range(last + 1) if settings.get("base_rounds") else (0, last)  # rounds with a report
+    reporting = [set(run.clients(0, r)) for r in asked]
+    assert settings.get("train__rounds") or any(clients != reporting[0] for clients in reporting)
+    whole(run, 0)
+    examples = sum(len(run.client(c, 0, 0).current) for c in set.union(*reporting))
+    memory = memory_in(run.server)
+    assert float(memory.count.sum()) == examples
+    assert float(memory.gram[-1, -1]) == pytest.approx(examples, rel=1e-5)
 
 
 @pytest.mark.parametrize("base_rounds", [0, 1])
 def test_each_participant_is_surveyed_once_after_the_base_is_frozen(fresh, base_rounds):
-    run = fresh("prolin", base_rounds=base_rounds, sketch=10, train__rounds=4, **FEW)
+    run = fresh("prolin", base_rounds=base_rounds, dictionary=10, train__rounds=4, **FEW)
     frozen = range(max(0, base_rounds - 1), 4)  # rounds after which the base is frozen
     reporting = sorted({c for r in frozen for c in run.clients(0, r)})
     assert len(reporting) > 2  # more than a single round has
-    for r in range(4):
-        run.play(0, r)
+    whole(run, 0)
     up = {"stage": "refresh", "position": 0, "direction": "up", "kind": "statistics"}
     for c in reporting:
         sent = [r for r in range(4) if run.ledger.total(client=c, round=r, **up)]
@@ -261,14 +379,14 @@ def test_each_participant_is_surveyed_once_after_the_base_is_frozen(fresh, base_
         opened = base_rounds and c in run.clients(0, 0)
         assert sent == sorted({*([0] if opened else []), first})
     expected = summary_of_all(run, reporting, 0, run.server.blocks["base"])
-    found = memory_of(run.server)
+    found = memory_in(run.server)
     assert found.labels == expected.labels
     assert torch.equal(found.count, expected.count)
     d = run.world.net.features
     torch.testing.assert_close(found.mean[:, :d], expected.mean, rtol=1e-3, atol=1e-4)
     rows = [*range(d), found.mean.shape[1]]
     torch.testing.assert_close(found.gram[rows][:, rows], expected.gram, rtol=1e-3, atol=1e-2)
-    assert not {"reported_clients", "reported_statistics", "reported_drift"} & run.server.blocks.keys()
+    assert not {"reported_clients", "reported", "reported_gram"} & run.server.blocks.keys()
 
 
 def test_reports_are_not_lost_without_participants_in_the_last_round(fresh, monkeypatch):
@@ -279,13 +397,12 @@ def test_reports_are_not_lost_without_participants_in_the_last_round(fresh, monk
     for p in range(max(busy(run)) + 1):
         clients = {*usual(run.world.plan, p, 0), *usual(run.world.plan, p, 1)}
         count += sum(len(run.client(c, p, 0).y) for c in clients)
-    assert float(memory_of(run.server).count.sum()) == count
+    assert float(memory_in(run.server).count.sum()) == count
 
 
-@pytest.mark.parametrize("transport", ["linear", "neighbours"])
-def test_the_drift_is_pooled_over_all_reporting_clients(fresh, transport):
+def test_reports_of_several_rounds_are_added(fresh):
     """Two rounds with two clients each give the same as one round with four."""
-    run = at(fresh("prolin", transport=transport, **{**ALL, "setting": "homogeneous"}), 1)
+    run = at(fresh("prolin", **{**ALL, "setting": "homogeneous"}), 1)
     for r in range(2):
         run.play(1, r)
     inbox = dict(run.server.blocks)
@@ -294,9 +411,9 @@ def test_the_drift_is_pooled_over_all_reporting_clients(fresh, transport):
     once = run.method.add_reports(run.server, replies)
     twice = run.method.add_reports(run.method.add_reports(run.server, replies[:2]), replies[2:])
     assert once.blocks["reported_clients"].tensors["clients"].tolist() == list(clients)
-    for name in ("reported_clients", "reported_statistics", "reported_drift"):
+    for name in ("reported_clients", "reported", "reported_gram"):
         for k, t in once.blocks[name].tensors.items():
-            torch.testing.assert_close(twice.blocks[name].tensors[k], t, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(twice.blocks[name].tensors[k], t, rtol=1e-3, atol=1e-3)
     again = run.method.survey(
         run.client(clients[0], 1, 1), {**inbox, "reported_clients": once.blocks["reported_clients"]}
     )
@@ -305,37 +422,52 @@ def test_the_drift_is_pooled_over_all_reporting_clients(fresh, transport):
 
 def test_counts_means_and_matrix_stay_consistent_over_a_stream(tiny):
     for server in tiny("prolin").after_positions():
-        memory = memory_of(server)
+        memory = memory_in(server)
         if not memory.labels:
             continue
-        assert float(memory.gram[-1, -1]) == float(memory.count.sum())
+        assert float(memory.gram[-1, -1]) == pytest.approx(float(memory.count.sum()), rel=1e-5)
         total = (memory.count[:, None] * memory.mean).sum(0)
         torch.testing.assert_close(memory.gram[-1, :-1], total, rtol=1e-3, atol=1e-2)
         assert float(torch.linalg.eigvalsh(linear.within_class_covariance(memory))[0]) > -1e-5
 
 
-@pytest.mark.parametrize("transport", ["linear", "neighbours", "none"])
+@pytest.mark.parametrize("transport", ["linear", "none"])
 def test_old_means_move_with_transport_only(fresh, transport):
     run = at(fresh("prolin", transport=transport, **ALL), 1)
-    before = run.server.blocks["bank"]
-    for r in range(3):
-        run.play(1, r)
-    after = run.server.blocks["bank"]
+    before = memory_in(run.server)
+    whole(run, 1)
     observed = {int(y) for c in run.clients(1, 0) for y in run.client(c, 1, 0).labels}
     old = [y for y in before.labels if y not in observed]
     assert old
-    one, two = (b.tensors["mean"][[b.labels.index(y) for y in old]] for b in (before, after))
+    one, two = (rows_of(m, old) for m in (before, memory_in(run.server)))
     assert torch.allclose(one, two, atol=1e-5) == (transport == "none")
-    assert bool(run.ledger.total(kind="transport")) == (transport != "none")
+
+
+def error_of_old_means(fresh, transport: str) -> float:
+    """The squared distance of old classes' moving means from their true ones under the new base, after a position."""
+    run = at(fresh("prolin", transport=transport, keep_scores=0.0, proximal=0.0, **BRISK), 1)
+    kept = memory_in(run.server).labels
+    at(run, 2, since=1)
+    observed = {int(y) for c in run.clients(1, 0) for y in run.client(c, 1, 0).labels}
+    old = [y for y in kept if y not in observed]
+    true = summary_of_all(run, run.world.plan.active(0).tolist(), 0, run.server.blocks["base"])
+    assert old
+    found = rows_of(memory_in(run.server), old)[:, : run.world.net.features]
+    return float((found - rows_of(true, old)).square().sum())
+
+
+def test_carried_means_are_nearer_to_the_true_ones_than_stale_ones(fresh):
+    linear_map, stale = (error_of_old_means(fresh, transport) for transport in ("linear", "none"))
+    assert linear_map < 0.5 * stale
 
 
 # -- the other ablations ------------------------------------------------------------------------------------------
 
 
-def test_with_a_frozen_base_rounds_send_nothing_and_there_is_no_transport(tiny):
+def test_with_a_frozen_base_rounds_send_nothing(tiny):
     run = tiny("prolin", base_rounds=0)
     assert {e.kind for e in run.ledger.entries if e.stage == "round"} <= {"header"}
-    assert run.ledger.total(kind="transport") == 0
+    assert "anchor" not in run.server.blocks and "starting_base" not in run.world.net.attached
 
 
 def test_the_base_stops_after_its_rounds(fresh):
@@ -346,74 +478,57 @@ def test_the_base_stops_after_its_rounds(fresh):
     assert first.blocks["base"] is second.blocks["base"]
 
 
-def test_the_head_can_be_solved_again_after_each_round(fresh):
-    run = fresh("prolin", classifier="rounds", **ALL)
-    first = run.play(0, 0)
-    second = run.play(0, 1)
-    assert not same(first.blocks["training_head"], second.blocks["training_head"])
-    memory = summary_of_all(run, run.clients(0, 1), 0, second.blocks["base"])
-    expected = 0.2 * linear.lda(memory, 0.3)[0]
-    torch.testing.assert_close(
-        second.blocks["training_head"].tensors["weight"].double(), expected, rtol=1e-2, atol=1e-3
-    )
-    assert not second.blocks["bank"].labels  # the memory changes only when the position closes
+# -- the dictionary -----------------------------------------------------------------------------------------------
 
 
-def test_a_free_head_starts_at_the_closed_form_and_is_trained(fresh):
-    run = fresh("prolin", classifier="free", lr=0.0)
-    untrained = run.play(0, 0)
-    labels = list(run.server.blocks["training_head"].labels)
-    head = untrained.blocks["head"].tensors["weight"]
-    assert torch.equal(head[labels], untrained.blocks["training_head"].tensors["weight"])
-    run = fresh("prolin", classifier="free")
-    moving = run.play(0, 0)
-    assert not torch.allclose(
-        moving.blocks["head"].tensors["weight"][labels], moving.blocks["training_head"].tensors["weight"]
-    )
+def dictionary_of_all(run) -> linear.Summary:
+    """The summary of the dictionary's features of all clients at all positions."""
+    clients = [run.client(int(c), p, 0) for p in busy(run) for c in run.world.plan.active(p)]
+    entries = run.server.blocks["dictionary"]
+    rows = [c.features(lambda net, x: run.method.dictionary_features(net, x, entries)) for c in clients]
+    return linear.summarise(torch.cat(rows), torch.cat([c.y for c in clients]))
 
 
-@pytest.mark.parametrize("settings", [{}, {"base_rounds": 0}], ids=str)
-def test_random_features_widen_the_memory_and_send_no_directions(tiny, fresh, settings):
-    run = tiny("prolin", random_features=50, **settings)
-    plain = tiny("prolin", **settings)
-    width, narrow = (r.server.blocks["bank"].tensors["mean"].shape[1] for r in (run, plain))
-    assert width == narrow + 50
-    assert run.ledger.total(kind="model") == plain.ledger.total(kind="model")  # the directions are not sent
-    assert run.ledger.total(kind="transport") == plain.ledger.total(kind="transport")
-    z = run.method.views(run.server, lambda base: torch.randn(3, run.world.net.features))
-    assert z.shape[1] == width
-    assert bool((z[:, -50:] >= 0).all())
-    with pytest.raises(ConfigError, match="random_features"):
-        fresh("prolin", random_features=50, anchor=False)
-
-
-@pytest.mark.parametrize("settings", [{}, PLAIN, {"base_rounds": 0}, {"anchor_every": 1, **ALL}], ids=str)
-def test_statistics_of_a_sketch_are_exact(tiny, settings):
+@pytest.mark.parametrize("settings", [{}, {"anchor": False}, {"base_rounds": 0}, {"inertia": 1.0}], ids=str)
+def test_statistics_of_a_dictionary_are_exact(tiny, settings):
     """However the base moves, means and second moments are those of all reported examples."""
-    run = tiny("prolin", sketch=30, **{**ALL, **settings})
-    plain = tiny("prolin", **{**ALL, **settings})
-    found = memory_of(run.server)
+    run, plain = (tiny("prolin", dictionary=d, **{**ALL, **settings}) for d in (30, 0))
+    found, true = memory_in(run.server), dictionary_of_all(run)
     width = plain.server.blocks["bank"].tensors["mean"].shape[1]
     assert found.mean.shape[1] == width + 30
-    kinds = ("model", "transport")
-    assert [run.ledger.total(kind=k) for k in kinds] == [plain.ledger.total(kind=k) for k in kinds]
-    clients = [run.client(int(c), p, 0) for p in busy(run) for c in run.world.plan.active(p)]
-    rows = [c.features(lambda net, inputs: net.sketch(inputs, 30)) for c in clients]
-    true = linear.summarise(torch.cat(rows), torch.cat([c.y for c in clients]))
     assert found.labels == true.labels
+    assert torch.equal(found.count, true.count)
+    assert float(true.mean.abs().max()) > 0.01
     torch.testing.assert_close(found.mean[:, width:], true.mean, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.gram[width:, width:], true.gram, rtol=1e-3, atol=1e-2)
+    torch.testing.assert_close(found.gram[width:, width:], true.gram, rtol=1e-4, atol=1e-3)
+    assert run.ledger.total(kind="model") == plain.ledger.total(kind="model")
 
 
-@pytest.mark.parametrize("name", ["sketch", "random_features"])
-def test_too_many_random_features_are_an_error(fresh, name):
-    with pytest.raises(ConfigError, match=f"{name} = 100000"):
-        fresh("prolin", **{name: 100_000})
+def in_order(fresh, assign_samples, orders) -> linear.Summary:
+    """The memory after a stream in which client c has the tasks in the order `orders[c]`, on a frozen base."""
+    assign_samples(lambda labels, tasks: np.arange(len(labels)) % 4, orders)
+    run = fresh("prolin", base_rounds=0, dictionary=30, task_size=2, **ALL).stream()
+    return memory_in(run.server)
 
 
-def test_the_deployed_head_shrinks_a_sketch_by_its_own_variance(tiny):
-    run = tiny("prolin", base_rounds=0, sketch=30, **ALL)
-    memory = memory_of(run.server)
+def test_the_dictionary_alone_gives_the_same_memory_whatever_the_task_order(fresh, assign_samples):
+    orders = [[0, 1, 2, 3, 4]] * 4, [[4, 2, 0, 1, 3]] * 4, [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]] * 2
+    one, *others = (in_order(fresh, assign_samples, given) for given in orders)
+    for two in others:
+        assert one.labels == two.labels == tuple(range(10))
+        assert torch.equal(one.count, two.count)
+        torch.testing.assert_close(one.mean, two.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one.gram, two.gram, rtol=1e-4, atol=1e-3)
+
+
+def test_too_wide_a_dictionary_is_an_error(fresh):
+    with pytest.raises(ConfigError, match="dictionary = 100000"):
+        fresh("prolin", dictionary=100_000)
+
+
+def test_the_deployed_head_shrinks_a_dictionary_by_its_own_variance(tiny):
+    run = tiny("prolin", base_rounds=0, dictionary=30, **ALL)
+    memory = memory_in(run.server)
     z = torch.randn(7, run.world.net.features + 30)
     found = run.method.scores(run.world.net, run.server, z)[:, list(memory.labels)]
     for last, equal in ((30, True), (0, False)):
@@ -421,16 +536,59 @@ def test_the_deployed_head_shrinks_a_sketch_by_its_own_variance(tiny):
         assert torch.allclose(found, z.double() @ weight.T + bias) == equal
 
 
-def test_a_sketch_classifies_where_the_base_is_constant(fresh):
-    """With a base whose weights are all zero, accuracy is at chance without a sketch and high with one."""
-    without = fresh("prolin", base_rounds=0, **ALL)
-    sketched = fresh("prolin", base_rounds=0, sketch=100, **ALL)
-    for run in (without, sketched):
+def test_a_dictionary_classifies_where_the_base_is_constant(fresh):
+    """With a base whose weights are all zero, accuracy is at chance without a dictionary and high with one."""
+    without, found = (fresh("prolin", base_rounds=0, dictionary=d, **ALL) for d in (0, 200))
+    for run in (without, found):
         zeros = {k: torch.zeros_like(t) for k, t in run.server.blocks["base"].tensors.items()}
         run.state.server = run.server.put(base=Block("model", zeros))
         run.stream()
     assert faa(without) < 25
-    assert faa(sketched) > 75
+    assert faa(found) > 75
+
+
+def test_a_client_is_sent_the_dictionary_once_and_stores_it(tiny):
+    settings = {"base_rounds": 0, **ALL}
+    run, plain = (tiny("prolin", dictionary=d, **settings) for d in (30, 0))
+    size = run.server.blocks["dictionary"].bytes
+    sent = {e.client for e in run.ledger.entries if e.kind == "memory" and e.stage == "refresh" and e.bytes >= size}
+    assert sent == {int(c) for p in busy(run) for c in run.world.plan.active(p)}
+    first, second = (r.ledger.total(kind="memory", stage="refresh") for r in (run, plain))  # the other: who reported
+    assert first - second == size * len(sent)
+    assert (run.state.client_bytes, plain.state.client_bytes) == (size, 0)
+
+
+# -- reports ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("examples", [0, 1, 2, 7, 8, 9, 60])
+def test_a_report_holds_the_summary_of_its_examples(examples):
+    """With fewer and more examples than features, with one, and with none."""
+    rng = torch.Generator().manual_seed(examples)
+    u = 3 * torch.randn(examples, 7, generator=rng) + 1
+    y = torch.randint(4, (examples,), generator=rng) * 2 + 1
+    sent = report(u, y)
+    found, true = summary_of_report(sent), linear.summarise(u, y)
+    assert found.labels == true.labels
+    assert torch.equal(found.count, true.count)
+    torch.testing.assert_close(found.mean, true.mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.gram, true.gram, rtol=1e-5, atol=1e-5 * float(true.gram.abs().max() + 1))
+    rows = min(examples, 8)
+    assert sent["second_moments"].tensors["factor"].numel() == rows * 8 - rows * (rows - 1) // 2
+
+
+def test_an_empty_report_with_labels_of_none_is_no_report(fresh):
+    """A client whose classes are all in memory sends nothing at an opening."""
+    run = fresh("prolin", **ALL)
+    c = run.clients(0, 0)[0]
+    client = run.client(c, 0, 0)
+    known = Block("memory", {}, client.labels)
+    inbox = {n: run.server.blocks[n] for n in ("base", "anchor")}
+    assert run.method.survey(client, {**inbox, "known_classes": known}).blocks == {}
+    assert run.method.survey(client, {**inbox, "known_classes": Block("memory", {}, ())}).blocks
+
+
+# -- the anchor and the minimum support ---------------------------------------------------------------------------
 
 
 def test_statistics_of_the_anchor_are_exact(tiny):
@@ -445,47 +603,17 @@ def test_statistics_of_the_anchor_are_exact(tiny):
         assert torch.allclose(found.double(), true.mean, atol=1e-4) == (base == "anchor")
 
 
-def test_statistics_of_a_later_anchor_are_copied_and_then_measured_exactly(fresh):
-    """A later anchor starts with the statistics of the base at that time; later statistics are measured under it."""
-    run = at(fresh("prolin", anchor_every=1, **ALL), 1)
-    d, plan = run.world.net.features, run.world.plan
-    known = linear.select_features(memory_of(run.server), range(d))
-    kept = run.server.blocks["base"]
-    at(run, plan.positions, since=1)
-    assert same(run.server.blocks["anchor/1"], kept)
-    assert not same(run.server.blocks["base"], kept)
-    since = [summary_of_all(run, map(int, plan.active(p)), p, kept) for p in busy(run) if p]
-    true, found = linear.pool([known, *since]), memory_of(run.server)
-    assert found.labels == true.labels
-    torch.testing.assert_close(found.mean[:, 2 * d : 3 * d], true.mean, rtol=1e-3, atol=1e-4)  # after base and anchor
-    rows = [*range(2 * d, 3 * d), found.mean.shape[1]]
-    torch.testing.assert_close(found.gram[rows][:, rows], true.gram, rtol=1e-3, atol=1e-2)
-
-
-@pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4])])
-def test_anchors_are_added_at_the_chosen_positions(tiny, fresh, every, due):
-    run = tiny("prolin", anchor_every=every, random_features=5, **ALL)
-    d, kept = run.world.net.features, [f"anchor/{p}" for p in due if p in busy(run)]
-    assert anchor_names(run.server.blocks) == ["anchor", *kept]
-    assert run.server.blocks["bank"].tensors["mean"].shape[1] == d * (2 + len(kept)) + 5
-    z = run.method.views(run.server, lambda base: torch.zeros(3, d) + base.version)
-    assert z[0, : z.shape[1] - 5 : d].tolist() == [run.server.blocks[n].version for n in ("base", "anchor", *kept)]
-    assert not every or run.state.client_bytes > tiny("prolin", **ALL).state.client_bytes
-    with pytest.raises(ConfigError, match="anchor_every"):
-        fresh("prolin", anchor_every=1, anchor=False)
-
-
 def test_the_linear_map_reads_the_anchor_features(fresh):
     run = at(fresh("prolin", **ALL), 1)
-    old = memory_of(run.server)
+    old = memory_in(run.server)
     start = run.server.blocks["base"]
     anchor = run.server.blocks["anchor"]
-    final = [run.play(1, r) for r in range(3)][-1].blocks["base"]
+    final = whole(run, 1).blocks["base"]
     d = run.world.net.features
     pairs = [[current(run, c, 1, b)[0] for b in (start, anchor, final)] for c in run.clients(1, 2)]
-    drift = linear.pool_drift([linear.measure_drift(torch.cat([u, a], 1), after) for u, a, after in pairs])
-    moved = linear.apply_drift(old, *linear.fit_drift(drift, 0.1))
-    found = memory_of(run.server)
+    before, fixed, now = (torch.cat(column) for column in zip(*pairs, strict=True))
+    moved = carried(old, torch.cat([before, fixed], 1), now)
+    found = memory_in(run.server)
     observed = {int(y) for c in run.clients(1, 0) for y in run.client(c, 1, 0).labels}
     kept = [y for y in old.labels if y not in observed]
     one, two = (s.mean[[s.labels.index(y) for y in kept]] for s in (moved, found))
@@ -502,16 +630,17 @@ def test_statistics_of_classes_below_the_minimum_support_are_not_sent(fresh):
     run = fresh("prolin", min_support=least, **PLAIN)
     inbox = {n: run.server.blocks[n] for n in ("base", "known_classes")}
     for c in clients:
-        sent = run.method.survey(run.client(c, 0, 0), inbox).blocks
         enough = {y for y in clients[c].labels if int((clients[c].y == y).sum()) >= least}
-        assert ("statistics" in sent) == bool(enough)
-        assert not enough or set(sent["statistics"].labels) == enough
-        sent = run.method.survey(run.client(c, 0, 0), {"base": inbox["base"], "starting_base": inbox["base"]}).blocks
-        assert ("transport" in sent) == bool(enough)
-        count = sent["transport"].tensors["old"][-1] if enough else 0.0  # the last entry of the matrix
-        assert float(count) == sum(int((clients[c].y == y).sum()) for y in enough)
+        count = sum(int((clients[c].y == y).sum()) for y in enough)
+        for blocks in (inbox, {"base": inbox["base"], "starting_base": inbox["base"]}):
+            sent = run.method.survey(run.client(c, 0, 0), blocks).blocks
+            assert bool(sent) == bool(enough)
+            if enough:
+                found = summary_of_report(sent)
+                assert set(found.labels) == enough
+                assert float(found.gram[-1, -1]) == pytest.approx(count, rel=1e-5)
     silent = fresh("prolin", min_support=10_000, **ALL).stream()  # no client has as many
-    assert silent.ledger.total(kind="statistics") == silent.ledger.total(kind="transport") == 0
+    assert silent.ledger.total(kind="statistics") == 0
     assert not silent.server.blocks["bank"].labels
     assert same(silent.server.blocks["base"], silent.trail[0][2].blocks["base"])
 
@@ -519,24 +648,32 @@ def test_statistics_of_classes_below_the_minimum_support_are_not_sent(fresh):
 # -- costs and benefits -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("anchor", [True, False])
-def test_the_ledger_counts_the_matrices(fresh, anchor):
-    run = at(fresh("prolin", anchor=anchor, **ALL), 1)
+def factor_numbers(examples: int, width: int) -> int:
+    """The numbers in a factor of [z; 1] with `width` features."""
+    rows = min(examples, width + 1)
+    return rows * (width + 1) - rows * (rows - 1) // 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"anchor": False}, {"dictionary": 300}], ids=str)
+def test_the_ledger_counts_means_counts_and_the_factor(fresh, settings):
+    run = at(fresh("prolin", **settings, **ALL), 1)
     d = run.world.net.features
-    k = {}
-    book = run.ledger
-    w = 2 * d if anchor else d
+    wide = settings.get("dictionary", 0)
+    width = (2 * d if settings.get("anchor", True) else d) + wide
+    more_features = set()
     for c in run.clients(0, 0):
-        k[c] = len(run.client(c, 0, 0).labels)
-    for c in k:
-        where = {"stage": "refresh", "position": 0, "client": c, "direction": "up"}
-        statistics = 4 * (k[c] * (w + 1) + (w + 1) * (w + 2) // 2)
-        assert book.total(kind="statistics", round=0, **where) == statistics  # all classes are new at first
-        assert book.total(kind="statistics", round=2, **where) == statistics
-        moves = 4 * ((w + 1) * (w + 2) // 2 + (w + 1) * d + d * (d + 1) // 2)
-        assert book.total(kind="transport", round=2, **where) == moves
-    once = run.server.blocks["base"].bytes * len(k) if anchor else 0  # the anchor, to each client
-    assert book.total(kind="memory", position=0) == once  # neither bank nor matrix is broadcast
+        client = run.client(c, 0, 0)
+        n, classes = len(client.y), len(client.labels)
+        where = {"stage": "refresh", "position": 0, "client": c, "direction": "up", "kind": "statistics"}
+        for round, w in ((0, width), (2, width + d)):  # at the close with the change of the moving features
+            assert run.ledger.total(round=round, **where) == 4 * (classes * (w + 1) + factor_numbers(n, w))
+        more_features.add(n < width + 1)
+    assert more_features == ({True} if wide else {False})  # the formula has two cases
+    fixed = sum(run.server.blocks[b].bytes for b in ("anchor", "dictionary") if b in run.server.blocks)
+    book = run.ledger
+    sent = book.total(kind="memory", stage="refresh", position=0) + book.total(kind="memory", stage="round", position=0)
+    ids = [e for e in book.entries if e.kind == "memory" and e.stage == "refresh" and e.round and e.position == 0]
+    assert sent - sum(e.bytes for e in ids) == fixed * len(run.clients(0, 0))  # neither bank nor matrix is broadcast
 
 
 def test_the_starting_base_is_sent_once_a_position(fresh):
@@ -550,22 +687,8 @@ def test_the_starting_base_is_sent_once_a_position(fresh):
     assert book["round", 2] == book["refresh", 2] == base
 
 
-@pytest.mark.parametrize("transport", ["linear", "neighbours", "none"])
-def test_a_starting_base_that_is_an_anchor_is_not_sent_twice(fresh, transport):
-    run = at(fresh("prolin", distill=0.0, anchor_every=1, transport=transport, **ALL), 2)
-    base, last = run.server.blocks["base"].bytes, run.world.config.train.rounds - 1
-    assert "anchor/1" in run.server.blocks
-    asked = {"stage": "refresh", "position": 1, "round": last, "direction": "down"}
-    for c in run.clients(1, last):
-        assert (
-            run.ledger.total(kind="model", client=c, **asked) == base
-        )  # the final base; the starting base is not sent again
-        sent = run.ledger.total(kind="transport", client=c, **(asked | {"direction": "up"}))
-        assert bool(sent) == (transport != "none")
-
-
 def down(entry) -> bool:
-    return entry.direction == "down" and entry.stage != "warmup" and entry.position == 0
+    return entry.direction == "down" and entry.stage in ("round", "refresh") and entry.position == 0
 
 
 def test_the_server_uses_no_gradients(fresh, monkeypatch):

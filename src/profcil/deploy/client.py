@@ -12,9 +12,9 @@ from profcil.deploy.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.store import SiteStore, remove_unused
 from profcil.deploy.wire import Request, Response
 from profcil.engine.client import Client
+from profcil.engine.dictionary import DictionarySearch, dictionary_of
 from profcil.engine.fleet import make_guard
 from profcil.engine.payload import Inbox, Reply
-from profcil.engine.dictionary import DictionarySearch, dictionary_of
 from profcil.engine.warmup import warmup_setup
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError

@@ -66,10 +66,12 @@ class ReplyForecast:
         return replies
 
     def run_surveys(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
-        """Replies as a client without a turn in this round, and as one with a turn."""
-        privates = (None, self.private.pop(client, None))
+        """Replies as a client without a turn in this round, as one with a turn, and as one that may have nothing to
+        report: it has one example, and its own id, under which it may have reported before."""
+        first, second = (dummy_client(world, when, client, p) for p in (None, self.private.pop(client, None)))
+        silent = replace(first, id=client, current=first.current[:1], cache={}, kept={})
         with torch.no_grad():
-            return [method.survey(dummy_client(world, when, client, p), inbox) for p in privates]
+            return [method.survey(c, inbox) for c in (first, second, silent)]
 
 
 def all_blocks(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -105,7 +107,8 @@ def dummy_client(world: World, when: When, client: int, private: Private) -> Cli
     plan = world.plan
     early = when.before_stream
     classes = [y for p in range(plan.positions) for y in plan.observed(client, p)]
-    examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes))
+    each = max(EXAMPLES_PER_CLASS, getattr(world.config.params, "min_support", 1))
+    examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes, each))
     current = classes if early else plan.observed(client, when.position)
     return Client(
         id=plan.clients,  # one beyond the last client, so that it shares no random numbers with a real one
@@ -120,6 +123,7 @@ def dummy_client(world: World, when: When, client: int, private: Private) -> Cli
     )
 
 
-def first_rows(y: Tensor, labels: Sequence[int]) -> Tensor:
-    """The first few rows of each class."""
-    return torch.cat([(y == label).nonzero().flatten()[:EXAMPLES_PER_CLASS] for label in sorted(set(labels))])
+def first_rows(y: Tensor, labels: Sequence[int], each: int) -> Tensor:
+    """The first `each` rows of each class; the rows of a class that has fewer are repeated."""
+    rows = [(y == label).nonzero().flatten() for label in sorted(set(labels))]
+    return torch.cat([r.repeat(-(-each // max(1, len(r))))[:each] for r in rows])

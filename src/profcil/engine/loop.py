@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -143,6 +143,7 @@ def refresh(
         reached = world.fleet.reach(world, state, asked, clients)
         inboxes = {c: channel.down(c, server, names, asked) for c in reached}
         done = world.fleet.surveys(world, method, state, asked, inboxes)
+        note_memory(state, done)
         statistics = [channel.up(inboxes[c], done[c], asked) for c in sorted(done)]
         return method.absorb(server, statistics, asked)
 
@@ -166,9 +167,15 @@ def turns(
     for c in sorted(done):
         if done[c].private is not None:
             state.private[c] = dict(done[c].private or {})
-        state.client_bytes = max(state.client_bytes, int(done[c].notes.get("extra_bytes", 0)))
         replies.append(channel.up(inboxes[c], done[c], when))
+    note_memory(state, done)
     return replies
+
+
+def note_memory(state: RunState, replies: Mapping[int, Reply]) -> None:
+    """Notes the largest extra memory that a client needed for its reply."""
+    needed = [int(reply.notes.get("extra_bytes", 0)) for reply in replies.values()]
+    state.client_bytes = max([state.client_bytes, *needed])
 
 
 @torch.no_grad()

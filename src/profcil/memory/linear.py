@@ -8,9 +8,9 @@ solved from all their examples. The functions take and return tensors, in float6
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -160,8 +160,8 @@ def select_features(s: Summary, features: Sequence[int]) -> Summary:
 
 
 def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
-    """The drift sums in a summary whose features are [u; a; others; δ]: the moving features under the new base, `anchors`
-    fixed ones, any others, and the change δ of the moving ones. The old features are ũ_o = [u − δ; a; 1]."""
+    """The drift sums in a summary whose features are [u; a; others; δ]: the moving features under the new base,
+    `anchors` fixed ones, any others, and the change δ of the moving ones. The old features are ũ_o = [u − δ; a; 1]."""
     width = s.mean.shape[1]
     change = range(width - moving, width)
     rows = torch.tensor([*range(moving + anchors), width, *change], device=s.gram.device)
@@ -244,7 +244,7 @@ def gram_of_factor(packed: Tensor, width: int) -> Tensor:
 def factor_rows(numbers: int, width: int) -> int:
     """The number of rows r of a packed factor: r·width − r(r − 1)/2 numbers."""
     twice = 2 * width + 1
-    return round((twice - max(0, twice * twice - 8 * numbers) ** 0.5) / 2)
+    return (twice - math.isqrt(max(0, twice * twice - 8 * numbers))) // 2
 
 
 def unpack(triangle: Tensor) -> Tensor:

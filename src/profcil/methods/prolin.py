@@ -160,13 +160,12 @@ class ProLin(Method):
         if "known_classes" in inbox:
             rows &= ~client.allowed(inbox["known_classes"].labels)[client.y]
         z = self.joint_features(inbox, client.features)
-        if self.anchored:
-            client.extra_bytes += inbox["base"].bytes  # a client stores the warmed-up base
         if "starting_base" in inbox:
             change = client.features(inbox["base"]) - client.features(inbox["starting_base"])
             z = torch.cat([z, change], 1)
         sent = report(z[rows], client.y[rows]) if bool(rows.any()) else {}
-        return Reply(client.id, len(client.current), sent)
+        stored = sum(inbox[name].bytes for name in ("anchor", "dictionary", "starting_base") if name in inbox)
+        return Reply(client.id, len(client.current), sent, notes={"extra_bytes": float(stored)})
 
     def joint_features(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
         """z of some examples. `under` computes their features under a base, or by any function of their inputs."""
@@ -249,8 +248,8 @@ class ProLin(Method):
         return self.add_reports(state, reports) if reports else state
 
     def open_position(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
-        """Stores the starting base and solves the head that the position trains against. Opening reports stay apart from
-        the memory until the position closes."""
+        """Stores the starting base and solves the head that the position trains against. Opening reports stay apart
+        from the memory until the position closes."""
         for r in reports:
             state = state.put(**{f"{OPENING}{r.client}/{name}": block for name, block in r.blocks.items()})
         state = state.also(starting_base="base")

@@ -1,8 +1,8 @@
 """A dictionary of image patches: how strongly each quarter of an image responds to each of some whitened patches.
 
 It is found from sums over clients. In the first round clients sum first and second moments of their patches; from these
-the server computes a whitening matrix. In each later round they assign their patches to the present centres and sum them
-by centre; the normalised sums are the next centres (spherical k-means, after Coates and Ng, 2012).
+the server computes a whitening matrix. In each later round they assign their patches to the present centres and sum
+them by centre; the normalised sums are the next centres (spherical k-means, after Coates and Ng, 2012).
 
 An entry is a mean direction of at least `min_support` patches, or a random direction that no client has influenced. The
 sums of one client with few images reveal more of them than the pooled sums do.
@@ -75,8 +75,8 @@ class ImageDictionary:
         return {"sum": (chosen.T @ whitened).double(), "count": chosen.sum(0).double()}
 
     def patches(self, x: Tensor, round: int) -> Tensor:
-        """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each has zero
-        mean and about unit variance."""
+        """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each has
+        zero mean and about unit variance."""
         row, column = divmod(round * 7, GRID)  # 7 and 36 have no common factor: every shift is used in turn
         places = x.unfold(2, self.size, 1).unfold(3, self.size, 1)
         row = row % min(GRID, places.shape[2])
@@ -134,8 +134,8 @@ def whiten(total: Tensor, second: Tensor, count: Tensor) -> tuple[Tensor, Tensor
 
 
 def pooled_responses(x: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
-    """ReLU(response − threshold), averaged over quarters. The filters have zero mean, so that a patch's own mean does not
-    count; its deviation is divided out afterwards."""
+    """ReLU(response − threshold), averaged over quarters. The filters have zero mean, so that a patch's own mean does
+    not count; its deviation is divided out afterwards."""
     size = filters.shape[-1]
     window = x.new_ones(1, x.shape[1], size, size) / filters[0].numel()
     mean = F.conv2d(x, window)
