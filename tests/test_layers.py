@@ -42,6 +42,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 
 # Imports that FORBIDDEN does not allow and that exist nevertheless, each with its reason. None may be unused.
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("profcil.engine.dictionary", "methods"): "the search for a dictionary is written as a method",
     ("profcil.engine.loop", "methods"): "the type of a method in signatures",
     ("profcil.engine.warmup", "methods"): "the warm-up is written as a method",
 }

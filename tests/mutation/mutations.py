@@ -708,8 +708,8 @@ MUTATIONS = (
     Mutation(
         "reports-every-round",
         "methods/prolin.py",
-        "if reported and client.id in",
-        "if not reported and client.id in",
+        'reported = inbox.get("reported_clients")',
+        "reported = None",
         "A client reports in every round after the base is frozen.",
         (PROLIN,),
     ),
@@ -811,11 +811,11 @@ MUTATIONS = (
         (IMAGE_DICTIONARY,),
     ),
     Mutation(
-        "dictionary-key-without-seed",
+        "dictionary-key-without-width",
         "engine/dictionary.py",
-        '"seed": world.config.seed,',
-        '"seed": 0,',
-        "Runs of two seeds share a dictionary.",
+        "for name, value in sorted(vars(dictionary).items())}",
+        "for name, value in ()}",
+        "Runs with dictionaries of two widths share one.",
         (DICTIONARY,),
     ),
     Mutation(

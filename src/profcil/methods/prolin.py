@@ -20,7 +20,7 @@ tasks. A report holds a factor of G that follows from G (`linear.packed_factor`)
 examples is much. `min_support` withholds classes with few examples.
 
 Stored: on the server mean and count of every class, one second-moment matrix, dictionary and warmed-up base; on a
-client the same dictionary and base.
+client nothing of its own, but dictionary and warmed-up base as they were sent.
 """
 
 from __future__ import annotations
