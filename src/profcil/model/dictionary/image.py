@@ -22,7 +22,7 @@ from profcil.model.layers import unit
 PATCH_SIZE = 6  # pixels along each side, at most half of an image's side
 POOLED_SIZE = 2  # responses are averaged over 2 x 2 quarters
 KMEANS_ROUNDS = 3  # on CIFAR-100, 6 and 12 give less
-GRID = 6  # in a round of sums, every sixth patch of every sixth row is used
+GRID = 6  # in a round of sums, every sixth patch of every sixth row is used; more of them in small images
 MIN_DEVIATION = 0.05  # of an image's pixels; the contrast of flatter images is not raised further
 PATCH_VARIANCE = 0.01  # added to a patch's variance
 WHITENING = 0.1  # added to the eigenvalues of the patches' covariance
@@ -44,6 +44,7 @@ class ImageDictionary:
         self.mirror = mirror
         self.channels, height, breadth = shape
         self.size = min(PATCH_SIZE, height // 2, breadth // 2)
+        self.step = max(1, min(GRID, height // 4, breadth // 4))
         self.min_support = min_support
 
     @property
@@ -75,13 +76,11 @@ class ImageDictionary:
         return {"sum": (chosen.T @ whitened).double(), "count": chosen.sum(0).double()}
 
     def patches(self, x: Tensor, round: int) -> Tensor:
-        """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each has
-        zero mean and about unit variance."""
-        row, column = divmod(round * 7, GRID)  # 7 and 36 have no common factor: every shift is used in turn
+        """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each has zero
+        mean and about unit variance."""
         places = x.unfold(2, self.size, 1).unfold(3, self.size, 1)
-        row = row % min(GRID, places.shape[2])
-        column = column % min(GRID, places.shape[3])
-        chosen = places[:, :, row::GRID, column::GRID]
+        row, column = divmod(round * (self.step + 1), self.step)  # every shift is used in turn
+        chosen = places[:, :, row % self.step :: self.step, column :: self.step]
         flat = chosen.permute(0, 2, 3, 1, 4, 5).reshape(-1, self.numbers)
         variance, mean = torch.var_mean(flat, 1, keepdim=True, correction=0)
         return (flat - mean) / (variance + PATCH_VARIANCE).sqrt()
