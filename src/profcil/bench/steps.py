@@ -95,7 +95,7 @@ def record_multiple_steps(graphs: GraphRunner) -> None:
     """Make the runner record several steps as one graph, as it does late in a stream."""
     for step in graphs.known.values():
         if isinstance(step, BaseStep):
-            step.taken.update(dict.fromkeys(range(1, WIDTH + 1), UNROLL_AFTER))
+            step.steps_taken.update(dict.fromkeys(range(1, WIDTH + 1), UNROLL_AFTER))
 
 
 def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]:
