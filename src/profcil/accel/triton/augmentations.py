@@ -153,18 +153,20 @@ def _distort(
         column = _window(j, wide, across, W)
         i = row.to(tl.int32)
         j = column.to(tl.int32)
-        below_weight = row - i
+        lower_weight = row - i
         right_weight = column - j
         above = i * sh + c * sc
         below = tl.minimum(i + 1, H - 1) * sh + c * sc
         left = j * sw
         right = tl.minimum(j + 1, W - 1) * sw
-        above_left = _unit(x + (above + left), exists)
-        above_right = _unit(x + (above + right), exists)
-        v = (1 - below_weight) * ((1 - right_weight) * above_left + right_weight * above_right)
-        below_left = _unit(x + (below + left), exists)
-        below_right = _unit(x + (below + right), exists)
-        v += below_weight * ((1 - right_weight) * below_left + right_weight * below_right)
+        upper_weight = 1 - lower_weight
+        left_weight = 1 - right_weight
+        upper = left_weight * _unit(x + (above + left), exists)
+        upper += right_weight * _unit(x + (above + right), exists)
+        v = upper_weight * upper
+        lower = left_weight * _unit(x + (below + left), exists)
+        lower += right_weight * _unit(x + (below + right), exists)
+        v += lower_weight * lower
         v = _clamped(v)
     else:
         v = _unit(x + (c * sc + i * sh + j * sw), exists)
