@@ -47,7 +47,7 @@ def test_losses_and_weights_are_those_of_the_written_steps(width, classes, batch
     index = cut(phase.source.size, batch, torch.Generator().manual_seed(1))
     (written, rule, y), (ours, *_), (start, *_) = begun(phase), begun(phase), begun(phase)
     u = phase.source.features  # type: ignore[attr-defined]
-    expected = adapter_head_epoch.descend(written, u, y, index, rule, 0.0, 5.0, True).squeeze(1)
+    expected = adapter_head_epoch.run_epoch(written, u, y, index, rule, 0.0, 5.0, True).squeeze(1)
     take = adapter_head_c.CompiledEpochs(adapter_head_c.library(), ours, rule, batch, 0.0, 5.0)
     losses = take(u, y, index, True)
     assert torch.allclose(losses[0], expected[0], rtol=3e-6, atol=3e-6)  # then rounding is amplified
@@ -66,7 +66,7 @@ def test_a_feature_that_is_nearly_nothing_moves_its_weights_as_it_should():
     for weights in ("up", "up_bias"):
         phase.weights["adapter"][weights].zero_()
     (written, rule, y), (ours, *_) = begun(phase), begun(phase)
-    adapter_head_epoch.descend(written, u, y, index[:1], rule, 0.0, 5.0, False)
+    adapter_head_epoch.run_epoch(written, u, y, index[:1], rule, 0.0, 5.0, False)
     adapter_head_c.CompiledEpochs(adapter_head_c.library(), ours, rule, 8, 0.0, 5.0)(u, y, index[:1], False)
     assert (ours.vector[0] - written.vector[0]).abs().max() < 1e-6 < rule.lr
 
@@ -77,7 +77,7 @@ def test_large_scores_neither_overflow_nor_lose_their_loss():
     index = cut(40, 8, torch.Generator().manual_seed(1))
     (written, rule, y), (ours, *_) = begun(phase), begun(phase)
     u = phase.source.features  # type: ignore[attr-defined]
-    expected = adapter_head_epoch.descend(written, u, y, index, rule, 0.0, 5.0, True).squeeze(1)
+    expected = adapter_head_epoch.run_epoch(written, u, y, index, rule, 0.0, 5.0, True).squeeze(1)
     losses = adapter_head_c.CompiledEpochs(adapter_head_c.library(), ours, rule, 8, 0.0, 5.0)(u, y, index, True)
     assert expected.max() > 100 and torch.allclose(losses, expected, rtol=1e-3, atol=1e-2)
 
@@ -133,8 +133,8 @@ def test_other_numbers_than_float32_go_the_written_way():
     phase = phase_of(32, 6, 40, batch=8)
     wide = {b: {k: v.double() for k, v in block.items()} for b, block in phase.weights.items()}
     ground, rule, _ = begun(Train(**{**vars(phase), "weights": wide}))
-    assert not isinstance(adapter_head_epoch.way(ground, rule, phase), adapter_head_c.CompiledEpochs)
-    assert isinstance(adapter_head_epoch.way(*begun(phase)[:2], phase), adapter_head_c.CompiledEpochs)
+    assert not isinstance(adapter_head_epoch.epoch_function(ground, rule, phase), adapter_head_c.CompiledEpochs)
+    assert isinstance(adapter_head_epoch.epoch_function(*begun(phase)[:2], phase), adapter_head_c.CompiledEpochs)
 
 
 def test_here_it_is_trusted_and_where_it_takes_other_steps_it_is_not(monkeypatch):
@@ -143,7 +143,7 @@ def test_here_it_is_trusted_and_where_it_takes_other_steps_it_is_not(monkeypatch
 
     def wrong(self, *where):
         losses = take(self, *where)
-        self.moved[0][3] += 0.01
+        self.vectors[0][3] += 0.01
         return losses
 
     monkeypatch.setattr(adapter_head_c.CompiledEpochs, "__call__", wrong)

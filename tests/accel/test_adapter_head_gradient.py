@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from profcil.accel import policy, stacked_heads
 from profcil.accel.acceleration import Acceleration
 from profcil.accel.cpu import adapter_head_epoch
-from profcil.accel.cpu.adapter_head_gradient import Classification, slopes
+from profcil.accel.cpu.adapter_head_gradient import Classification, write_gradients
 from profcil.config import TrainSettings
 from profcil.data.bundle import Facts
 from profcil.engine import steps
@@ -69,7 +69,7 @@ def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
     (_, tail), (slope, into) = (adapter_head_epoch.joined(net_of().weights(TAIL), order) for _ in range(2))
     slope.fill_(torch.nan)  # nothing may be left unwritten
     by_hand = Classification(tail, into, ROWS, {"allowed": allowed})
-    slopes(by_hand.weights, by_hand.slopes, by_hand.room, u, by_hand.place[y].unsqueeze(0))
+    write_gradients(by_hand.weights, by_hand.gradients, by_hand.buffers, u, by_hand.head_rows[y].unsqueeze(0))
     reference = net_of()
     named = [(block, k) for block in TAIL for k in reference.weights(TAIL)[block]]
     parameters = [getattr(reference, block)[k] for block, k in named]
@@ -77,7 +77,7 @@ def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
     for (block, k), g in zip(named, torch.autograd.grad(expected, parameters), strict=True):
         assert torch.allclose(getattr(into, block)[k], g[order] if block == "head" else g, atol=1e-6), k
     assert torch.equal(into.head["weight"][int(allowed.sum()) :], torch.zeros(2, WIDTH))
-    assert torch.allclose(by_hand.room["logits"].T, reference.classify(u)[:, allowed], atol=1e-5)
+    assert torch.allclose(by_hand.buffers["logits"].T, reference.classify(u)[:, allowed], atol=1e-5)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.5])
@@ -117,8 +117,8 @@ def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
     net = net_of()
     phase = phase_of(net, classification, proximal=0.1, **train)
     ours = [written(net, phase) for _ in range(3)]  # TorchScript rewrites itself after its first runs
-    assert isinstance(adapter_head_epoch.epoch, torch.jit.ScriptFunction)
-    monkeypatch.setattr(adapter_head_epoch, "epoch", adapter_head_epoch.descend)
+    assert isinstance(adapter_head_epoch.compiled_epoch, torch.jit.ScriptFunction)
+    monkeypatch.setattr(adapter_head_epoch, "compiled_epoch", adapter_head_epoch.run_epoch)
     uncompiled = written(net, phase)
     assert all(apart(one, uncompiled) == 0 and one.loss == uncompiled.loss for one in ours)
 
@@ -128,7 +128,7 @@ def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
         raise OSError("could not get source code")
 
     monkeypatch.setattr(torch.jit, "script", no_source)
-    assert adapter_head_epoch.compiled(adapter_head_epoch.descend) is adapter_head_epoch.descend
+    assert adapter_head_epoch.torchscript(adapter_head_epoch.run_epoch) is adapter_head_epoch.run_epoch
 
 
 def test_the_starting_weights_are_left_alone():

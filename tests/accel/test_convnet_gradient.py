@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from profcil.accel.cpu.convnet_gradient import layers_of, slopes
-from profcil.accel.cpu.grouped_layers import side_by_side
+from profcil.accel.cpu.convnet_gradient import layers_of, write_gradients
+from profcil.accel.cpu.grouped_layers import joined_channels
 from profcil.data.loading import load_bundle
 from profcil.encoders import convnet
 from profcil.model.losses import cross_entropy
@@ -44,8 +44,8 @@ def test_every_slope_and_loss_is_that_of_autograd(size):
     own = [dict(net.named_parameters()) for net in each]
     weights = {n: torch.stack([p[n].detach() for p in own]) for n in names}
     into = {n: torch.full_like(t, torch.nan) for n, t in weights.items()}
-    images = side_by_side(each[0].base.pixels(x))
-    found = slopes(weights, into, layers_of(each[0].base, images, allowed), images, y.unsqueeze(2))
+    images = joined_channels(each[0].base.pixels(x))
+    found = write_gradients(weights, into, layers_of(each[0].base, images, allowed), images, y.unsqueeze(2))
     torch.testing.assert_close(found, torch.stack([loss.detach() for loss in losses]))
     by_name: list[Tensor] = [torch.stack(parts) for parts in zip(*expected, strict=True)]
     for name, slope in zip(names, by_name, strict=True):

@@ -152,7 +152,7 @@ def addresses(step: StaticStep) -> list[int]:
         more = [*step.parameters, step.flat, step.lengths, rule.p, rule.first, rule.second, rule.times]
         return [t.data_ptr() for t in [*tensors, *more]]
     assert isinstance(step, BaseStep)
-    own = step.bodies
+    own = step.models
     rules = [t for r in own.rules for t in (r.row, *chain(*r.optimiser.moments))]
     modules = [t for net in own.nets for t in net.state_dict().values()]
     return [t.data_ptr() for t in [*tensors, own.matrix, own.grad, own.buffers, step.lengths, *rules, *modules]]
@@ -175,7 +175,7 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
         replayed = graphs.run(phases[group])
         assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
     (step,) = graphs.known.values()
-    assert graphs.made == len(step.replays)  # each recorded once
+    assert graphs.recordings == len(step.replays)  # each recorded once
     assert {rows for rows, _ in step.replays} == {1, 2, 3} and {n for _, n in step.replays} == {1, 2}
 
 
@@ -185,22 +185,22 @@ class Library:
     called = 0
 
     @staticmethod
-    def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
+    def supports(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
         return True
 
     @classmethod
-    def ahead(cls, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def forward(cls, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
         cls.called += 1
         return F.conv2d(x, weight, None, step, weight.shape[2] // 2), torch.zeros(1, 2, len(weight))
 
     @staticmethod
-    def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def input_gradient(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
         shape = (len(d), weight.shape[1], *(n * step for n in d.shape[2:]))
         dx = torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
         return dx if beside is None else dx + torch.nn.grad.conv2d_input(shape, beside[1], beside[0], step, 0)
 
     @staticmethod
-    def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
+    def filter_gradient(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
         return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], side, side), d, step, side // 2)
 
 
@@ -211,7 +211,7 @@ def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, 
     phases, net = asked(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding stays what it is
     eager = one_by_one(net, phases)
     monkeypatch.setattr(resnet, "fits", lambda x: x.dim() == 4)
-    monkeypatch.setattr(resnet, "filters", lambda: Library)
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: Library)
     monkeypatch.setattr(Library, "called", 0)
     layered = one_by_one(net, phases)
     assert Library.called == 0  # not recorded
@@ -274,10 +274,10 @@ def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rul
 
 def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
     run, taken = ready("fedavg"), []
-    phases, original = asked(run, 0), BaseStep.one
+    phases, original = asked(run, 0), BaseStep.single_step
     graphs = GraphRunner(run.world.net, EagerRecorder())
     graphs.run(phases)  # recording takes steps of its own
-    monkeypatch.setattr(BaseStep, "one", lambda self, row: (taken.append(row), original(self, row)))
+    monkeypatch.setattr(BaseStep, "single_step", lambda self, row: (taken.append(row), original(self, row)))
     graphs.run(phases)
     assert len(set(lengths(phases))) > 1
     assert [taken.count(row) for row in range(len(phases))] == sorted((2 * n for n in lengths(phases)), reverse=True)
@@ -372,7 +372,7 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
             assert at.setdefault(key, addresses(step)) == addresses(step)
     assert max_difference(eager.server, replayed.server) < 1e-4
     assert 1 <= len(graphs.known) <= 3
-    assert graphs.made == sum(len(step.replays) for step in graphs.known.values())
+    assert graphs.recordings == sum(len(step.replays) for step in graphs.known.values())
 
 
 def test_a_loss_that_runs_the_starting_model_replays_too(fresh, max_difference):
@@ -393,7 +393,7 @@ def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
     for round in (0, 2):
         graphs.run(asked(run, round))
     for step in graphs.known.values():
-        assert not step.like.weights and not step.like.constants and not step.like.source.size
+        assert not step.template.weights and not step.template.constants and not step.template.source.size
 
 
 def otherwise(net: Any, batch: dict[str, Any]) -> Tensor:
@@ -409,11 +409,11 @@ def test_steps_that_move_the_same_tensors_share_their_memory(ready):
     for _ in range(2):  # in turn, so that each finds what the other left
         for kind in (phases, others, pulled):
             assert apart(graphs.run(kind), eagerly(net, kind)) < TOLERANCE
-    one, two, three = (step.bodies for step in graphs.known.values())
-    assert one is two and one is not three and len(graphs.bodies) == 2
+    one, two, three = (step.models for step in graphs.known.values())
+    assert one is two and one is not three and len(graphs.models) == 2
     del one, two, three
     graphs.forget()
-    assert not graphs.known and not graphs.bodies
+    assert not graphs.known and not graphs.models
     assert apart(graphs.run(phases), eagerly(net, phases)) < TOLERANCE
 
 
@@ -426,7 +426,7 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
         assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
         assert apart(graphs.run(phases), eagerly(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
-        assert max(rows for rows, _ in step.replays) == len(step.bodies.nets) == most
+        assert max(rows for rows, _ in step.replays) == len(step.models.nets) == most
 
 
 class Cramped(EagerRecorder):
@@ -454,7 +454,7 @@ def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready,
     assert len(told) == 2
     assert apart(done, GraphRunner(run.world.net, EagerRecorder()).run(phases)) == 0.0
     assert graphs.most == 1 and sorted(set(recorder.asked)) == [1, 2, len(phases)] == [1, 2, 3]
-    assert all(len(step.bodies.nets) == 1 for step in graphs.known.values())
+    assert all(len(step.models.nets) == 1 for step in graphs.known.values())
     recorder.asked.clear()
     graphs.run(phases)
     assert not recorder.asked  # from then on it is known
@@ -474,7 +474,7 @@ def test_a_warm_up_leaves_no_recordings_behind(fresh):
     run = fresh("fedavg", warmup__rounds=1)
     graphs = replaying(run)
     compute(run.world, lambda *_: None)
-    assert graphs.made and not graphs.known and not graphs.bodies
+    assert graphs.recordings and not graphs.known and not graphs.models
 
 
 def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
@@ -492,7 +492,7 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     last = replace(phase, proximal=0.5)
     with pytest.warns(UserWarning, match="eagerly"):
         assert apart(graphs.run([last]), one_by_one(run.world.net, [last])) == 0
-    assert graphs.made == 4
+    assert graphs.recordings == 4
 
 
 def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeypatch):
@@ -514,8 +514,8 @@ def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, rec
     monkeypatch.setattr(static_steps, "UNROLL", (5, 4, 3))
     monkeypatch.setattr(static_steps, "CHUNK", 60)
     step = BaseStep.__new__(BaseStep)
-    step.unroll, step.ripe = static_steps.unroll(length), {2}
-    course = list(step.course([length, length]))
+    step.unroll, step.unrolled = static_steps.unroll(length), {2}
+    course = list(step.replay_sequence([length, length]))
     assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
     assert [number for number, _ in course] == [sum(n for _, (_, n) in course[:i]) for i in range(len(course))]
     assert sum(steps for _, (_, steps) in course) == length
@@ -542,7 +542,7 @@ def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
     around = replace(phase, inputs=lambda index: (examples.x, index), loss=loss_with_surroundings)
     graphs = GraphRunner(net, EagerRecorder())
     assert apart(graphs.run([around]), one_by_one(net, [around])) == 0
-    assert graphs.made == 0
+    assert graphs.recordings == 0
 
 
 def loss_with_surroundings(net: Any, batch: Any) -> Tensor:

@@ -36,7 +36,7 @@ def test_the_written_layer_is_torchs_own_and_so_are_its_slopes(scales: str, clie
     tensors = [x, weight.requires_grad_(), scale.requires_grad_(), shift]
     norm = nn.GroupNorm(4, OUT)
     ours = grouped_layers.layer(
-        grouped_layers.side_by_side(x), {"weight": weight}, norm, {"weight": scale, "bias": shift}
+        grouped_layers.joined_channels(x), {"weight": weight}, norm, {"weight": scale, "bias": shift}
     )
     ours = ours.unflatten(1, (clients, OUT)).transpose(0, 1)
     each = zip(x, weight, scale, shift, strict=True)
@@ -54,7 +54,7 @@ def test_channels_without_any_spread_are_no_obstacle() -> None:
     weight, ones = torch.zeros(1, 2, 1, 3, 3), torch.ones(1, 2)
     weight[..., 1, 1] = 1
     y = grouped_layers.layer(
-        grouped_layers.side_by_side(x), {"weight": weight}, nn.GroupNorm(1, 2), {"weight": ones, "bias": ones}
+        grouped_layers.joined_channels(x), {"weight": weight}, nn.GroupNorm(1, 2), {"weight": ones, "bias": ones}
     )
     assert bool(y.isfinite().all()) and float((y - 1).abs().max()) < 0.1
 

@@ -12,7 +12,7 @@ import pytest
 
 from profcil.accel import loader
 
-build = loader.compiled.__wrapped__  # as in a process that has not asked yet
+build = loader.load_or_compile.__wrapped__  # as in a process that has not asked yet
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 
 
@@ -64,7 +64,7 @@ def test_a_module_of_kernels_is_none_where_triton_cannot_be_imported(monkeypatch
     names = ("batchnorm", "conv3x3", "conv_stem", "augmentations", "adapter_head", "sgd")
     for name in [f"triton.{name}" for name in names]:
         monkeypatch.delitem(sys.modules, f"profcil.accel.{name}", raising=False)
-        assert loader.found.__wrapped__(name) is None
+        assert loader.kernel_module.__wrapped__(name) is None
 
 
 def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
@@ -81,13 +81,13 @@ def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
 
 @needs_compiler
 def test_on_a_cpu_everything_in_c_is_compiled_beside_other_work_and_once(folder, monkeypatch):
-    loader.compiled.cache_clear()
+    loader.load_or_compile.cache_clear()
     loader.prepare("cpu").join()
     assert len(list(folder.iterdir())) == len(list(loader.PACKAGE.rglob("*.c"))) > 1
     made, run = [], subprocess.run
     monkeypatch.setattr(loader, "processor", lambda: "another one")
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: (made.append(a), run(*a, **k))[1])
-    loader.compiled.cache_clear()
+    loader.load_or_compile.cache_clear()
     with ThreadPoolExecutor(4) as pool:
-        assert len(set(map(id, pool.map(loader.built, ["cpu/adapter_head.c"] * 4)))) == len(made) == 1
-    loader.compiled.cache_clear()
+        assert len(set(map(id, pool.map(loader.c_library, ["cpu/adapter_head.c"] * 4)))) == len(made) == 1
+    loader.load_or_compile.cache_clear()

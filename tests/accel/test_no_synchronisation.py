@@ -124,7 +124,7 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
     end = BaseStep.end
 
     def spoilt(step, phases, lengths):
-        step.bodies.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
+        step.models.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
         return end(step, phases, lengths)
 
     usual = replayed(fresh(method, train__on_divergence="skip-client"))
@@ -155,6 +155,6 @@ def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fre
     monkeypatch.setattr(type(run.method), "turn", stumbling)
     for r in run.turns(0, 0):
         assert r.notes["twice"] == pytest.approx(2 * r.notes["loss"]) and r.notes["three"] == 3.0
-    monkeypatch.setattr(BaseStep, "end", lambda step, *a: (step.bodies.matrix.fill_(torch.nan), end(step, *a))[1])
+    monkeypatch.setattr(BaseStep, "end", lambda step, *a: (step.models.matrix.fill_(torch.nan), end(step, *a))[1])
     with pytest.raises(Diverged, match="diverged at position 1, round 1"):
         run.turns(0, 0)

@@ -66,7 +66,7 @@ def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
         monkeypatch.setattr(normal, "draw_", lambda *_: pytest.fail("what is laid out otherwise was read"))
         monkeypatch.setattr(normal, "SIZE", normal.SIZE + 8)
     if fault == "no library":
-        monkeypatch.setattr(normal, "built", lambda file: None)
+        monkeypatch.setattr(normal, "c_library", lambda file: None)
     monkeypatch.setattr(normal, "checked_library", checked_library.__wrapped__)
     assert normal.checked_library() is None
     theirs, ours = twins(2)

@@ -191,7 +191,7 @@ def test_the_report_counts_the_phases_of_a_run_by_way(fresh):
 def test_the_report_names_phases_that_could_not_be_recorded(fresh, monkeypatch):
     run = fresh("fedavg", **EVEN)
     graphs = replaying(run)
-    monkeypatch.setattr(graphs, "full", lambda: True)
+    monkeypatch.setattr(graphs, "limit_reached", lambda: True)
     run.play(0, 0)
     clients = len(run.clients(0, 0))
     assert run.world.executor.report()["phases"] == {"fit": {policy.GRAPH: clients}, "not recorded": {"fit": clients}}

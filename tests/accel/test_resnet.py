@@ -78,28 +78,28 @@ class Plainly:
     """The library's convolution where kernels of our own would be."""
 
     @staticmethod
-    def takes(x, weight, step, groups):
+    def supports(x, weight, step, groups):
         return True
 
     @staticmethod
-    def ahead(x, weight, step):
+    def forward(x, weight, step):
         return F.conv2d(x, weight, None, step, weight.shape[2] // 2), torch.zeros(1, 2, len(weight))
 
     @staticmethod
-    def back(d, weight, step, beside=None):
+    def input_gradient(d, weight, step, beside=None):
         shape = (*d.shape[:1], weight.shape[1], *(n * step for n in d.shape[2:]))
         dx = torch.nn.grad.conv2d_input(shape, weight, d, step, 1)
         return dx if beside is None else dx + torch.nn.grad.conv2d_input(shape, beside[1], beside[0], step, 0)
 
     @staticmethod
-    def slopes(d, x, step, side=3):
+    def filter_gradient(d, x, step, side=3):
         return torch.nn.grad.conv2d_weight(x, (d.shape[1], x.shape[1], side, side), d, step, side // 2)
 
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=["both", "inputs", "weights"])
 def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_that_are_wanted(monkeypatch, step, wanted):
-    monkeypatch.setattr(resnet, "filters", lambda: Plainly)
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
     x, weight = drawn(2, 4, 8, 8).requires_grad_(wanted[0]), drawn(5, 4, 3, 3).requires_grad_(wanted[1])
     leaves = [t for t in (x, weight) if t.requires_grad]
     y, sums = resnet.FusedConv3x3.apply(x, weight, step)
@@ -117,7 +117,7 @@ def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_tha
 @pytest.mark.parametrize("wanted", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["all", "inputs", "3x3", "1x1"])
 @pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["3x3", "1x1", "both"])
 def test_convolutions_beside_each_other_have_the_library_s_gradients(monkeypatch, wanted, read):
-    monkeypatch.setattr(resnet, "filters", lambda: Plainly)
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
     start = drawn(2, 4, 8, 8), drawn(5, 4, 3, 3), drawn(5, 4, 1, 1)
     x, weight, thin = (t.requires_grad_(bool(wants)) for t, wants in zip(start, wanted, strict=True))
     y, sums, z, others = resnet.FusedConvPair.apply(x, weight, thin, 2)
@@ -137,7 +137,7 @@ def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypat
     other = copy.deepcopy(block)
     assert {"shortcut.0.weight", "shortcut.1.weight", "shortcut.1.bias"} <= block.state_dict().keys()
     if record:
-        monkeypatch.setattr(resnet, "filters", lambda: Plainly)
+        monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
         monkeypatch.setattr(resnet, "fits", lambda x: True)
 
     def run(how, net: nn.Module) -> tuple[list[torch.Tensor], bool]:
@@ -161,7 +161,7 @@ def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypat
 
 
 def test_convolutions_of_our_own_are_for_what_is_recorded(monkeypatch):
-    monkeypatch.setattr(resnet, "filters", lambda: Plainly)
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
     monkeypatch.setattr(resnet, "fits", lambda x: True)
     convolution, x = nn.Conv2d(4, 5, 3, 1, 1, bias=False), drawn(2, 4, 8, 8)
     plain, none = resnet.convolved(convolution, x)
@@ -180,23 +180,23 @@ class PlainStem:
     def __init__(self):
         self.taken, self.asked = True, []
 
-    def takes(self, x, weight, *shape):
+    def supports(self, x, weight, *shape):
         self.asked.append(shape)
         return self.taken
 
     @staticmethod
-    def ahead(x, weight):
+    def forward(x, weight):
         return F.conv2d(x.to(weight.dtype), weight, None, 1, 1), torch.zeros(1, 2, len(weight))
 
     @staticmethod
-    def slopes(d, x, weight):
+    def filter_gradient(d, x, weight):
         return torch.nn.grad.conv2d_weight(x.to(weight.dtype), weight.shape, d, 1, 1)
 
 
 def test_images_enter_by_a_convolution_of_our_own_that_rounds_them(monkeypatch):
-    monkeypatch.setattr(resnet, "enters", lambda x: True)
+    monkeypatch.setattr(resnet, "fits_stem", lambda x: True)
     convolution, x, stem = nn.Conv2d(3, 5, 3, 1, 1, bias=False), drawn(2, 3, 8, 8), PlainStem()
-    monkeypatch.setattr(resnet, "stem", lambda: stem)
+    monkeypatch.setattr(resnet, "stem_kernels", lambda: stem)
     assert resnet.convolved(convolution, x)[1] is None  # nothing is recorded
     with resnet.recorded():
         y, sums = resnet.convolved(convolution, x, 2)
@@ -219,7 +219,7 @@ def test_without_kernels_the_layers_run_one_by_one(kind):
     assert torch.equal(resnet.layer(convolution, norm, x, x)[0], (other(y) + x).relu())
     one, two = resnet.layer(convolution, norm.eval(), x, rectify=False)
     assert one is two and torch.equal(one, other.eval()(y))
-    assert not resnet.joins(norm, [(x,), (x,)])
+    assert not resnet.can_join(norm, [(x,), (x,)])
 
 
 @pytest.mark.parametrize("kind", [BatchNorm, FusedBatchNorm])

@@ -34,8 +34,8 @@ def test_only_what_is_not_zero_is_kept_and_dense_features_are_multiplied():
 
 
 def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkeypatch):
-    x, weight, calls, made = words(0.02), torch.ones(2, 300), [], sparse_linear.made
-    monkeypatch.setattr(sparse_linear, "made", lambda t: (calls.append(1), made(t))[1])
+    x, weight, calls, made = words(0.02), torch.ones(2, 300), [], sparse_linear.new_sparse_form
+    monkeypatch.setattr(sparse_linear, "new_sparse_form", lambda t: (calls.append(1), made(t))[1])
     for _ in range(3):
         sparse_linear.product(x, weight)
     assert len(calls) == 1

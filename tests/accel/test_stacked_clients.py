@@ -61,7 +61,7 @@ def alone(net: Any, phases: list[Train]) -> list[Trained]:
 
 def stacked(net: Any, phases: list[Train]) -> list[Trained]:
     """By the written gradient where there is one, as the policy decides it."""
-    return stacked_clients.run(net, phases, written=policy.has_written_convnet_gradient(net, phases[0]))
+    return stacked_clients.run(net, phases, analytic=policy.has_written_convnet_gradient(net, phases[0]))
 
 
 def apart(one: list[Trained], two: list[Trained]) -> float:
@@ -138,9 +138,12 @@ def test_the_same_again_and_nothing_that_was_given_is_changed(ready):
 def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, monkeypatch, rule):
     run = ready("fedprox", mu=0.5)
     net, phases = run.world.net, asked(run, rule, sizes=[40, 40, 40])
-    assert policy.has_written_convnet_gradient(net, phases[0]) and stacked_clients.walk is not stacked_clients.descend
+    assert (
+        policy.has_written_convnet_gradient(net, phases[0])
+        and stacked_clients.compiled_steps is not stacked_clients.take_steps
+    )
     compiled = stacked(net, phases)
-    monkeypatch.setattr(stacked_clients, "walk", stacked_clients.descend)
+    monkeypatch.setattr(stacked_clients, "compiled_steps", stacked_clients.take_steps)
     monkeypatch.setattr(stacked_clients, "STEPS_AT_ONCE", 2)
     assert apart(compiled, stacked(net, phases)) == 0
 
@@ -157,7 +160,7 @@ def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, m
 def test_what_they_were_not_written_for_goes_through_autograd(ready, monkeypatch, method, more):
     run = ready(method, **more)
     run.play(0, 0)
-    monkeypatch.setattr(stacked_clients, "walk", None)
+    monkeypatch.setattr(stacked_clients, "compiled_steps", None)
     assert not policy.has_written_convnet_gradient(run.world.net, asked(run)[0])
     run.play(0, 1)
     assert set(run.world.executor.report()["phases"]["fit"]) == {policy.STACK}
@@ -194,7 +197,7 @@ def test_epochs_of_unequal_length_do_not_share_a_stack(ready):
 def test_bases_are_stacked_unless_acceleration_is_off(ready, monkeypatch, accelerate):
     run, sizes = ready("fedavg"), []
 
-    def counted(net, phases, written):
+    def counted(net, phases, analytic):
         sizes.append(len(phases))
         return alone(net, phases)
 
@@ -238,7 +241,7 @@ def of_nothing(net: Any, batch: Any) -> Tensor:
 def test_other_losses_are_refused(ready, loss):
     run = ready("fedavg")
     with pytest.raises(NotBatchable):
-        stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in asked(run)], written=False)
+        stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in asked(run)], analytic=False)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

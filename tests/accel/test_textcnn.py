@@ -82,9 +82,9 @@ def test_fast_and_plain_agree_in_outputs_and_gradients(tokens, widths):
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_the_way_for_a_gpu_agrees_as_well(tokens, widths, monkeypatch):
-    """`everywhere` is what a GPU runs; it is plain torch and can be run here."""
+    """`pooled_over_all` is what a GPU runs; it is plain torch and can be run here."""
     plain, fast = encoders(widths)
-    monkeypatch.setattr(FastTextCNN, "winners", FastTextCNN.everywhere)
+    monkeypatch.setattr(FastTextCNN, "pooled_over_best", FastTextCNN.pooled_over_all)
     x = TOKENS[tokens]
     expected, found = plain(x), fast(x)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

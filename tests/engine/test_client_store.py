@@ -27,7 +27,7 @@ def memory(value: float, n: int = 250) -> dict[str, Tensor]:
 
 def five(folder: Path) -> ClientStore:
     """Room for two of these memories; five clients."""
-    own = ClientStore(folder, CPU, room=2 * (1_000 + 8 + 3 * EACH))
+    own = ClientStore(folder, CPU, limit=2 * (1_000 + 8 + 3 * EACH))
     for client in range(5):
         own[client] = memory(client)
     return own
@@ -35,17 +35,17 @@ def five(folder: Path) -> ClientStore:
 
 def test_only_the_latest_are_at_hand_and_all_come_back(tmp_path: Path) -> None:
     own = five(tmp_path / "clients")
-    assert list(own.near) == [3, 4] and sorted(own) == [0, 1, 2, 3, 4] and len(own) == 5
+    assert list(own.in_memory) == [3, 4] and sorted(own) == [0, 1, 2, 3, 4] and len(own) == 5
     for client in (0, 4, 2, 2, 3):
         assert own[client]["t"].eq(client).all() and int(own[client]["one"]) == client
-        assert own[client]["none"].shape == (0,) and len(own.near) <= 2
-    assert own.bytes == sum(map(client_store.size, own.near.values())) <= own.room
+        assert own[client]["none"].shape == (0,) and len(own.in_memory) <= 2
+    assert own.bytes == sum(map(client_store.size, own.in_memory.values())) <= own.limit
     assert {c: float(m["t"][0]) for c, m in own.items()} == {c: float(c) for c in range(5)}
     assert own.get(9) is None and 9 not in own
 
 
 def test_memory_does_not_grow_with_clients_that_once_took_part(tmp_path: Path) -> None:
-    own = ClientStore(tmp_path, CPU, room=10_000)
+    own = ClientStore(tmp_path, CPU, limit=10_000)
     largest = 0
     for client in range(40):
         own[client] = memory(client)
@@ -54,9 +54,9 @@ def test_memory_does_not_grow_with_clients_that_once_took_part(tmp_path: Path) -
 
 
 def test_one_memory_larger_than_the_room_is_still_kept(tmp_path: Path) -> None:
-    own = ClientStore(tmp_path, CPU, room=10)
+    own = ClientStore(tmp_path, CPU, limit=10)
     own[1] = memory(1)
-    assert own[1]["t"].eq(1).all() and not own.away
+    assert own[1]["t"].eq(1).all() and not own.in_files
 
 
 def test_a_copy_keeps_what_it_was_taken_with(tmp_path: Path) -> None:
@@ -71,15 +71,15 @@ def test_a_copy_keeps_what_it_was_taken_with(tmp_path: Path) -> None:
 def test_forgetting_and_sweeping(tmp_path: Path) -> None:
     own = five(tmp_path)
     del own[0], own[4]
-    assert sorted(own) == [1, 2, 3] and own.bytes == client_store.size(own.near[3])
-    sweep(tmp_path, own.away.values())
-    assert {p.name for p in tmp_path.iterdir()} == set(own.away.values()) and len(own.away) == 2
+    assert sorted(own) == [1, 2, 3] and own.bytes == client_store.size(own.in_memory[3])
+    sweep(tmp_path, own.in_files.values())
+    assert {p.name for p in tmp_path.iterdir()} == set(own.in_files.values()) and len(own.in_files) == 2
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     own = five(tmp_path)
-    (tmp_path / own.away[0]).write_bytes(b"x")
-    with pytest.raises(RunFolderError, match=own.away[0]):
+    (tmp_path / own.in_files[0]).write_bytes(b"x")
+    with pytest.raises(RunFolderError, match=own.in_files[0]):
         own[0]
 
 
@@ -91,17 +91,17 @@ def test_what_is_parked_while_a_state_is_written_stays(tmp_path: Path) -> None:
         own = five(folder.clients)
         state = RunState(ServerState({}), Scores.empty(1, np.ones(1)), Ledger(), private=own)
         folder.save(state, "", {})
-        first = set(own.away.values())
+        first = set(own.in_files.values())
         own[0] = memory(10)  # parks 3
         own[1] = memory(11)  # parks 4
         folder.wait_until_written()
-        assert names() == {*own.away.values(), *first} > first
+        assert names() == {*own.in_files.values(), *first} > first
         folder.save(state, "", {})
-        assert names() == {*own.away.values(), *first}  # either state may be the one on the disk
-    assert names() == set(own.away.values())
+        assert names() == {*own.in_files.values(), *first}  # either state may be the one on the disk
+    assert names() == set(own.in_files.values())
     with RunFolder(tmp_path / "run"):  # only looks
         pass
-    assert names() == set(own.away.values())
+    assert names() == set(own.in_files.values())
 
 
 def test_files_of_somebody_else_are_not_swept(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_files_of_somebody_else_are_not_swept(tmp_path: Path) -> None:
     (tmp_path / "hospital").mkdir()
     (tmp_path / "list.txt").write_text("mine")
     sweep(tmp_path, [])
-    assert {p.name for p in tmp_path.iterdir()} == {"hospital", "list.txt"} and own.away
+    assert {p.name for p in tmp_path.iterdir()} == {"hospital", "list.txt"} and own.in_files
 
 
 def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_a_run_with_hardly_any_room_is_the_same_run_and_can_be_resumed(
         with RunFolder(tmp_path / name) as folder:
             states.append(folder.load(CPU)[0])
     wide, narrow = states
-    assert len(narrow.private.near) == 1 and len(narrow.private.away) == len(wide.private) - 1 > 0
-    assert {p.name for p in (tmp_path / "narrow" / "clients").iterdir()} == set(narrow.private.away.values())
+    assert len(narrow.private.in_memory) == 1 and len(narrow.private.in_files) == len(wide.private) - 1 > 0
+    assert {p.name for p in (tmp_path / "narrow" / "clients").iterdir()} == set(narrow.private.in_files.values())
     for client, own in wide.private.items():
         assert own.keys() == narrow.private[client].keys()
         assert all(torch.equal(t, narrow.private[client][k]) for k, t in own.items())

@@ -106,7 +106,7 @@ def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, me
     made = set()
     for _ in range(2):
         assert apart(eager, graphs.run(phases)) < (FLOAT32 if precision == "float32" else BF16)
-        made.add(graphs.made)
+        made.add(graphs.recordings)
     assert len(made) == 1 and len(graphs.known) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, 
     graphs = GraphRunner(net, GraphRecorder(run.world.device))
     for group in (phases, phases[1:], phases[:1], phases):
         assert apart(eagerly(net, group), graphs.run(group)) < FLOAT32
-    assert graphs.made == 1
+    assert graphs.recordings == 1
     by_kernels = all(isinstance(step, FusedHeadStep) for step in graphs.known.values())
     assert by_kernels == (static_steps._head_kernels() is not None)
 
@@ -202,7 +202,7 @@ def test_a_run_on_graphs_needs_no_more_memory_with_every_round(fresh, method):
             run.play(position, round)
             run.world.forget_features()
         torch.cuda.synchronize()
-        seen.append((graphs.made, torch.cuda.memory_allocated()))
+        seen.append((graphs.recordings, torch.cuda.memory_allocated()))
     assert seen[0][0] == seen[1][0]  # nothing new is recorded
     assert seen[1][1] < 1.2 * seen[0][1]
 

@@ -16,7 +16,10 @@ from profcil.encoders.resnet18 import ResNet18
 from profcil.model.layers import BatchNorm
 
 cuda = torch.cuda.is_available()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cuda or resnet.kernels() is None, reason="needs CUDA and Triton")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not cuda or resnet.norm_kernels() is None, reason="needs CUDA and Triton"),
+]
 
 ROUNDING = 2e-2  # of bfloat16, relative to the largest value
 
@@ -42,7 +45,7 @@ def test_kernels_compute_what_the_formulas_say(shape, groups, adds, rectify, rea
     grads = [images(*shape, seed=2 + i) for i in range(readers)]
     w, b = torch.rand(c, device="cuda") + 0.5, torch.rand(c, device="cuda")
     told = []
-    for how in (resnet.kernels(), resnet):
+    for how in (resnet.norm_kernels(), resnet):
         mean, var = torch.zeros(c, device="cuda"), torch.ones(c, device="cuda")
         y, centre, scale = how.forward(x, w, b, added, mean, var, 0.1, 1e-5, groups, rectify)
         out = (told[0][0] if told else y) if adds else None
@@ -63,7 +66,7 @@ def test_groups_at_once_equal_batches_one_after_another():
     assert isinstance(net, FusedResNet18)
     other, parts = copy.deepcopy(net), [torch.rand(8, 3, 32, 32, device="cuda") for _ in range(3)]
     with torch.autocast("cuda", torch.bfloat16):
-        assert resnet.joins(net, [(p,) for p in parts])
+        assert resnet.can_join(net, [(p,) for p in parts])
         with resnet.groups(net, 3):
             one = net(torch.cat(parts))
         two = torch.cat([other(p) for p in parts])
@@ -74,7 +77,7 @@ def test_groups_at_once_equal_batches_one_after_another():
     assert max(gaps) < 0.1  # rounding of twenty layers
 
 
-tiled = pytest.mark.skipif(not cuda or resnet.filters() is None, reason="needs compute capability 9")
+tiled = pytest.mark.skipif(not cuda or resnet.conv_kernels() is None, reason="needs compute capability 9")
 
 
 def convolution(channels: int, outputs: int, step: int = 1, side: int = 3) -> nn.Conv2d:
@@ -109,7 +112,7 @@ def test_convolutions_are_the_library_s_and_their_sums_those_of_what_they_wrote(
 def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits_again(number, channels, outputs, size):
     x, layers = images(number, channels, size, size), [convolution(channels, outputs, 2, side) for side in (3, 1)]
     weights, factors = [layer.weight for layer in layers], images(2 * number, outputs, size // 2, size // 2, seed=1)
-    assert all(resnet.filters().takes(x, weight, 2, 1) for weight in weights)
+    assert all(resnet.conv_kernels().supports(x, weight, 2, 1) for weight in weights)
     leaves = [x.requires_grad_(), *weights]
 
     def told(y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
@@ -172,16 +175,16 @@ def test_what_does_not_come_in_whole_tiles_is_left_to_the_library(shape):
 @tiled
 def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
     own, shape, forking = (
-        resnet.filters(),
+        resnet.conv_kernels(),
         (64, 64, 32, 1, torch.device("cuda")),
         (64, 128, 16, 2, torch.device("cuda")),
     )
     assert own.agrees.__wrapped__(*shape) and own.agrees.__wrapped__(*forking)
-    ahead, back, slopes = own.ahead, own.back, own.slopes
+    ahead, back, slopes = own.forward, own.input_gradient, own.filter_gradient
     wrong = {
-        "ahead": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
-        "back": [lambda *a: back(*a) * 1.1],
-        "slopes": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
+        "forward": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
+        "input_gradient": [lambda *a: back(*a) * 1.1],
+        "filter_gradient": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
     }
     for name, ones in wrong.items():
         for one in ones:
@@ -189,9 +192,9 @@ def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
                 patch.setattr(own, name, one)
                 assert not own.agrees.__wrapped__(*shape)
     thin = {  # wrong for 1x1 filters only
-        "ahead": lambda x, weight, step: ahead(x, weight * (1.1 if weight.shape[2] == 1 else 1), step),
-        "back": lambda d, weight, step, *beside: back(d, weight, step),
-        "slopes": lambda d, x, step, side: slopes(d, x, step, side) * (1.1 if side == 1 else 1),
+        "forward": lambda x, weight, step: ahead(x, weight * (1.1 if weight.shape[2] == 1 else 1), step),
+        "input_gradient": lambda d, weight, step, *beside: back(d, weight, step),
+        "filter_gradient": lambda d, x, step, side: slopes(d, x, step, side) * (1.1 if side == 1 else 1),
     }
     for name, one in thin.items():
         with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the library's are"):
@@ -205,13 +208,18 @@ def test_convolutions_give_the_same_bits_beside_each_other(number, channels, out
     """Other kernels on the tensor cores must not disturb them."""
     x, d = images(number, channels, size, size), images(number, outputs, size // step, size // step, seed=1)
     weight, streams = convolution(channels, outputs, step).weight.detach(), [torch.cuda.Stream() for _ in range(5)]
-    own, thin = resnet.filters(), convolution(channels, outputs, step, 1).weight.detach()
+    own, thin = resnet.conv_kernels(), convolution(channels, outputs, step, 1).weight.detach()
 
     def run() -> tuple[torch.Tensor, ...]:
-        made = *own.ahead(x, weight, step), own.back(d, weight, step), own.slopes(d, x, step)
+        made = *own.forward(x, weight, step), own.input_gradient(d, weight, step), own.filter_gradient(d, x, step)
         if step == 1:
             return made
-        return *made, *own.ahead(x, thin, step), own.back(d, weight, step, (d, thin)), own.slopes(d, x, step, 1)
+        return (
+            *made,
+            *own.forward(x, thin, step),
+            own.input_gradient(d, weight, step, (d, thin)),
+            own.filter_gradient(d, x, step, 1),
+        )
 
     alone = run()
     torch.cuda.synchronize()
@@ -224,7 +232,7 @@ def test_convolutions_give_the_same_bits_beside_each_other(number, channels, out
         assert all(torch.equal(a, b) for one in found for a, b in zip(one, alone, strict=True))
 
 
-stemmed = pytest.mark.skipif(not cuda or resnet.stem() is None, reason="needs compute capability 9")
+stemmed = pytest.mark.skipif(not cuda or resnet.stem_kernels() is None, reason="needs compute capability 9")
 
 
 def pictures(number: int, size: int = 32, planes: bool = True, channels: int = 3) -> torch.Tensor:
@@ -269,12 +277,12 @@ def test_images_enter_by_the_library_s_kernels_where_ours_do_not_fit():
 
 @stemmed
 def test_a_first_convolution_that_a_compiler_gets_wrong_is_not_used(monkeypatch):
-    own, kind = resnet.stem(), (3, 64, 32, 32, torch.float32, torch.device("cuda"))
+    own, kind = resnet.stem_kernels(), (3, 64, 32, 32, torch.float32, torch.device("cuda"))
     assert own.agrees.__wrapped__(*kind)
-    ahead, slopes = own.ahead, own.slopes
+    ahead, slopes = own.forward, own.filter_gradient
     wrong = {
-        "ahead": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
-        "slopes": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
+        "forward": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
+        "filter_gradient": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
     }
     for name, ones in wrong.items():
         for one in ones:
@@ -287,10 +295,10 @@ def test_a_first_convolution_that_a_compiler_gets_wrong_is_not_used(monkeypatch)
 @pytest.mark.parametrize("number", [64, 192])
 def test_images_enter_with_the_same_bits_beside_each_other(number):
     x, d, weight = pictures(number), images(number, 64, 32, 32, seed=1), convolution(3, 64).weight.detach()
-    own, streams = resnet.stem(), [torch.cuda.Stream() for _ in range(5)]
+    own, streams = resnet.stem_kernels(), [torch.cuda.Stream() for _ in range(5)]
 
     def run() -> tuple[torch.Tensor, ...]:
-        return *own.ahead(x, weight), own.slopes(d, x, weight)
+        return *own.forward(x, weight), own.filter_gradient(d, x, weight)
 
     alone = run()
     torch.cuda.synchronize()
@@ -337,8 +345,8 @@ def test_the_same_numbers_give_the_same_bits():
     w = torch.ones(64, device="cuda")
 
     def run() -> list[torch.Tensor]:
-        y, *rest = resnet.kernels().forward(x, w, w, x, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
-        return [y, *rest, *resnet.kernels().backward(grads, x, y, w, w, *rest, 1, True, True)]
+        y, *rest = resnet.norm_kernels().forward(x, w, w, x, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
+        return [y, *rest, *resnet.norm_kernels().backward(grads, x, y, w, w, *rest, 1, True, True)]
 
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
 
@@ -373,8 +381,8 @@ def test_a_layer_that_has_learned_is_one_kernel_behind_its_convolution(dtype, ad
     x, added = images(6, 16, 7, 5).to(dtype), images(6, 32, 7, 5, seed=1).to(dtype) if adds else None
     calls = []
     right = resnet.layer(conv, norm, x, added)[0]  # with gradients: the library's
-    own = resnet.kernels().apply
-    monkeypatch.setattr(resnet.kernels(), "apply", lambda *a: calls.append(1) or own(*a))
+    own = resnet.norm_kernels().eval_forward
+    monkeypatch.setattr(resnet.norm_kernels(), "eval_forward", lambda *a: calls.append(1) or own(*a))
     with torch.no_grad():
         assert near(resnet.layer(conv, norm, x, added)[0], right) and calls
     assert near(resnet.layer(conv, norm, x, added)[0], right) and len(calls) == 1

@@ -28,8 +28,8 @@ def test_the_gradient_by_kernels_is_that_of_the_loss(width, batch, d, narrow, cl
     allowed = (torch.rand(width, classes) < 0.5) | (torch.arange(classes) < classes // 2)
     number = torch.tensor([4])
     grad = torch.full((width, sum(sizes)), torch.nan)
-    slopes = adapter_head.HeadGradient(flat, shapes, batch)
-    slopes(flat, u, y, number, allowed, grad)
+    kernels = adapter_head.HeadGradient(flat, shapes, batch)
+    kernels(flat, u, y, number, allowed, grad)
     pieces = zip(shapes.items(), flat.split(sizes, 1), strict=True)
     own = {k: piece.reshape(width, *shape).requires_grad_() for (k, shape), piece in pieces}
     loss = cross_entropy(Tail(own, own).classify(u[1]), y[1], allowed)  # of three batches, number 4 is the second
@@ -37,6 +37,6 @@ def test_the_gradient_by_kernels_is_that_of_the_loss(width, batch, d, narrow, cl
     torch.testing.assert_close(grad, right, rtol=1e-4, atol=1e-5)
     total = torch.ones(width)
     active = torch.arange(width) < width - 1
-    slopes.count(total, number, active)
+    kernels.count(total, number, active)
     torch.testing.assert_close(total, 1 + loss.detach() * active)
     assert number.item() == 5

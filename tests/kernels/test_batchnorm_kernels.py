@@ -37,7 +37,7 @@ def test_a_layer_s_kernels_compute_what_the_formulas_say(shape, groups, adds, re
     for found, right in zip(*results, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
     right = F.batch_norm(x, mean, var, w, b, False, 0.0, 1e-5) + (other if adds else 0)
-    found = batchnorm.apply(x, w, b, added, mean, var, 1e-5, rectify)
+    found = batchnorm.eval_forward(x, w, b, added, mean, var, 1e-5, rectify)
     torch.testing.assert_close(found, right.relu() if rectify else right, rtol=1e-4, atol=1e-4)
 
 
@@ -56,13 +56,13 @@ def test_moments_and_their_gradients_are_the_library_s(monkeypatch):
 
 @pytest.mark.parametrize("adds", either)
 @pytest.mark.parametrize("rectify", either)
-@pytest.mark.parametrize("watched", either)
+@pytest.mark.parametrize("observed", either)
 @pytest.mark.parametrize("both", either, ids=["one reader", "two readers"])
 @pytest.mark.parametrize("summed", either)
 def test_a_layer_in_evaluation_mode_has_the_library_s_output_and_gradients(
-    monkeypatch, adds, rectify, watched, both, summed
+    monkeypatch, adds, rectify, observed, both, summed
 ):
-    monkeypatch.setattr(resnet, "kernels", lambda: batchnorm)
+    monkeypatch.setattr(resnet, "norm_kernels", lambda: batchnorm)
     x, added = (images(6, CHANNELS, 5, 7).requires_grad_() for _ in range(2))
     g, h = (images(6, CHANNELS, 5, 7) for _ in range(2))
     w, b, mean, var = (
@@ -76,22 +76,22 @@ def test_a_layer_in_evaluation_mode_has_the_library_s_output_and_gradients(
     results = []
     for ours in (True, False):
         if ours:
-            spread = (w, b, mean, var, 1e-5, rectify, watched)
+            spread = (w, b, mean, var, 1e-5, rectify, observed)
             one, two, *seen = resnet.EvalNormalise.apply(x, added if adds else None, sums, *spread)
         else:
             one = F.batch_norm(x, mean, var, w, b, False, 0.0, 1e-5) + (added if adds else 0)
             one = two = one.relu() if rectify else one
             seen = torch.var_mean(x, (0, 2, 3), correction=0)[::-1]
         loss = (one * g).sum() + ((two * h).sum() if both else 0)
-        loss = loss + (((seen[0] * w).sum() + (seen[1] - b).square().sum()) * 1e3 if watched else 0)
+        loss = loss + (((seen[0] * w).sum() + (seen[1] - b).square().sum()) * 1e3 if observed else 0)
         found = torch.autograd.grad(loss, [x, added] if adds else [x])
-        results.append([one.detach(), *found, *(t.detach() for t in (seen if watched else ()))])
+        results.append([one.detach(), *found, *(t.detach() for t in (seen if observed else ()))])
     for found, right in zip(*results, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3)
 
 
 def test_a_gradient_of_the_moments_alone_reaches_the_input(monkeypatch):
-    monkeypatch.setattr(resnet, "kernels", lambda: batchnorm)
+    monkeypatch.setattr(resnet, "norm_kernels", lambda: batchnorm)
     x = images(6, CHANNELS, 5, 7).requires_grad_()
     w, b, mean, var = (
         torch.rand(CHANNELS) + 0.5,

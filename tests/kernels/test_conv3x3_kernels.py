@@ -38,19 +38,19 @@ def backward(d: Tensor, x: Tensor, weight: Tensor, step: int, pad: int) -> tuple
 @pytest.mark.parametrize(("n", "c", "k", "size", "step"), SHAPES)
 def test_convolutions_and_their_gradients_are_the_library_s(n, c, k, size, step):
     x, w = drawn(n, c, size, size), drawn(k, c, 3, 3)
-    assert conv3x3.takes(x, w, step, 1)
-    y, _ = conv3x3.ahead(x, w, step)
+    assert conv3x3.supports(x, w, step, 1)
+    y, _ = conv3x3.forward(x, w, step)
     right = F.conv2d(x, w, None, step, 1)
     d = drawn(*right.shape)
     dx, dw = backward(d, x, w, step, 1)
-    slopes = conv3x3.slopes(d, x, step)
-    assert near(y, right) and near(conv3x3.back(d, w, step), dx) and near(slopes, dw)
-    assert slopes.is_contiguous(memory_format=torch.channels_last)
+    gradient = conv3x3.filter_gradient(d, x, step)
+    assert near(y, right) and near(conv3x3.input_gradient(d, w, step), dx) and near(gradient, dw)
+    assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(("n", "c", "k", "size", "step"), SHAPES)
 def test_the_sums_of_a_convolution_normalise_as_its_output_does(n, c, k, size, step):
-    y, sums = conv3x3.ahead(drawn(n, c, size, size), drawn(k, c, 3, 3), step)
+    y, sums = conv3x3.forward(drawn(n, c, size, size), drawn(k, c, 3, 3), step)
     one = torch.ones(k)
     results = []
     for how, known in ((batchnorm, sums), (batchnorm, None), (resnet, None)):
@@ -63,8 +63,8 @@ def test_the_sums_of_a_convolution_normalise_as_its_output_does(n, c, k, size, s
 @pytest.mark.parametrize(("n", "c", "k", "size"), FORKS)
 def test_a_1x1_convolution_beside_a_3x3_one_is_the_library_s(n, c, k, size):
     x, w, thin, d = drawn(n, c, size, size), drawn(k, c, 3, 3), drawn(k, c, 1, 1), drawn(n, k, size // 2, size // 2)
-    assert conv3x3.takes(x, thin, 2, 1) and not conv3x3.takes(x, thin, 1, 1)
-    y, sums = conv3x3.ahead(x, thin, 2)
+    assert conv3x3.supports(x, thin, 2, 1) and not conv3x3.supports(x, thin, 1, 1)
+    y, sums = conv3x3.forward(x, thin, 2)
     right = F.conv2d(x, thin, None, 2)
     tiles = right.permute(0, 2, 3, 1).reshape(len(sums), -1, k)
     assert near(y, right) and near(sums[:, 0], tiles.sum(1))
@@ -72,9 +72,11 @@ def test_a_1x1_convolution_beside_a_3x3_one_is_the_library_s(n, c, k, size):
     beside = drawn(*right.shape)
     dx, _ = backward(d, x, w, 2, 1)
     more, narrow = backward(beside, x, thin, 2, 0)
-    slopes = conv3x3.slopes(beside, x, 2, 1)
-    assert slopes.shape == thin.shape and slopes.is_contiguous() and near(slopes, narrow)
-    assert near(conv3x3.back(d, w, 2, (beside, thin)), dx + more) and near(conv3x3.back(d, w, 2), dx)
+    gradient = conv3x3.filter_gradient(beside, x, 2, 1)
+    assert gradient.shape == thin.shape and gradient.is_contiguous() and near(gradient, narrow)
+    assert near(conv3x3.input_gradient(d, w, 2, (beside, thin)), dx + more) and near(
+        conv3x3.input_gradient(d, w, 2), dx
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,4 +86,4 @@ def test_a_1x1_convolution_beside_a_3x3_one_is_the_library_s(n, c, k, size):
 )
 def test_what_they_are_not_made_for_is_not_taken(images, filters):
     x, w = (torch.zeros(s).to(memory_format=torch.channels_last) for s in (images, filters))
-    assert not conv3x3.takes(x, w, 1, 1)
+    assert not conv3x3.supports(x, w, 1, 1)

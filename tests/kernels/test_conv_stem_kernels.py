@@ -37,20 +37,20 @@ def test_output_sums_and_gradients_are_the_library_s(n, c, k, size, groups, form
     d = torch.randn_like(right).to(memory_format=CHANNELS_LAST)
     shape = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
     dw = torch.ops.aten.convolution_backward(d, images, filters, None, *shape)[1]
-    assert conv_stem.takes(x, w, 1, (1, 1), groups)
-    y, sums = conv_stem.ahead(x, w)
+    assert conv_stem.supports(x, w, 1, (1, 1), groups)
+    y, sums = conv_stem.forward(x, w)
     assert near(y, right) and y.is_contiguous(memory_format=CHANNELS_LAST)
     tiles = right.permute(0, 2, 3, 1).reshape(len(sums), conv_stem.PIXELS, k)
     assert near(sums[:, 0], tiles.sum(1)) and near(sums[:, 1], tiles.var(1, correction=0) * conv_stem.PIXELS)
     for parts in (1, 2, conv_stem.PARTS):  # of one tile, of several, and a last one of fewer
         monkeypatch.setattr(conv_stem, "PARTS", parts)
-        slopes = conv_stem.slopes(d, x, w)
-        assert near(slopes, dw) and slopes.stride() == w.stride()
+        gradient = conv_stem.filter_gradient(d, x, w)
+        assert near(gradient, dw) and gradient.stride() == w.stride()
 
 
 @pytest.mark.parametrize(("n", "c", "k", "size", "groups"), KINDS)
 def test_its_sums_normalise_as_its_output_does(n, c, k, size, groups):
-    y, sums = conv_stem.ahead(torch.randn(n, c, *size), torch.randn(k, c, 3, 3))
+    y, sums = conv_stem.forward(torch.randn(n, c, *size), torch.randn(k, c, 3, 3))
     one = torch.ones(k)
     results = []
     for how, known in ((batchnorm, sums), (batchnorm, None), (resnet, None)):
@@ -64,7 +64,7 @@ X, W = torch.zeros(2, 3, 8, 8), torch.zeros(64, 3, 3, 3)
 
 
 def test_images_it_is_made_for_are_compared_with_the_library_first(asked):
-    assert conv_stem.takes(X, W, 1, (1, 1), 1)
+    assert conv_stem.supports(X, W, 1, (1, 1), 1)
     assert asked == [(3, 64, 8, 8, torch.float32, X.device)]
 
 
@@ -86,5 +86,5 @@ def test_images_it_is_made_for_are_compared_with_the_library_first(asked):
     ],
 )
 def test_what_it_is_not_made_for_is_not_taken(given, asked):
-    assert not conv_stem.takes(*given)
+    assert not conv_stem.supports(*given)
     assert not asked

@@ -619,8 +619,8 @@ MUTATIONS = (
     Mutation(
         "fixed-points",
         "protocol/heterogeneity.py",
-        "(found[pending] == identity).any(axis=1)",
-        "(found[pending] == identity).all(axis=1)",
+        "(drawn == identity).any(axis=1)",
+        "(drawn == identity).all(axis=1)",
         "Drawn positions may keep their task.",
         (HETEROGENEITY,),
     ),

@@ -23,7 +23,7 @@ from profcil.accel import loader, policy, stacked_heads
 from profcil.accel.cpu import adapter_head_epoch, normal, stacked_clients
 from profcil.accel.cpu.client_batch import NotBatchable
 from profcil.accel.graphs.recorder import GraphRecorder, RecordedStep, Step
-from profcil.accel.graphs.runner import GraphRunner, shares
+from profcil.accel.graphs.runner import GraphRunner, equal_groups
 from profcil.accel.net import AcceleratedNet, install
 from profcil.accel.sources import with_faster_source
 from profcil.engine import steps
@@ -64,22 +64,25 @@ class Acceleration:
 
     def run(self, phases: Sequence[Train]) -> dict[int, Trained]:
         """Every phase's result by client."""
-        work = self.groups([with_faster_source(p) for p in phases])
+        groups = self.groups([with_faster_source(p) for p in phases])
         try:
-            done = self.run_groups(work)
+            results = self.run_groups(groups)
         except NotBatchable:
             return self.run(phases)
-        return {
-            p.client: r for group, results in zip(work, done, strict=True) for p, r in zip(group, results, strict=True)
-        }
+        by_client: dict[int, Trained] = {}
+        for group, trained in zip(groups, results, strict=True):
+            by_client |= {phase.client: t for phase, t in zip(group, trained, strict=True)}
+        return by_client
 
     def groups(self, phases: Sequence[Train]) -> list[Sequence[Train]]:
         """Phases that are computed together. A group depends on the phases alone, neither on order nor on workers."""
         groups: dict[tuple, list[Train]] = {}
         for phase in phases:
             grouped = policy.may_be_grouped(self.net, phase, self.graphs is not None, phase.loss in self.refused)
-            alone = () if grouped else (phase.client,)
-            groups.setdefault(common_key(phase) + alone, []).append(phase)
+            key = common_key(phase)
+            if not grouped:
+                key += (phase.client,)
+            groups.setdefault(key, []).append(phase)
         return [part for group in groups.values() for part in self.parts(group)]
 
     def parts(self, group: Sequence[Train]) -> list[Sequence[Train]]:
@@ -87,22 +90,30 @@ class Acceleration:
         if group[0].on_features or self.graphs is not None:
             return [group]
         ordered = sorted(group, key=lambda p: (p.length, p.client))
-        alike = [list(phases) for _, phases in groupby(ordered, lambda p: p.length)]
-        return [[phases[i] for i in few] for phases in alike for few in shares(range(len(phases)), FEW)]
+        parts: list[Sequence[Train]] = []
+        for _, equally_long in groupby(ordered, lambda p: p.length):
+            clients = list(equally_long)
+            for indices in equal_groups(range(len(clients)), FEW):
+                parts.append([clients[i] for i in indices])
+        return parts
 
-    def run_groups(self, work: Sequence[Sequence[Train]]) -> list[list[Trained]]:
-        if self.workers == 1 or len(work) == 1:
-            return [self.run_group(self.net, group) for group in work]
-        with ThreadPoolExecutor(self.threads(work), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(self.run_on_worker, work))
+    def run_groups(self, groups: Sequence[Sequence[Train]]) -> list[list[Trained]]:
+        if self.workers == 1 or len(groups) == 1:
+            return [self.run_group(self.net, group) for group in groups]
+        threads = self.threads(groups)
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(self.run_on_worker, groups))
 
-    def threads(self, work: Sequence[Sequence[Train]]) -> int:
+    def threads(self, groups: Sequence[Sequence[Train]]) -> int:
         """One thread a core, and a few more where that leaves no core idle in the end. Only phases that need no model
         can use more threads than there are models."""
-        if not all(self.needs_no_model(group) for group in work):
+        if not all(self.needs_no_model(group) for group in groups):
             return self.workers
-        left = ((n, len(work) % n) for n in range(self.workers, len(work) + 1))
-        return next((n for n, odd in left if not 0 < odd < self.workers), self.workers)
+        for number in range(self.workers, len(groups) + 1):
+            in_last_turn = len(groups) % number
+            if in_last_turn == 0 or in_last_turn >= self.workers:
+                return number
+        return self.workers
 
     def needs_no_model(self, group: Sequence[Train]) -> bool:
         return self.way_of(group) in (policy.HEAD_C, policy.HEAD_SCRIPT)
@@ -129,19 +140,19 @@ class Acceleration:
         starts again with groups of one."""
         way = self.way_of(group)
         try:
-            done = self.run_by(way, net, group)
+            results = self.run_by(way, net, group)
         except NotBatchable:
             self.refused.add(group[0].loss)
             raise
         self.used[group[0].name, way] += len(group)
-        return done
+        return results
 
     def run_by(self, way: str, net: Net, group: Sequence[Train]) -> list[Trained]:
         if way == policy.GRAPH:
             assert self.graphs is not None
             return self.graphs.run(group)
         if way in (policy.STACK, policy.STACK_WRITTEN):
-            return stacked_clients.run(net, group, written=way == policy.STACK_WRITTEN)
+            return stacked_clients.run(net, group, analytic=way == policy.STACK_WRITTEN)
         if way in (policy.HEAD_C, policy.HEAD_SCRIPT):
             return [adapter_head_epoch.run(phase, steps.generator_of(net, phase)) for phase in group]
         if way == policy.HEADS:
@@ -152,7 +163,9 @@ class Acceleration:
 
     def repeated(self, step: Step) -> Step:
         """A step that is taken many times, on tensors that stay where they are."""
-        return RecordedStep(step, self.graphs.recorder) if self.graphs is not None else step
+        if self.graphs is None:
+            return step
+        return RecordedStep(step, self.graphs.recorder)
 
     def forget(self) -> None:
         """Drops all recordings and frees their memory."""
@@ -176,8 +189,11 @@ class Acceleration:
 
 def examine_machine() -> dict[str, Any]:
     """Compiler, Triton and self-checks, for `profcil doctor`."""
-    found = {"compiler": loader.compiler_version(), "triton": loader.triton_version()}
-    return found | {"checks": self_checks()}
+    return {
+        "compiler": loader.compiler_version(),
+        "triton": loader.triton_version(),
+        "checks": self_checks(),
+    }
 
 
 def self_checks() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.loader import found
+from profcil.accel.loader import kernel_module
 from profcil.data.bundle import Facts, Inputs
 from profcil.model import augmentations as plain
 
@@ -55,10 +55,11 @@ def uniform(generators: Generators, x: Tensor, count: int) -> Tensor:
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels take these images."""
-    supported = x.dtype in (torch.uint8, torch.float32) and not x.requires_grad
-    return x.is_cuda and supported and x.shape[1:].numel() <= LARGEST and kernels() is not None
+    if not x.is_cuda or x.requires_grad or x.dtype not in (torch.uint8, torch.float32):
+        return False
+    return x.shape[1:].numel() <= LARGEST and kernels() is not None
 
 
 def kernels() -> Any:
     """The module of kernels; None without Triton."""
-    return found("triton.augmentations")
+    return kernel_module("triton.augmentations")

@@ -30,7 +30,7 @@ _compile_lock = Lock()  # only one thread compiles at a time
 
 
 @cache
-def found(module: str) -> Any:
+def kernel_module(module: str) -> Any:
     """A module of kernels, by its name in this package; None where Triton cannot be imported."""
     try:
         return import_module(f"profcil.accel.{module}")
@@ -38,15 +38,15 @@ def found(module: str) -> Any:
         return None
 
 
-def built(file: str) -> ctypes.CDLL | None:
+def c_library(file: str) -> ctypes.CDLL | None:
     """The shared library compiled from a C file, by its path in this package; None where it cannot be compiled."""
     with _compile_lock:
-        return compiled(file)
+        return load_or_compile(file)
 
 
 @cache
-def compiled(file: str) -> ctypes.CDLL | None:
-    """As `built`, from the cache where it is there. The cache key covers source, compiler, flags and processor."""
+def load_or_compile(file: str) -> ctypes.CDLL | None:
+    """As `c_library`, from the cache where it is there. The cache key covers source, compiler, flags and processor."""
     source = PACKAGE / file
     key = "|".join([source.read_text(encoding="utf-8"), *compiler(), *FLAGS, processor()])
     digest = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
@@ -60,7 +60,7 @@ def compiled(file: str) -> ctypes.CDLL | None:
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=COMPILER_TIMEOUT)
         library = ctypes.CDLL(str(output))
         with suppress(OSError):  # without a writable cache, every process compiles again
-            keep(output, cached)
+            store(output, cached)
         return library
     return None
 
@@ -70,19 +70,20 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "")) or ["cc"]
 
 
-def keep(made: Path, kept: Path) -> None:
+def store(library: Path, cached: Path) -> None:
     """Copies a library into the cache by an atomic write."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    temporary = kept.with_name(f"{kept.name}.{os.getpid()}")
-    temporary.write_bytes(made.read_bytes())
-    temporary.replace(kept)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    temporary = cached.with_name(f"{cached.name}.{os.getpid()}")
+    temporary.write_bytes(library.read_bytes())
+    temporary.replace(cached)
 
 
 def processor() -> str:
     """The processor's features: machines with different processors may share a cache folder."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+        features = (line for line in lines if line.startswith(("flags", "Features")))
+        return next(features, platform.machine())
     return platform.platform() + platform.processor()
 
 
@@ -113,7 +114,9 @@ def compiler_version() -> str | None:
 
 def prepare(device: str) -> Thread:
     """Starts a thread that compiles the C kernels, or on a GPU loads Triton. Either takes about a second."""
-    thread = Thread(target=load_triton if device == "cuda" else build_all, name="kernels", daemon=device == "cuda")
+    on_gpu = device == "cuda"
+    target = load_triton if on_gpu else build_all
+    thread = Thread(target=target, name="kernels", daemon=on_gpu)
     thread.start()
     return thread
 
@@ -127,4 +130,4 @@ def load_triton() -> None:
 def build_all() -> None:
     """Compiles all C files of this package."""
     for source in PACKAGE.rglob("*.c"):
-        built(source.relative_to(PACKAGE).as_posix())
+        c_library(source.relative_to(PACKAGE).as_posix())

@@ -53,15 +53,18 @@ class AcceleratedNet(Net):
     def encode(self, *batches: Inputs) -> tuple[Tensor, ...]:
         """Several batches as one, where each is still normalised by its own statistics."""
         if len(batches) > 1 and isinstance(self.base, FastTextCNN) and self.base.encode_together(batches):
-            return self.base(torch.cat([unit(x) for (x,) in batches])).chunk(len(batches))
-        if len(batches) == 1 or not resnet.joins(self.base, batches):
+            texts = torch.cat([unit(x) for (x,) in batches])
+            return self.base(texts).chunk(len(batches))
+        if len(batches) == 1 or not resnet.can_join(self.base, batches):
             return super().encode(*batches)
+        images = torch.cat([x for (x,) in batches])
         with resnet.groups(self.base, len(batches)):
-            return self.base(torch.cat([x for (x,) in batches])).chunk(len(batches))
+            return self.base(images).chunk(len(batches))
 
     @torch.no_grad()
     def embed(self, examples: Examples, index: Tensor) -> Tensor:
-        if self.replay is None or not isinstance(examples, Rows) or self.facts.modality != "image" or not len(index):
+        are_images = isinstance(examples, Rows) and self.facts.modality == "image"
+        if self.replay is None or not are_images or not len(index):
             return super().embed(examples, index)
         self.eval()
         return self.replay(examples, lambda rows: self.base(*examples.inputs(rows)), index)

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from profcil.accel.loader import found
+from profcil.accel.loader import kernel_module
 from profcil.encoders.resnet18 import Block, ResNet18
 from profcil.model.layers import BatchNorm
 
@@ -49,12 +49,12 @@ class FusedBlock(Block):
 
     def forward(self, twins: Handles) -> Handles:  # type: ignore[override]
         if isinstance(self.shortcut, nn.Sequential):
-            thin, other = self.shortcut
-            y, aside = fork(self.conv1, self.norm1, thin, other, twins)  # type: ignore[arg-type]
+            thin, thin_norm = self.shortcut
+            y, shortcut = fork(self.conv1, self.norm1, thin, thin_norm, twins)  # type: ignore[arg-type]
         else:
             y, _ = layer(self.conv1, self.norm1, twins[0])
-            aside = twins[1]
-        return layer(self.conv2, self.norm2, y, aside)
+            shortcut = twins[1]
+        return layer(self.conv2, self.norm2, y, shortcut)
 
 
 class FusedResNet18(ResNet18):
@@ -62,7 +62,8 @@ class FusedResNet18(ResNet18):
 
     def forward(self, x: Tensor) -> Tensor:
         twins = layer(self.stem, self.norm, self.pixels(x))
-        return self.blocks(twins)[0].mean((2, 3))
+        features, _ = self.blocks(twins)
+        return features.mean((2, 3))
 
 
 def layer(
@@ -70,29 +71,41 @@ def layer(
 ) -> Handles:
     """relu(norm(convolution(x)) + added) as two autograd handles, by fused kernels where they support it. The backward
     kernel adds the gradients of both handles."""
-    return normalised(norm, *convolved(convolution, x, grouped(norm)), added, rectify)
+    y, sums = convolved(convolution, x, groups_of(norm))
+    return normalised(norm, y, sums, added, rectify)
 
 
 def fork(
-    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, other: nn.Module, twins: Handles
+    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, thin_norm: nn.Module, twins: Handles
 ) -> tuple[Tensor, Tensor]:
-    """relu(norm(convolution(x))) and other(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both uses
-    one handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
-    x, aside = twins
-    if _same_geometry(convolution, thin) and _recorded.get() and fits(x) and filters() is not None:
+    """relu(norm(convolution(x))) and thin_norm(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both
+    uses one handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
+    x, other_handle = twins
+    if _same_geometry(convolution, thin) and _recorded.get() and fits(x) and conv_kernels() is not None:
         step = thin.stride[0]
-        weights = [c.weight.to(x.dtype) for c in (convolution, thin)]
-        if all(filters().takes(x, weight, step, grouped(norm)) for weight in weights):
-            y, sums, z, others = FusedConvPair.apply(x, *weights, step)  # type: ignore[no-untyped-call]
-            return normalised(norm, y, sums)[0], normalised(other, z, others, rectify=False)[0]
-    return layer(convolution, norm, x)[0], layer(thin, other, aside, rectify=False)[0]
+        groups = groups_of(norm)
+        weight = convolution.weight.to(x.dtype)
+        thin_weight = thin.weight.to(x.dtype)
+        supports = conv_kernels().supports
+        if supports(x, weight, step, groups) and supports(x, thin_weight, step, groups):
+            y, sums, z, thin_sums = FusedConvPair.apply(x, weight, thin_weight, step)  # type: ignore[no-untyped-call]
+            y, _ = normalised(norm, y, sums)
+            z, _ = normalised(thin_norm, z, thin_sums, rectify=False)
+            return y, z
+    y, _ = layer(convolution, norm, x)
+    z, _ = layer(thin, thin_norm, other_handle, rectify=False)
+    return y, z
 
 
 def _same_geometry(convolution: nn.Conv2d, thin: nn.Conv2d) -> bool:
     """Whether the 1x1 filters match the centre tap of the 3x3 filters, with the same stride and outputs."""
-    sides = (convolution.kernel_size, convolution.padding, thin.kernel_size, thin.padding)
-    plain = convolution.bias is None and thin.bias is None and convolution.out_channels == thin.out_channels
-    return plain and convolution.stride == thin.stride and sides == ((3, 3), (1, 1), (1, 1), (0, 0))
+    if convolution.bias is not None or thin.bias is not None:
+        return False
+    if convolution.out_channels != thin.out_channels or convolution.stride != thin.stride:
+        return False
+    is_3x3 = convolution.kernel_size == (3, 3) and convolution.padding == (1, 1)
+    is_1x1 = thin.kernel_size == (1, 1) and thin.padding == (0, 0)
+    return is_3x3 and is_1x1
 
 
 def normalised(
@@ -100,37 +113,42 @@ def normalised(
 ) -> Handles:
     """relu(norm(y) + added) as two autograd handles. `sums`: partial sums for the statistics, where the convolution's
     kernel has computed them."""
-    groups = grouped(norm)
     if isinstance(norm, BatchNorm) and norm.training and fits(y):
-        running = (norm.running_mean, norm.running_var, float(norm.momentum or 0), norm.eps)
-        return Normalise.apply(y, norm.weight, norm.bias, added, sums, *running, groups, rectify)  # type: ignore[no-untyped-call]
-    if isinstance(norm, BatchNorm) and settled(norm, y):
-        y = kernels().apply(y, norm.weight, norm.bias, added, norm.running_mean, norm.running_var, norm.eps, rectify)
+        momentum = float(norm.momentum or 0)
+        tensors = (y, norm.weight, norm.bias, added, sums, norm.running_mean, norm.running_var)
+        return Normalise.apply(*tensors, momentum, norm.eps, groups_of(norm), rectify)  # type: ignore[no-untyped-call]
+    if isinstance(norm, BatchNorm) and fits_eval(norm, y):
+        statistics = (norm.running_mean, norm.running_var, norm.eps)
+        y = norm_kernels().eval_forward(y, norm.weight, norm.bias, added, *statistics, rectify)
         return y, y
-    if isinstance(norm, BatchNorm) and passes(norm, y):
+    if isinstance(norm, BatchNorm) and fits_frozen(norm, y):
         frozen = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps)
         observed = norm.observer is not None
         first, second, *mean_and_var = EvalNormalise.apply(y, added, sums, *frozen, rectify, observed)  # type: ignore[no-untyped-call]
         if norm.observer is not None:
             norm.observer(norm, y, tuple(mean_and_var))
         return first, second
-    y = norm(y) if added is None else norm(y) + added
-    y = y.relu() if rectify else y
+    y = norm(y)
+    if added is not None:
+        y = y + added
+    if rectify:
+        y = y.relu()
     return y, y
 
 
-def grouped(norm: nn.Module) -> int:
+def groups_of(norm: nn.Module) -> int:
     """The number of groups of a batch that this layer normalises separately."""
     return norm.groups if isinstance(norm, FusedBatchNorm) else 1
 
 
-def settled(norm: BatchNorm, y: Tensor) -> bool:
+def fits_eval(norm: BatchNorm, y: Tensor) -> bool:
     """Whether the eval-mode kernel without a backward pass can be used."""
-    last = y.is_contiguous(memory_format=torch.channels_last)
-    return y.is_cuda and last and not (norm.training or torch.is_grad_enabled()) and kernels() is not None
+    if norm.training or torch.is_grad_enabled():
+        return False
+    return y.is_cuda and _is_channels_last(y) and norm_kernels() is not None
 
 
-def passes(norm: BatchNorm, y: Tensor) -> bool:
+def fits_frozen(norm: BatchNorm, y: Tensor) -> bool:
     """Whether the eval-mode kernel with a backward pass can be used: the layer is frozen, but its input has a
     gradient."""
     trained = norm.training or norm.weight.requires_grad or norm.bias.requires_grad
@@ -139,49 +157,58 @@ def passes(norm: BatchNorm, y: Tensor) -> bool:
 
 def convolved(convolution: nn.Conv2d, x: Tensor, groups: int = 1) -> tuple[Tensor, Tensor | None]:
     """The convolution, and the partial sums for a BatchNorm where the kernel computes them."""
-    step = convolution.stride[0]
-    may_be_stem = _recorded.get() and convolution.bias is None and enters(x)
-    if may_be_stem and stem().takes(x, convolution.weight, step, convolution.padding, groups):
-        return Stem.apply(x, convolution.weight.to(torch.bfloat16))  # type: ignore[no-untyped-call]
-    if not fits(x) or convolution.bias is not None:
+    if convolution.bias is not None:
         return convolution(x), None
-    weight = convolution.weight.to(x.dtype)
+    step = convolution.stride[0]
+    padding = convolution.padding
+    weight = convolution.weight
+    if _recorded.get() and fits_stem(x) and stem_kernels().supports(x, weight, step, padding, groups):
+        return Stem.apply(x, weight.to(torch.bfloat16))  # type: ignore[no-untyped-call]
+    if not fits(x):
+        return convolution(x), None
+    weight = weight.to(x.dtype)
     if convolution.kernel_size == (1, 1) and step > 1:
         return StridedConv1x1.apply(x, weight, step), None  # type: ignore[no-untyped-call]
-    may_be_fused = _recorded.get() and convolution.padding == (1, 1) and filters() is not None
-    if may_be_fused and filters().takes(x, weight, step, groups):
+    may_be_fused = _recorded.get() and padding == (1, 1) and conv_kernels() is not None
+    if may_be_fused and conv_kernels().supports(x, weight, step, groups):
         return FusedConv3x3.apply(x, weight, step)  # type: ignore[no-untyped-call]
     return convolution(x), None
 
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels support this tensor: bfloat16 on a GPU, channels last."""
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    return x.is_cuda and x.dtype == torch.bfloat16 and last and x.shape[1] % 16 == 0 and kernels() is not None
+    if not x.is_cuda or x.dtype != torch.bfloat16 or not _is_channels_last(x):
+        return False
+    return x.shape[1] % 16 == 0 and norm_kernels() is not None
 
 
-def enters(x: Tensor) -> bool:
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def fits_stem(x: Tensor) -> bool:
     """Whether the stem's kernel supports these images: under bfloat16 autocast and without a gradient. It rounds them
     as it reads them."""
-    low = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    return x.is_cuda and low and not x.requires_grad and stem() is not None
+    if not x.is_cuda or x.requires_grad or not torch.is_autocast_enabled("cuda"):
+        return False
+    return torch.get_autocast_dtype("cuda") == torch.bfloat16 and stem_kernels() is not None
 
 
-def kernels() -> Any:
+def norm_kernels() -> Any:
     """The module of BatchNorm kernels; None without Triton."""
-    return found("triton.batchnorm")
+    return kernel_module("triton.batchnorm")
 
 
 @cache
-def filters() -> Any:
+def conv_kernels() -> Any:
     """The module of 3x3 convolution kernels; None where Triton is missing or the GPU is not supported."""
-    return found("triton.conv3x3") if _supported_gpu() else None
+    return kernel_module("triton.conv3x3") if _supported_gpu() else None
 
 
 @cache
-def stem() -> Any:
+def stem_kernels() -> Any:
     """The module of the stem's kernels; None where Triton is missing or the GPU is not supported."""
-    return found("triton.conv_stem") if _supported_gpu() else None
+    return kernel_module("triton.conv_stem") if _supported_gpu() else None
 
 
 def _supported_gpu() -> bool:
@@ -213,18 +240,17 @@ def groups(base: nn.Module, number: int) -> Iterator[None]:
             m.groups = 1
 
 
-def joins(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
+def can_join(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
     """Whether this encoder can compute several batches of images as one."""
     first = batches[0][0]
-    same = all(len(b) == 1 and b[0].shape == first.shape and b[0].dtype == first.dtype for b in batches)
-    on = first.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
-    return (
-        same
-        and on
-        and first.dim() == 4
-        and base.training
-        and any(isinstance(m, FusedBatchNorm) for m in base.modules())
-    )
+    for batch in batches:
+        if len(batch) != 1 or batch[0].shape != first.shape or batch[0].dtype != first.dtype:
+            return False
+    if not base.training or first.dim() != 4 or not first.is_cuda:
+        return False
+    if not torch.is_autocast_enabled("cuda") or norm_kernels() is None:
+        return False
+    return any(isinstance(module, FusedBatchNorm) for module in base.modules())
 
 
 class StridedConv1x1(torch.autograd.Function):
@@ -241,7 +267,8 @@ class StridedConv1x1(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return *_cudnn_backward(grads[0], x, weight, ctx.step, ctx.needs_input_grad[:2]), None
+        dx, dw = _cudnn_backward(grads[0], x, weight, ctx.step, ctx.needs_input_grad[:2])
+        return dx, dw, None
 
 
 class FusedConv3x3(torch.autograd.Function):
@@ -251,7 +278,7 @@ class FusedConv3x3(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
         ctx.step = step
-        y, sums = filters().ahead(x, weight, step)
+        y, sums = conv_kernels().forward(x, weight, step)
         ctx.mark_non_differentiable(sums)
         ctx.set_materialize_grads(False)  # otherwise autograd allocates zeros as the gradient of `sums`
         return y, sums
@@ -259,10 +286,10 @@ class FusedConv3x3(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        d = grads[0].contiguous(memory_format=torch.channels_last)
+        d = _channels_last(grads[0])
         for_x, for_weight, _ = ctx.needs_input_grad
-        dx = filters().back(d, weight, ctx.step) if for_x else None
-        dw = filters().slopes(d, x, ctx.step) if for_weight else None
+        dx = conv_kernels().input_gradient(d, weight, ctx.step) if for_x else None
+        dw = conv_kernels().filter_gradient(d, x, ctx.step) if for_weight else None
         return dx, dw, None
 
 
@@ -273,8 +300,8 @@ class FusedConvPair(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, thin: Tensor, step: int) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight, thin)
         ctx.step = step
-        y, sums = filters().ahead(x, weight, step)
-        z, thin_sums = filters().ahead(x, thin, step)
+        y, sums = conv_kernels().forward(x, weight, step)
+        z, thin_sums = conv_kernels().forward(x, thin, step)
         ctx.mark_non_differentiable(sums, thin_sums)
         ctx.set_materialize_grads(False)  # otherwise autograd allocates zeros as the gradients of the sums
         return y, sums, z, thin_sums
@@ -285,12 +312,12 @@ class FusedConvPair(torch.autograd.Function):
         grad, _, thin_grad, _ = grads
         existing = thin_grad if grad is None else grad
         assert existing is not None  # autograd calls `backward` only where an output has a gradient
-        complete = (torch.zeros_like(existing) if g is None else g for g in (grad, thin_grad))
-        d, thin_d = (g.contiguous(memory_format=torch.channels_last) for g in complete)
+        d = _channels_last(torch.zeros_like(existing) if grad is None else grad)
+        thin_d = _channels_last(torch.zeros_like(existing) if thin_grad is None else thin_grad)
         for_x, for_weight, for_thin, _ = ctx.needs_input_grad
-        dx = filters().back(d, weight, ctx.step, (thin_d, thin)) if for_x else None
-        dw = filters().slopes(d, x, ctx.step, 3) if for_weight else None
-        dw_thin = filters().slopes(thin_d, x, ctx.step, 1) if for_thin else None
+        dx = conv_kernels().input_gradient(d, weight, ctx.step, (thin_d, thin)) if for_x else None
+        dw = conv_kernels().filter_gradient(d, x, ctx.step, 3) if for_weight else None
+        dw_thin = conv_kernels().filter_gradient(thin_d, x, ctx.step, 1) if for_thin else None
         return dx, dw, dw_thin, None
 
 
@@ -300,7 +327,7 @@ class Stem(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
-        y, sums = stem().ahead(x, weight)
+        y, sums = stem_kernels().forward(x, weight)
         ctx.mark_non_differentiable(sums)
         ctx.set_materialize_grads(False)
         return y, sums
@@ -308,8 +335,14 @@ class Stem(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        d = grads[0].contiguous(memory_format=torch.channels_last)
-        return None, stem().slopes(d, x, weight) if ctx.needs_input_grad[1] else None
+        if not ctx.needs_input_grad[1]:
+            return None, None
+        d = _channels_last(grads[0])
+        return None, stem_kernels().filter_gradient(d, x, weight)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def _cudnn_backward(
@@ -330,20 +363,22 @@ class Normalise(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, sums: Tensor | None, mean: Tensor,
         var: Tensor, momentum: float, eps: float, groups: int, rectify: bool,
     ) -> Handles:  # fmt: skip
-        compute = kernels().forward if x.is_cuda else forward
+        compute = norm_kernels().forward if x.is_cuda else forward
         y, centre, scale = compute(x, weight, bias, added, mean, var, momentum, eps, groups, rectify, sums)
-        ctx.save_for_backward(x, y if added is not None else None, weight, bias, centre, scale)
+        adds = added is not None
+        needed_output = y if adds else None
+        ctx.save_for_backward(x, needed_output, weight, bias, centre, scale)
         ctx.groups = groups
         ctx.rectify = rectify
-        ctx.adds = added is not None
+        ctx.adds = adds
         ctx.set_materialize_grads(False)  # an unused handle has no gradient
         return y, y.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, centre, scale = ctx.saved_tensors
-        compute = kernels().backward if x.is_cuda else backward
-        given = [g.contiguous(memory_format=torch.channels_last) for g in grads if g is not None]
+        compute = norm_kernels().backward if x.is_cuda else backward
+        given = [_channels_last(g) for g in grads if g is not None]
         dx, dw, db, dadded = compute(given, x, y, weight, bias, centre, scale, ctx.groups, ctx.rectify, ctx.adds)
         return dx, dw, db, dadded, None, None, None, None, None, None, None
 
@@ -357,12 +392,14 @@ class EvalNormalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, added: Tensor | None, sums: Tensor | None, weight: Tensor, bias: Tensor, mean: Tensor,
-        var: Tensor, eps: float, rectify: bool, watched: bool,
+        var: Tensor, eps: float, rectify: bool, observed: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        y = kernels().apply(x, weight, bias, added, mean, var, eps, rectify)
-        batch_mean, batch_var = kernels().moments(x, sums) if watched else (None, None)
+        y = norm_kernels().eval_forward(x, weight, bias, added, mean, var, eps, rectify)
+        batch_mean, batch_var = norm_kernels().moments(x, sums) if observed else (None, None)
         adds = added is not None
-        ctx.save_for_backward(x, y if adds else None, weight, bias, mean, (var + eps).rsqrt(), batch_mean)
+        needed_output = y if adds else None
+        scale = (var + eps).rsqrt()
+        ctx.save_for_backward(x, needed_output, weight, bias, mean, scale, batch_mean)
         ctx.rectify = rectify
         ctx.adds = adds
         ctx.set_materialize_grads(False)
@@ -371,12 +408,15 @@ class EvalNormalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, mean, scale, batch_mean = ctx.saved_tensors
-        given = [g.contiguous(memory_format=torch.channels_last) for g in grads[:2] if g is not None]
-        given = given or [torch.zeros_like(x)]
-        of_mean, of_var = (torch.zeros_like(mean) if g is None else g for g in grads[2:])
-        count = x.numel() // x.shape[1]
-        line = None if batch_mean is None else (batch_mean, of_var * (2 / count), of_mean / count)
-        dx, dadded = kernels().through(given, x, y, weight, bias, mean, scale, ctx.rectify, ctx.adds, line)
+        *output_grads, dmean, dvar = grads
+        given = [_channels_last(g) for g in output_grads if g is not None]
+        if not given:
+            given = [torch.zeros_like(x)]
+        linear = None
+        if batch_mean is not None:
+            linear = _moments_gradient(x, batch_mean, dmean, dvar)
+        flags = (ctx.rectify, ctx.adds)
+        dx, dadded = norm_kernels().eval_backward(given, x, y, weight, bias, mean, scale, *flags, linear)
         return dx, dadded, None, None, None, None, None, None, None, None
 
 
@@ -390,13 +430,18 @@ def forward(
     mean = parts.mean((1, 3, 4))
     var = parts.var((1, 3, 4), correction=0)
     count = parts[0].numel() // parts.shape[2]
-    for m, v in zip(mean, var, strict=True):
-        running_mean.lerp_(m, momentum)
-        running_var.lerp_(v * count / (count - 1), momentum)
+    for group_mean, group_var in zip(mean, var, strict=True):
+        unbiased = group_var * count / (count - 1)
+        running_mean.lerp_(group_mean, momentum)
+        running_var.lerp_(unbiased, momentum)
     scale = (var + eps).rsqrt()
-    y = _by_group(parts, mean, scale) * weight[:, None, None] + bias[:, None, None]
-    y = y.flatten(0, 1) if added is None else y.flatten(0, 1) + added.float()
-    return (y.relu() if rectify else y).to(x.dtype), mean, scale
+    normed = _by_group(parts, mean, scale)
+    y = _scaled(normed, weight, bias).flatten(0, 1)
+    if added is not None:
+        y = y + added.float()
+    if rectify:
+        y = y.relu()
+    return y.to(x.dtype), mean, scale
 
 
 def backward(
@@ -408,17 +453,21 @@ def backward(
     ReLU and goes on with its rounded value; so does this function."""
     parts = x.float().unflatten(0, (groups, -1))
     normed = _by_group(parts, mean, scale)
-    out = y if y is not None else (normed * weight[:, None, None] + bias[:, None, None]).flatten(0, 1)
+    if y is None:
+        y = _scaled(normed, weight, bias).flatten(0, 1)
     g = torch.stack([grad.float() for grad in grads]).sum(0)
-    g = g * (out > 0) if rectify else g
-    g = g.to(x.dtype).float() if adds or len(grads) == 2 else g
+    if rectify:
+        g = g * (y > 0)
+    if adds or len(grads) == 2:
+        g = g.to(x.dtype).float()
     dz = g.unflatten(0, (groups, -1))
     db = dz.sum((1, 3, 4))
     dw = (dz * normed).sum((1, 3, 4))
     count = parts[0].numel() // parts.shape[2]
     centred = dz - _broadcast(db / count) - normed * _broadcast(dw / count)
-    dx = (centred * _broadcast(scale) * weight[:, None, None]).flatten(0, 1)
-    return dx.to(x.dtype), dw.sum(0), db.sum(0), g.to(x.dtype) if adds else None
+    dx = centred * _broadcast(scale) * weight[:, None, None]
+    dadded = g.to(x.dtype) if adds else None
+    return dx.flatten(0, 1).to(x.dtype), dw.sum(0), db.sum(0), dadded
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -434,7 +483,7 @@ class Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var = kernels().moments(x)
+        mean, var = norm_kernels().moments(x)
         ctx.save_for_backward(x, mean)
         return mean, var
 
@@ -442,14 +491,29 @@ class Moments(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         """∂/∂x of the mean is 1/n, of the variance 2 (x − mean)/n."""
         x, mean = ctx.saved_tensors
-        of_mean, of_var = grads
-        count = x.numel() // x.shape[1]
-        return kernels().affine(x, mean, of_var * (2 / count), of_mean / count)
+        dmean, dvar = grads
+        return norm_kernels().affine(x, *_moments_gradient(x, mean, dmean, dvar))
+
+
+def _moments_gradient(
+    x: Tensor, mean: Tensor, dmean: Tensor | None, dvar: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of x through its mean and variance as (x − centre) factor + shift: centre, factor and shift."""
+    count = x.numel() // x.shape[1]
+    if dmean is None:
+        dmean = torch.zeros_like(mean)
+    if dvar is None:
+        dvar = torch.zeros_like(mean)
+    return mean, dvar * (2 / count), dmean / count
 
 
 def _broadcast(per_group: Tensor) -> Tensor:
     """[groups, channels] with axes for broadcasting over images and pixels."""
     return per_group[:, None, :, None, None]
+
+
+def _scaled(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return normed * weight[:, None, None] + bias[:, None, None]
 
 
 def _by_group(parts: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

@@ -16,10 +16,16 @@ def clip_rows_(grads: Sequence[Tensor], limit: float) -> None:
     """Scales the gradients of each row to a norm of at most `limit`; 0 = no limit."""
     if not limit:
         return
-    norms = sum(g.flatten(1).square().sum(1) for g in grads).sqrt()  # type: ignore[union-attr]
+    squares = sum(g.flatten(1).square().sum(1) for g in grads)
+    norms = squares.sqrt()  # type: ignore[union-attr]
     factors = (limit / (norms + 1e-6)).clamp(max=1.0)
     for g in grads:
-        g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
+        g.mul_(per_row(factors, g))
+
+
+def per_row(values: Tensor, like: Tensor) -> Tensor:
+    """One value for each row of `like`, with axes for broadcasting."""
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 class RowOptimiser:
@@ -31,12 +37,16 @@ class RowOptimiser:
         self.adam = settings.optimiser == "adam"
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters] if self.adam else []
-        self.times = torch.zeros(len(self.parameters[0]), device=self.parameters[0].device)  # updates of each row
+        some = self.parameters[0]
+        self.times = torch.zeros(len(some), device=some.device)  # updates of each row
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], rows: int) -> None:
         """One update of the first `rows` clients from their gradients, which may be overwritten."""
-        (self.adam_rows if self.adam else self.sgd_rows)(list(grads), rows)
+        if self.adam:
+            self.adam_rows(list(grads), rows)
+        else:
+            self.sgd_rows(list(grads), rows)
 
     def sgd_rows(self, g: list[Tensor], rows: int) -> None:
         s = self.s
@@ -61,6 +71,8 @@ class RowOptimiser:
         torch._foreach_mul_(v, BETA2)
         torch._foreach_addcmul_(v, g, g, 1 - BETA2)
         for param, moment, root in zip(p, m, torch._foreach_sqrt(v), strict=True):
-            t = self.times[:rows].view(-1, *[1] * (param.dim() - 1))
-            root.div_((1 - BETA2**t).sqrt()).add_(EPSILON)
-            param.addcdiv_(moment * (-s.lr / (1 - BETA1**t)), root)
+            t = per_row(self.times[:rows], param)
+            correction = (1 - BETA2**t).sqrt()
+            root.div_(correction).add_(EPSILON)
+            step = moment * (-s.lr / (1 - BETA1**t))
+            param.addcdiv_(step, root)

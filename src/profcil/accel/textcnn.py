@@ -18,55 +18,65 @@ class FastTextCNN(TextCNN):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Padding at the end lets a window start at every token, so that a text may be shorter than a window.
-        tokens = F.pad(tokens if tokens.is_cuda else tokens[:, : used(tokens)], (0, self.widest - 1))
-        words, place = distinct(tokens)
-        embedded, real = self.embedding(words), tokens > 0
-        pooled = self.everywhere if tokens.is_cuda else self.winners
-        return torch.cat([pooled(c, embedded, place, real) for c in self.convolutions], 1)  # type: ignore[arg-type]
+        if not tokens.is_cuda:
+            tokens = tokens[:, : used_length(tokens)]
+        tokens = F.pad(tokens, (0, self.widest - 1))
+        words, word_index = distinct(tokens)
+        embedded = self.embedding(words)
+        is_token = tokens > 0
+        pooled = self.pooled_over_all if tokens.is_cuda else self.pooled_over_best
+        features = [pooled(c, embedded, word_index, is_token) for c in self.convolutions]  # type: ignore[arg-type]
+        return torch.cat(features, 1)
 
-    def everywhere(self, conv: nn.Conv1d, embedded: Tensor, place: Tensor, real: Tensor) -> Tensor:
+    def pooled_over_all(self, conv: nn.Conv1d, embedded: Tensor, word_index: Tensor, is_token: Tensor) -> Tensor:
         """The largest response over the windows that hold a token, at least 0.
 
         A window's response is the sum of its taps' responses, so every tap is applied once to every distinct word and
         looked up from there. A response multiplied by 0 cannot be the largest, because ReLU follows.
         """
-        (k,), length = conv.kernel_size, place.shape[1] - self.widest + 1
+        (k,) = conv.kernel_size
+        length = word_index.shape[1] - self.widest + 1
         taps = [F.linear(embedded, conv.weight[:, :, j]) for j in range(k)]
-        responses = F.embedding(place[:, :length], taps[0])
+        responses = F.embedding(word_index[:, :length], taps[0])
         for j in range(1, k):
-            responses = responses + F.embedding(place[:, j : j + length], taps[j])
-        valid = torch.stack([real[:, j : j + length] for j in range(k)]).any(0)
+            responses = responses + F.embedding(word_index[:, j : j + length], taps[j])
+        valid = torch.stack([is_token[:, j : j + length] for j in range(k)]).any(0)
         responses = (responses + conv.bias) * valid.unsqueeze(2)  # type: ignore[operator]
         return F.relu(responses.max(1).values)
 
-    def winners(self, conv: nn.Conv1d, embedded: Tensor, place: Tensor, real: Tensor) -> Tensor:
+    def pooled_over_best(self, conv: nn.Conv1d, embedded: Tensor, word_index: Tensor, is_token: Tensor) -> Tensor:
         """The same, faster on a CPU. Only the window with the largest response has a gradient: windows are searched
         without autograd, and the best one of each filter is computed again with it. A window of padding alone is
         replaced by the text's first window that holds a token.
         """
-        (k,), length = conv.kernel_size, place.shape[1] - self.widest + 1
-        taps = F.linear(embedded, conv.weight.permute(2, 0, 1).flatten(0, 1)).view(-1, len(conv.weight))
-        windows = place.unfold(1, k, 1)[:, :length] * k + torch.arange(k)  # rows of `taps`, one for each tap
-        valid = real.unfold(1, k, 1)[:, :length].any(2)
-        texts, first = torch.arange(len(place))[:, None], valid.byte().argmax(1, keepdim=True)
-        windows = torch.where(valid.unsqueeze(2), windows, windows[texts, first])
-        found = F.embedding_bag(windows.flatten(0, 1), taps.detach(), mode="sum")
-        responses, best = largest(found.view(len(place), length, -1))
+        (k,) = conv.kernel_size
+        length = word_index.shape[1] - self.widest + 1
+        tap_weights = conv.weight.permute(2, 0, 1).flatten(0, 1)
+        taps = F.linear(embedded, tap_weights).view(-1, len(conv.weight))
+        windows = word_index.unfold(1, k, 1)[:, :length] * k + torch.arange(k)  # rows of `taps`, one for each tap
+        valid = is_token.unfold(1, k, 1)[:, :length].any(2)
+        texts = torch.arange(len(word_index))[:, None]
+        first_valid = valid.byte().argmax(1, keepdim=True)
+        windows = torch.where(valid.unsqueeze(2), windows, windows[texts, first_valid])
+        sums = F.embedding_bag(windows.flatten(0, 1), taps.detach(), mode="sum")
+        responses, best = largest(sums.view(len(word_index), length, -1))
         if taps.requires_grad:
             rows = windows[texts, best].movedim(2, 0)  # [taps, texts, filters]
             responses = taps.gather(0, rows.flatten(0, 1)).view(rows.shape).sum(0)
-        return F.relu(responses + conv.bias) * valid.any(1, keepdim=True)  # type: ignore[operator]
+        pooled = F.relu(responses + conv.bias)  # type: ignore[operator]
+        return pooled * valid.any(1, keepdim=True)
 
 
 def largest(responses: Tensor) -> tuple[Tensor, Tensor]:
     """The maximum along the middle axis and its index, [texts, filters] each. Max-pooling runs along filters and is ten
     times as fast as torch.max."""
-    images = responses.unsqueeze(2).permute(0, 3, 1, 2)  # channels last in memory, as it lies
-    values, places = F.max_pool2d(images, (responses.shape[1], 1), return_indices=True)
-    return values.flatten(1), places.flatten(1)
+    images = responses.unsqueeze(2).permute(0, 3, 1, 2)  # channels last in memory, so no copy is made
+    window = (responses.shape[1], 1)
+    values, index = F.max_pool2d(images, window, return_indices=True)
+    return values.flatten(1), index.flatten(1)
 
 
-def used(tokens: Tensor) -> int:
+def used_length(tokens: Tensor) -> int:
     """The number of leading columns that hold a token of any text, at least one: the rest cannot change a result."""
     columns = (tokens > 0).any(0).nonzero()
     return int(columns.max()) + 1 if len(columns) else 1
@@ -76,6 +86,7 @@ def distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct words of a batch, and the index of each token's word among them. On a GPU shapes must not depend on
     values, so every token counts as distinct."""
     if tokens.is_cuda:
-        return tokens.flatten(), torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape)
-    words, place = torch.unique(tokens, return_inverse=True)
-    return words, place
+        index = torch.arange(tokens.numel(), device=tokens.device)
+        return tokens.flatten(), index.view(tokens.shape)
+    words, index = torch.unique(tokens, return_inverse=True)
+    return words, index

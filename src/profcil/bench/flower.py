@@ -58,7 +58,12 @@ def case(setting: str = "severe", *sets: str) -> dict[str, Any]:
 
 def largest_difference(one: Weights, two: Weights) -> float:
     """The largest absolute difference between two models."""
-    return max(float((one[block][key] - two[block][key]).abs().max()) for block in one for key in one[block])
+    largest = []  # by tensor
+    for block, tensors in one.items():
+        for key, tensor in tensors.items():
+            difference = tensor - two[block][key]
+            largest.append(float(difference.abs().max()))
+    return max(largest)
 
 
 def time_rounds(world: World, run_round: Callable[[When, Weights], Weights]) -> Timed:
@@ -76,7 +81,9 @@ def time_rounds(world: World, run_round: Callable[[When, Weights], Weights]) -> 
 def run_here(sets: tuple[str, ...]) -> Timed:
     """Run the stream with our executor."""
     world, method = setup(sets, 0)
-    state = RunState(method.begin(world.net.weights(MODEL)), Scores.empty(0, torch.zeros(0).numpy()), Ledger())
+    server = method.begin(world.net.weights(MODEL))
+    no_scores = Scores.empty(0, torch.zeros(0).numpy())
+    state = RunState(server, no_scores, Ledger())
     channel = Channel(state.ledger, held=state.held)
 
     def run_round(when: When, _: Weights) -> Weights:
@@ -136,7 +143,8 @@ def turn(message: Any, context: Any) -> Any:
     c = request["client"]
     when = When("round", *request["when"])
     inbox = blocks_of(message)
-    reply = world.executor({c: method.turn(world.client(c, when), inbox)}, make_guard(world, when))[c]
+    started = {c: method.turn(world.client(c, when), inbox)}
+    reply = world.executor(started, make_guard(world, when))[c]
     facts = MetricRecord({"client": c, "samples": reply.samples})
     return Message(RecordDict({"model": pack(reply.weights()), "facts": facts}), reply_to=message)
 
@@ -161,7 +169,11 @@ def pack(weights: Weights) -> Any:
     """A model as a Flower record."""
     from flwr.app import ArrayRecord
 
-    return ArrayRecord({f"{b}/{k}": t for b, tensors in weights.items() for k, t in tensors.items()})
+    arrays = {}
+    for block, tensors in weights.items():
+        for key, tensor in tensors.items():
+            arrays[f"{block}/{key}"] = tensor
+    return ArrayRecord(arrays)
 
 
 def unpack(record: Any) -> Weights:

@@ -47,7 +47,8 @@ def random_graph(nodes: int = NODES, edges: int = EDGES) -> Bundle:
     pairs = _graphs.undirected(shuffled[np.stack([cited, citing])], nodes)
     y = rng.permutation(nodes) % facts.classes
     x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
-    train, validation, test = np.split(np.arange(nodes), [int(share * nodes) for share in PARTS])
+    bounds = [int(share * nodes) for share in PARTS]
+    train, validation, test = np.split(np.arange(nodes), bounds)
     facts = replace(facts, train=len(train), test=len(test))
     return _graphs.graph_bundle(facts, x, pairs, y, (train, validation, test), ("",) * facts.classes)
 
@@ -64,10 +65,12 @@ def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges:
     world = world_for(method, device, random_graph(nodes, edges))
     instance = registry.find("methods", method).METHOD(world.config.params)
     when = When("round", 0, 0, 1)
-    state = RunState(instance.begin(world.net.weights(MODEL)), Scores.empty(8, task_totals(world)), Ledger())
+    server = instance.begin(world.net.weights(MODEL))
+    state = RunState(server, Scores.empty(8, task_totals(world)), Ledger())
+    channel = Channel(state.ledger, held=state.held)
     clients = participants(world.plan, 0, 0)
     began = time.perf_counter()
-    state.server, _ = play(world, instance, state, Channel(state.ledger, held=state.held), clients, when)
+    state.server, _ = play(world, instance, state, channel, clients, when)
     synchronise(world)
     seconds = time.perf_counter() - began
     began = time.perf_counter()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def record_multiple_steps(graphs: GraphRunner) -> None:
     """Make the runner record several steps as one graph, as it does late in a stream."""
     for step in graphs.known.values():
         if isinstance(step, BaseStep):
-            step.taken.update(dict.fromkeys(range(1, WIDTH + 1), UNROLL_AFTER))
+            step.steps_taken.update(dict.fromkeys(range(1, WIDTH + 1), UNROLL_AFTER))
 
 
 def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]:
@@ -103,8 +104,8 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     assert world.executor.acceleration is not None
     graphs = world.executor.acceleration.graphs
     assert graphs is not None
-    steps_per_epoch = -(-phases[0].source.size // phases[0].settings.batch)
-    epochs = -(-STEPS // steps_per_epoch)
+    steps_per_epoch = ceil(phases[0].source.size / phases[0].settings.batch)
+    epochs = ceil(STEPS / steps_per_epoch)
     short = [replace(p, epochs=epochs) for p in phases]
     torch.cuda.reset_peak_memory_stats(world.device)
     number = sum(result.steps for result in graphs.run(short))
@@ -112,7 +113,8 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     seconds = seconds_of(lambda: graphs.run(short), world.device)
     memory = peak_memory_mb(world)
     one = replace(short[0], epochs=1)
-    eager = seconds_of(lambda: steps.run(world.net, one), world.device) / steps.run(world.net, one).steps
+    eager_seconds = seconds_of(lambda: steps.run(world.net, one), world.device)
+    eager = eager_seconds / steps.run(world.net, one).steps
     row: dict[str, Any] = {"ours": 1e3 * seconds / number, "unit": "ms a client's step", "clients": len(short)}
     row |= {"reference": 1e3 * eager, "against": "one step after another, as written", "peak_memory_mb": memory}
     if name in VIEWS_PER_EXAMPLE:

@@ -42,7 +42,9 @@ def select(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
     for word in words:
         if not any(word in name for name in known):
             raise ConfigError(f"no case of the bench contains '{word}'; choose from: {'; '.join(known)}")
-    return {name: case for name, case in known.items() if not words or any(w in name for w in words)}
+    if not words:
+        return known
+    return {name: case for name, case in known.items() if any(word in name for word in words)}
 
 
 def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:

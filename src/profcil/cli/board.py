@@ -64,7 +64,11 @@ class Board:
             stream = f"{cell.config.dataset} {cell.config.setting}"
             groups.setdefault((stream, cell.label), []).append(cell)
         ordered = sorted(groups.items(), key=lambda group: self.rank(group[1]))
-        return [(stream, label, [self.mark(cell) for cell in cells]) for (stream, label), cells in ordered]
+        rows = []
+        for (stream, label), cells in ordered:
+            marks = [self.mark(cell) for cell in cells]
+            rows.append((stream, label, marks))
+        return rows
 
     def rank(self, cells: Sequence[Any]) -> int:
         return min(ROW_ORDER.index(self.states[cell.name]) for cell in cells)

@@ -50,13 +50,16 @@ def status_text(rows: list[dict]) -> str:
     lines = []
     for row in rows:
         state = states[row["present"], row["complete"]]
-        lines.append([row["dataset"], row["modality"], state, row["where"], shorten(row["missing"]), row["how"]])
+        missing = shorten(row["missing"])
+        lines.append([row["dataset"], row["modality"], state, row["where"], missing, row["how"]])
     return text_table(["dataset", "modality", "state", "where", "what is missing", "how to get it"], lines)
 
 
 def shorten(items: list[str]) -> str:
     """The first item and the number of the others."""
-    return f"{items[0]} and {len(items) - 1} more" if len(items) > 1 else "".join(items)
+    if len(items) > 1:
+        return f"{items[0]} and {len(items) - 1} more"
+    return "".join(items)
 
 
 def verify(names: list[str], root: Path, as_json: bool) -> int:

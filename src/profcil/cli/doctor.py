@@ -109,7 +109,9 @@ def cache() -> dict[str, Any]:
 
     path = cache_folder()
     existing = next(p for p in (path, *path.parents) if os.path.exists(p))
-    files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]  # skips unreadable folders
+    files: list[Path] = []
+    for folder, _, names in os.walk(path):  # skips unreadable folders
+        files += [Path(folder) / name for name in names]
     size = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
     return {"path": str(path), "bytes": size, "writable": os.access(existing, os.W_OK | os.X_OK)}
 
@@ -120,18 +122,20 @@ def datasets(root: Path) -> list[dict[str, Any]]:
     return loading.status(root)
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(report: dict[str, Any]) -> str:
     """The report as text."""
     from profcil.cli.data import status_text
 
-    lines = [f"{name:<8} {found[name]}" for name in ("profcil", "python", "machine")]
-    lines += [f"gpu      {', '.join(found['gpu']) or 'none usable by torch'}"]
-    lines += acceleration_lines(found["acceleration"])
-    if cached := found["cache"]:
+    lines = [f"{name:<8} {report[name]}" for name in ("profcil", "python", "machine")]
+    lines += [f"gpu      {', '.join(report['gpu']) or 'none usable by torch'}"]
+    lines += acceleration_lines(report["acceleration"])
+    if cached := report["cache"]:
         note = "" if cached["writable"] else ", not writable"
         lines += [f"cache    {cached['path']}, {cached['bytes'] / 1e6:.1f} MB{note}"]
-    lines += ["", *(f"{p['name']:<16} {p['version'] or 'missing'}" for p in found["packages"])]
-    if found["data"]:
-        lines += ["", f"data in {found['data_dir']}:", status_text(found["data"])]
-    lines += ["", *(found["missing"] or ["nothing is missing"])]
+    lines.append("")
+    for package in report["packages"]:
+        lines.append(f"{package['name']:<16} {package['version'] or 'missing'}")
+    if report["data"]:
+        lines += ["", f"data in {report['data_dir']}:", status_text(report["data"])]
+    lines += ["", *(report["missing"] or ["nothing is missing"])]
     return "\n".join(lines)

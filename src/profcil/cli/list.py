@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print(text_table(list(rows[0]), [[cell_text(row[key]) for key in rows[0]] for row in rows]))
+        columns = list(rows[0])
+        cells = [[cell_text(row[key]) for key in columns] for row in rows]
+        print(text_table(columns, cells))
     return 0
 
 
@@ -87,7 +89,10 @@ def with_broken(group: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     empty = {key: [] if isinstance(value, list) else "" for key, value in rows[0].items()}
     broken = registry.broken_plugins(group)
-    return rows + [empty | {"name": name, "title": f"broken: {why}", "broken": True} for name, why in broken.items()]
+    rows = list(rows)
+    for name, why in broken.items():
+        rows.append(empty | {"name": name, "title": f"broken: {why}", "broken": True})
+    return rows
 
 
 def studies() -> list[dict[str, Any]]:

@@ -102,13 +102,16 @@ def expected_work(config: Any, data: Path) -> dict[str, Any]:
     warmup = config.warmup.rounds
     counts = [len(participants(world.plan, p, 0)) for p in range(positions)]
     weights = [t for block in world.net.weights(MODEL).values() for t in block.values()]
+    warmup_turns = warmup * len(warmup_participants(world.plan, 0)) if warmup else 0
+    parameters = sum(p.numel() for p in world.net.trainable(MODEL))
+    model_bytes = sum(t.numel() * t.element_size() for t in weights)
     return {
         "positions": positions,
         "rounds": positions * rounds,
         "warmup_rounds": warmup,
         "participants_per_round": counts,  # by position: there may be fewer clients with data than requested
         "client_turns": rounds * sum(counts),
-        "warmup_client_turns": warmup * len(warmup_participants(world.plan, 0)) if warmup else 0,
-        "model_parameters": sum(p.numel() for p in world.net.trainable(MODEL)),
-        "bytes_per_model_broadcast": sum(t.numel() * t.element_size() for t in weights),
+        "warmup_client_turns": warmup_turns,
+        "model_parameters": parameters,
+        "bytes_per_model_broadcast": model_bytes,
     }

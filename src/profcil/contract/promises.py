@@ -115,7 +115,8 @@ def build_run(config: Any, modality: str, planned: bool) -> ContractRun:
     bundle = BUNDLES[modality]()
     labels = bundle.train.y.numpy()
     draw_plan = contract_plan if planned else make_plan
-    world = build_world(config, bundle, draw_plan(labels, bundle.facts.classes, config.stream, config.seed))
+    plan = draw_plan(labels, bundle.facts.classes, config.stream, config.seed)
+    world = build_world(config, bundle, plan)
     method = registry.find("methods", config.method).METHOD(config.params)
     with torch.no_grad():
         server = method.begin(world.net.weights((*MODEL, *world.net.attached)))
@@ -125,10 +126,12 @@ def build_run(config: Any, modality: str, planned: bool) -> ContractRun:
 
 def random_states() -> dict[str, Any]:
     """The global random states, by library."""
+    torch_state = torch.get_rng_state().numpy().tobytes()
     numpy_state: Any = np.random.get_state()
+    _, words, position, *_ = numpy_state
     return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (numpy_state[1].tobytes(), numpy_state[2]),
+        "torch": torch_state,
+        "numpy": (words.tobytes(), position),
         "random": random.getstate(),
     }
 
@@ -156,7 +159,9 @@ def check_kinds(case: Case) -> str:
     run = case.finished
     used = {block.kind for block in run.state.server.blocks.values()}
     unknown = sorted({*run.method.kinds, *used} - {*KINDS})
-    return f"{', '.join(unknown)}: no such kind; the kinds are {', '.join(KINDS)}" if unknown else ""
+    if not unknown:
+        return ""
+    return f"{', '.join(unknown)}: no such kind; the kinds are {', '.join(KINDS)}"
 
 
 def check_ledger(case: Case) -> str:
@@ -180,8 +185,12 @@ def check_labels(case: Case) -> str:
         if has_score != is_introduced:
             return f"at position {p + 1} the tasks with scores are not the introduced tasks"
     seen = plan.seen(plan.positions - 1)
-    unseen = {name: sorted(set(block.labels) - seen) for name, block in run.state.server.blocks.items()}
-    return "; ".join(f"block {name} has classes {ids} that no client has seen" for name, ids in unseen.items() if ids)
+    faults = []
+    for name, block in run.state.server.blocks.items():
+        unseen = sorted(set(block.labels) - seen)
+        if unseen:
+            faults.append(f"block {name} has classes {unseen} that no client has seen")
+    return "; ".join(faults)
 
 
 def check_idle(case: Case) -> str:
@@ -190,9 +199,12 @@ def check_idle(case: Case) -> str:
         if entry.client not in run.world.plan.active(entry.position):
             return f"client {entry.client} has no data at position {entry.position + 1}, but a message was recorded"
     # a server that trains does so at every position, so the blocks that it trains are left out
-    trained = [name for name in run.state.server.blocks if run.method.server_gradients and name not in MODEL]
-    same = [same_bits(before.drop(*trained), after.drop(*trained)) for before, after in pairwise(run.servers)]
-    return "" if same[IDLE] else "a position at which no client has data changes the server"
+    trained = []
+    if run.method.server_gradients:
+        trained = [name for name in run.state.server.blocks if name not in MODEL]
+    servers = [server.drop(*trained) for server in run.servers]
+    unchanged = [same_bits(a, b) for a, b in pairwise(servers)]
+    return "" if unchanged[IDLE] else "a position at which no client has data changes the server"
 
 
 def check_single_client(case: Case) -> str:
@@ -248,9 +260,11 @@ def check_acceleration(case: Case) -> str:
     accelerated = tensors_of(server_after_two_rounds(case, accelerate="auto"))
     if reference.keys() != accelerated.keys():
         return "with accelerate=off and accelerate=auto, the server has different tensors"
-    gaps = [
-        float((reference[k].double() - accelerated[k].double()).abs().max()) for k in reference if reference[k].numel()
-    ]
+    gaps = []
+    for name, tensor in reference.items():
+        if tensor.numel():
+            difference = tensor.double() - accelerated[name].double()
+            gaps.append(float(difference.abs().max()))
     largest = max(gaps)
     return "" if largest < TOLERANCE else f"with accelerate=off and accelerate=auto, clients differ by {largest:.2g}"
 
@@ -270,10 +284,16 @@ def server_after_two_rounds(case: Case, accelerate: str) -> ServerState:
 def check_writes(case: Case) -> str:
     """With every value of the settings `*_space`, because the losses may read other tensors for each."""
     fields = dataclasses.fields(case.finished.world.config.params)
-    spaces = {f.name: f.metadata["choices"] for f in fields if f.name.endswith("_space") and f.metadata.get("choices")}
-    for i in range(max(map(len, spaces.values()), default=1)):
+    spaces = {}
+    for param in fields:
+        choices = param.metadata.get("choices")
+        if param.name.endswith("_space") and choices:
+            spaces[param.name] = choices
+    most_choices = max(map(len, spaces.values()), default=1)
+    for i in range(most_choices):
         chosen = {name: choices[i % len(choices)] for name, choices in spaces.items()}
-        run = case.begin(**{f"params.{name}": space for name, space in chosen.items()})
+        settings = {f"params.{name}": space for name, space in chosen.items()}
+        run = case.begin(**settings)
         changed = set[str]()
         record_writes(run.method, changed)
         run.finish()
@@ -300,8 +320,11 @@ def check_params(name: str) -> str:
         return "Params is not a frozen dataclass"
     no_help = [f.name for f in dataclasses.fields(params) if not f.metadata.get("help")]
     no_default = [f.name for f in dataclasses.fields(params) if f.default is dataclasses.MISSING]
-    faults = [(no_help, "no help text"), (no_default, "no default")]
-    return "; ".join(f"{', '.join(names)}: {what}, use profcil.config.setting" for names, what in faults if names)
+    faults = []
+    for names, what in ((no_help, "no help text"), (no_default, "no default")):
+        if names:
+            faults.append(f"{', '.join(names)}: {what}, use profcil.config.setting")
+    return "; ".join(faults)
 
 
 SETTINGS = "its settings are frozen, and each has a default and a help text"
@@ -328,9 +351,13 @@ def check(name: str) -> Iterator[dict[str, Any]]:
     If a stream cannot be run at all, the other promises of that modality are left out.
     """
     yield row(SETTINGS, "", check_params(name))
-    for modality in (m for m in BUNDLES if m in registry.find("methods", name).METHOD.modalities):
+    declared = registry.find("methods", name).METHOD.modalities
+    for modality in BUNDLES:
+        if modality not in declared:
+            continue
         if modality == "graph" and find_spec("torch_geometric") is None:
-            yield {**row(RUNS, modality, "graphs need torch-geometric; `pip install 'profcil[graph]'`"), "holds": None}
+            unchecked = row(RUNS, modality, "graphs need torch-geometric; `pip install 'profcil[graph]'`")
+            yield {**unchecked, "holds": None}
             continue
         case = Case(name, modality)
         for promise, check_promise in PROMISES.items():
@@ -357,12 +384,18 @@ def row(promise: str, data: str, fault: str) -> dict[str, Any]:
 
 def tensors_of(server: ServerState) -> dict[str, Tensor]:
     """All tensors of a server state, by block and name."""
-    return {f"{name}/{key}": t for name, block in server.blocks.items() for key, t in block.tensors.items()}
+    tensors = {}
+    for name, block in server.blocks.items():
+        for key, tensor in block.tensors.items():
+            tensors[f"{name}/{key}"] = tensor
+    return tensors
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Whether two sets of tensors are bit-identical."""
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    if a.keys() != b.keys():
+        return False
+    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 def same_bits(a: ServerState, b: ServerState) -> bool:

@@ -46,14 +46,11 @@ def images() -> Bundle:
         ids = [torch.nonzero(rows.y == y).flatten()[:count] for y in range(CLASSES)]
         return rows.part(torch.cat(ids))
 
-    return replace(
-        bundle,
-        facts=replace(bundle.facts, classes=CLASSES),
-        names=bundle.names[:CLASSES],
-        train=first_of_each(bundle.train, TRAIN_PER_CLASS),
-        test=first_of_each(bundle.test, TEST_PER_CLASS),
-        fingerprint="few digits",
-    )
+    facts = replace(bundle.facts, classes=CLASSES)
+    names = bundle.names[:CLASSES]
+    train = first_of_each(bundle.train, TRAIN_PER_CLASS)
+    test = first_of_each(bundle.test, TEST_PER_CLASS)
+    return replace(bundle, facts=facts, names=names, train=train, test=test, fingerprint="few digits")
 
 
 def texts() -> Bundle:
@@ -78,14 +75,20 @@ def graphs() -> Bundle:
     """All classes on one random graph."""
     y = torch.arange(CLASSES).repeat(TRAIN_PER_CLASS + TEST_PER_CLASS)
     rng = torch.Generator().manual_seed(3)
-    x = torch.nn.functional.one_hot(y, CLASSES + 2).float() + 0.3 * torch.rand(len(y), CLASSES + 2, generator=rng)
+    width = CLASSES + 2
+    noise = torch.rand(len(y), width, generator=rng)
+    x = torch.nn.functional.one_hot(y, width).float() + 0.3 * noise
     pairs = torch.randint(len(y), (2, 400), generator=rng)
     pairs = pairs[:, pairs[0] != pairs[1]]
     edges = torch.unique(torch.cat([pairs, pairs.flip(0)], 1), dim=1)
     is_train = torch.arange(len(y)) < CLASSES * TRAIN_PER_CLASS
-    train, test = (Nodes(x, edges, y[mask], torch.nonzero(mask).flatten()) for mask in (is_train, ~is_train))
+
+    def part(mask: torch.Tensor) -> Nodes:
+        return Nodes(x, edges, y[mask], torch.nonzero(mask).flatten())
+
     facts = replace(registry.find("data", "cora").FACTS, classes=CLASSES)
-    return Bundle(facts, train, test, None, tuple(map(str, range(CLASSES))), fingerprint="a few nodes")
+    names = tuple(map(str, range(CLASSES)))
+    return Bundle(facts, part(is_train), part(~is_train), None, names, fingerprint="a few nodes")
 
 
 BUNDLES = {"image": images, "text": texts, "graph": graphs}
@@ -131,7 +134,9 @@ class Traffic:
 
     def holds(self, client: int, name: str, block: Block) -> bool:
         """Whether a client has this version of a block, under its own name or that of its origin."""
-        return any(self.versions.get((client, known)) == block.version for known in (name, block.origin))
+        own = self.versions.get((client, name))
+        of_origin = self.versions.get((client, block.origin))
+        return block.version in (own, of_origin)
 
 
 def record_traffic(method: Any, traffic: Traffic) -> None:

@@ -20,7 +20,9 @@ def undirected(edges: np.ndarray, nodes: int) -> np.ndarray:
     if edges.size and not 0 <= edges.min() <= edges.max() < nodes:
         raise ValueError(f"an edge names a node outside 0 to {nodes - 1}")
     source, target = edges[:, edges[0] != edges[1]]
-    keys = np.unique(np.concatenate([source * nodes + target, target * nodes + source]))
+    forward = source * nodes + target  # one number per directed edge
+    backward = target * nodes + source
+    keys = np.unique(np.concatenate([forward, backward]))
     return np.stack([keys // nodes, keys % nodes])
 
 
@@ -35,7 +37,8 @@ def stratified_split(labels: np.ndarray, seed: int, name: str) -> tuple[np.ndarr
     """Training, validation and test nodes: 60/20/20 of every class, drawn with one generator per class."""
     parts: tuple[list[np.ndarray], ...] = ([], [], [])
     for label in np.unique(labels):
-        nodes = generator(seed, name, "split", int(label)).permutation(np.flatnonzero(labels == label))
+        of_class = np.flatnonzero(labels == label)
+        nodes = generator(seed, name, "split", int(label)).permutation(of_class)
         cuts = np.cumsum([round(share * len(nodes)) for share in SHARES])
         for part, drawn in zip(parts, np.split(nodes, cuts), strict=True):
             part.append(drawn)

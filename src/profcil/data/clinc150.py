@@ -47,10 +47,13 @@ def load(root: Path, seed: int = 0) -> Bundle:
     labels = {intent: label for label, intent in enumerate(intents)}
     ids = vocabulary(words for words, _ in train)
     try:
-        parts = [rows(part, ids, labels) for part in (train, val, test)]
+        train_rows = rows(train, ids, labels)
+        val_rows = rows(val, ids, labels)
+        test_rows = rows(test, ids, labels)
     except KeyError as error:
         raise files.damaged(FACTS, path, f"has the intent {error} outside its training part") from error
-    return Bundle(FACTS, parts[0], parts[2], parts[1], tuple(intents), vocabulary=FIRST + len(ids))
+    size = FIRST + len(ids)
+    return Bundle(FACTS, train_rows, test_rows, val_rows, tuple(intents), vocabulary=size)
 
 
 def read(path: Path) -> list[list[Request]]:

@@ -31,7 +31,8 @@ def load(root: Path, seed: int = 0) -> Bundle:
     from sklearn.datasets import load_digits
 
     raw = load_digits()
-    x = torch.from_numpy((raw.images.astype(np.int64) * 255 // 16).astype(np.uint8)[:, None])
+    bytes_of_pixels = raw.images.astype(np.int64) * 255 // 16  # the digits have 17 grey levels
+    x = torch.from_numpy(bytes_of_pixels.astype(np.uint8)[:, None])
     y = torch.from_numpy(raw.target.astype(np.int64))
     is_test = torch.from_numpy(held_out(raw.target, seed))
     names = tuple(str(digit) for digit in range(FACTS.classes))
@@ -46,5 +47,6 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
     for digit in range(FACTS.classes):
         ids = np.flatnonzero(labels == digit)
         drawn = generator(seed, "digits", "split", digit).permutation(ids)
-        is_test[drawn[: round(TEST_SHARE * len(ids))]] = True
+        count = round(TEST_SHARE * len(ids))
+        is_test[drawn[:count]] = True
     return is_test

@@ -35,7 +35,10 @@ def no_progress(name: str, done: int, total: int | None) -> None:
 def fetch(facts: Facts, root: Path, progress: Progress = no_progress, force: bool = False) -> list[Path]:
     """Download and unpack the missing files of a dataset into `root/name`. Returns all files it now has."""
     folder = root / facts.name
-    wanted = [file for file in facts.files if file.url and file.layout == facts.files[0].layout]
+    wanted = []
+    for file in facts.files:
+        if file.url and file.layout == facts.files[0].layout:
+            wanted.append(file)
     if not wanted:
         raise DataError(f"{facts.title} has no download address; get it with {facts.get}")
     present = files.inventory(facts, root)
@@ -50,7 +53,9 @@ def fetch(facts: Facts, root: Path, progress: Progress = no_progress, force: boo
 
 def is_complete(needed: dict[File, Path | None]) -> bool:
     """Whether all files are present with the official sizes."""
-    return all(path and not files.fault(file, path, checksum=False) for file, path in needed.items())
+    if None in needed.values():
+        return False
+    return not any(files.fault(file, path, checksum=False) for file, path in needed.items() if path)
 
 
 def fetch_file(file: File, target: Path, progress: Progress, force: bool) -> None:

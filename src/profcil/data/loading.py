@@ -105,7 +105,8 @@ def verify(root: Path, name: str) -> list[str]:
         with files.read_errors(root):
             found = files.inventory(facts, root)
             wrong = file_faults(found, checksum=True)
-        absent = [str(files.missing(facts, root, file.path)) for file, path in found.items() if path is None]
+        missing = [file.path for file, path in found.items() if path is None]
+        absent = [str(files.missing(facts, root, path)) for path in missing]
         if absent or wrong:
             return absent + wrong
         bundle = load_bundle(name, root)
@@ -153,11 +154,11 @@ def call_loader(module: ModuleType, root: Path, seed: int) -> Bundle:
 def count_faults(facts: Facts, train: int, test: int) -> list[str]:
     """One sentence for every part whose size is not the official one."""
     parts = (("training", train, facts.train), ("test", test, facts.test))
-    return [
-        f"{facts.title} has {count} {part} examples where the official dataset has {official}"
-        for part, count, official in parts
-        if official is not None and count != official
-    ]
+    faults = []
+    for part, count, official in parts:
+        if official is not None and count != official:
+            faults.append(f"{facts.title} has {count} {part} examples where the official dataset has {official}")
+    return faults
 
 
 def check_bundle(bundle: Bundle, partial: bool = False) -> None:
@@ -195,11 +196,15 @@ def channel_statistics(x: Tensor) -> Statistics:
 def byte_statistics(x: Tensor) -> Statistics:
     """The same for uint8 images: exact, from one histogram of 256 bins per channel."""
     level = torch.arange(256, dtype=torch.float64) / 255
-    histograms = [torch.bincount(x[:, channel].reshape(-1), minlength=256) for channel in range(x.shape[1])]
+    histograms = []
+    for channel in range(x.shape[1]):
+        pixels = x[:, channel].reshape(-1)
+        histograms.append(torch.bincount(pixels, minlength=256))
     share = torch.stack(histograms).double()
     share /= share.sum(dim=1, keepdim=True)
     mean = share @ level
-    std = (share @ level.square() - mean.square()).clamp_min(0).sqrt()
+    variance = share @ level.square() - mean.square()
+    std = variance.clamp_min(0).sqrt()
     return tuple(mean.tolist()), tuple(std.tolist())
 
 

@@ -47,9 +47,11 @@ def load(root: Path, seed: int = 0) -> Bundle:
     """The citation graph, made undirected. The split is the official one, so `seed` is not used."""
     sources = [files.locate(FACTS, root, f"{FOLDER}/{path}") for path in PATHS]
     data_folder = sources[0].parent.parent
-    arrays = files.cached(data_folder, f"graph-{files.stat_hash(sources)}", lambda: parse(sources))
+    name = f"graph-{files.stat_hash(sources)}"
+    arrays = files.cached(data_folder, name, lambda: parse(sources))
     parts = (arrays["train"], arrays["valid"], arrays["test"])
-    return _graphs.graph_bundle(FACTS, arrays["x"], arrays["edges"], arrays["y"], parts, class_names(root))
+    names = class_names(root)
+    return _graphs.graph_bundle(FACTS, arrays["x"], arrays["edges"], arrays["y"], parts, names)
 
 
 def parse(sources: list[Path]) -> files.Arrays:
@@ -72,7 +74,9 @@ def parse(sources: list[Path]) -> files.Arrays:
 
 def read_split(paths: list[Path], nodes: int) -> files.Arrays:
     """The node ids of each part."""
-    parts = {part: table(path, np.int64).reshape(-1) for part, path in zip(PARTS, paths, strict=True)}
+    parts = {}
+    for part, path in zip(PARTS, paths, strict=True):
+        parts[part] = table(path, np.int64).reshape(-1)
     for ids in parts.values():
         if ids.size and not 0 <= ids.min() <= ids.max() < nodes:
             raise files.damaged(FACTS, paths[0].parent, f"names a node outside 0 to {nodes - 1}")
@@ -93,4 +97,5 @@ def class_names(root: Path) -> tuple[str, ...]:
     if path is None:
         return tuple(f"class {label}" for label in range(FACTS.classes))
     with gzip.open(path, "rt", encoding="utf-8") as stream:
-        return tuple(row[1] for row in list(csv.reader(stream))[1:])
+        _, *rows = csv.reader(stream)
+        return tuple(row[1] for row in rows)

@@ -36,11 +36,19 @@ Lines = tuple[list[str], list[int]]  # titles, labels
 
 def load(root: Path, seed: int = 0) -> Bundle:
     """Titles as character ids. The split is the official one, so `seed` is not used."""
-    train, dev, test = (read(files.locate(FACTS, root, f"{name}.txt")) for name in ("train", "dev", "test"))
-    ids = vocabulary(train[0])
-    parts = [Rows(encode(titles, ids, LENGTH), torch.tensor(labels)) for titles, labels in (train, dev, test)]
+    train = read(files.locate(FACTS, root, "train.txt"))
+    dev = read(files.locate(FACTS, root, "dev.txt"))
+    test = read(files.locate(FACTS, root, "test.txt"))
+    titles, _ = train
+    ids = vocabulary(titles)
     names = tuple(files.locate(FACTS, root, "class.txt").read_text("utf-8").split())
-    return Bundle(FACTS, parts[0], parts[2], parts[1], names, vocabulary=FIRST + len(ids))
+    size = FIRST + len(ids)
+    return Bundle(FACTS, rows(train, ids), rows(test, ids), rows(dev, ids), names, vocabulary=size)
+
+
+def rows(lines: Lines, ids: dict[str, int]) -> Rows:
+    titles, labels = lines
+    return Rows(encode(titles, ids, LENGTH), torch.tensor(labels))
 
 
 def counts(root: Path) -> tuple[int, int]:

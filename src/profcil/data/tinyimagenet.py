@@ -66,11 +66,12 @@ def counts(root: Path) -> tuple[int, int]:
 
 def train_listing(folder: Path, wnids: list[str]) -> Listing:
     """The training images, sorted by class id and file name."""
-    return [
-        (f"train/{wnid}/images/{path.name}", label)
-        for label, wnid in enumerate(wnids)
-        for path in sorted(folder.glob(f"train/{wnid}/images/*.JPEG"))
-    ]
+    listing: Listing = []
+    for label, wnid in enumerate(wnids):
+        images = f"train/{wnid}/images"
+        for path in sorted(folder.glob(f"{images}/*.JPEG")):
+            listing.append((f"{images}/{path.name}", label))
+    return listing
 
 
 def val_listing(folder: Path, wnids: list[str]) -> Listing:
@@ -92,7 +93,8 @@ def part(folder: Path, name: str, listing: Listing) -> Rows:
     if not listing:
         raise DataError(f"{FACTS.title}'s {name} part in {folder} has no images; {FACTS.get}")
     y = torch.tensor([label for _, label in listing])
-    decoded = files.cached(folder, f"{name}-{files.short_hash(listing)}", lambda: {"x": decode(folder, listing)})
+    cache_name = f"{name}-{files.short_hash(listing)}"
+    decoded = files.cached(folder, cache_name, lambda: {"x": decode(folder, listing)})
     return Rows(torch.from_numpy(decoded["x"]), y)
 
 

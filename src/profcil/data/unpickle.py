@@ -32,7 +32,8 @@ class Sparse:
 def densify(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """A dense float32 matrix from CSR arrays. Arrays that contradict each other raise a ValueError."""
     counts = np.diff(indptr)
-    if len(counts) != shape[0] or (counts < 0).any() or counts.sum() != len(data) or len(data) != len(indices):
+    are_counts = len(counts) == shape[0] and not (counts < 0).any()
+    if not are_counts or counts.sum() != len(data) or len(data) != len(indices):
         raise ValueError("the arrays of the sparse matrix do not fit together")
     if len(indices) and not 0 <= indices.min() <= indices.max() < shape[1]:
         raise ValueError("the sparse matrix has columns outside its shape")

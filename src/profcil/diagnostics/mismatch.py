@@ -46,12 +46,16 @@ def mismatch_point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
         return None
     clean_scores = 100 * accuracy(clean.scores.correct, clean.scores.total)
     weak_scores = 100 * accuracy(weak.scores.correct, weak.scores.total)
-    gap = task_gap(weak.path, task)
-    return {
+    final_clean = clean_scores[-1].tolist()
+    final_weak = weak_scores[-1].tolist()
+    point: dict[str, Any] = {
         "weak_accuracy": weak_accuracy(weak_scores, clean.plan, task),
-        "drop": downstream_drop(clean_scores[-1].tolist(), weak_scores[-1].tolist(), task),
-        **{name: gap.get(name) for name in GAPS},
+        "drop": downstream_drop(final_clean, final_weak, task),
     }
+    gap = task_gap(weak.path, task)
+    for name in GAPS:
+        point[name] = gap.get(name)
+    return point
 
 
 def find_clean_run(weak: Run, runs: Sequence[Run]) -> Run | None:

@@ -23,7 +23,8 @@ def ridge_accuracy(
 
     a = standardised(train)
     target = torch.nn.functional.one_hot(y, classes).double()
-    gram = a.T @ a + strength * len(a) * torch.eye(a.shape[1], dtype=torch.float64, device=a.device)
+    identity = torch.eye(a.shape[1], dtype=torch.float64, device=a.device)
+    gram = a.T @ a + strength * len(a) * identity
     weight = torch.linalg.solve(gram, a.T @ target)
     predicted = (standardised(test) @ weight).argmax(1)
     return float((predicted == truth).double().mean())

@@ -98,9 +98,13 @@ def _w1_on_lines(a: Tensor, b: Tensor) -> float:
     """
     n = len(a)
     m = len(b)
-    levels = torch.unique(torch.cat([torch.arange(1, n + 1) * m, torch.arange(1, m + 1) * n]))
+    levels_of_a = torch.arange(1, n + 1) * m
+    levels_of_b = torch.arange(1, m + 1) * n
+    levels = torch.unique(torch.cat([levels_of_a, levels_of_b]))
     widths = torch.diff(levels, prepend=levels.new_zeros(1)).double() / (n * m)
-    gaps = (a[(levels - 1) // m] - b[(levels - 1) // n]).abs()
+    quantiles_of_a = a[(levels - 1) // m]
+    quantiles_of_b = b[(levels - 1) // n]
+    gaps = (quantiles_of_a - quantiles_of_b).abs()
     return float((widths @ gaps).mean())
 
 
@@ -112,11 +116,15 @@ def cosine_distance(real: Tensor, replay: Tensor) -> float:
 
 def replay_gap(real: Tensor, replay: Tensor, seed: int, bandwidth: float | None = None) -> dict[str, float]:
     """All distances of one class, with bandwidth and sample counts; `w1` if it is affordable, else `sliced_w1`."""
-    sigma = median_bandwidth(*_checked(real, replay, least=2)) if bandwidth is None else bandwidth
-    exact = len(real) == len(replay) <= EXACT_UP_TO
-    distance = {"w1": w1(real, replay)} if exact else {"sliced_w1": sliced_w1(real, replay, seed)}
-    gaps = {"mmd2": mmd2(real, replay, sigma), **distance, "cosine": cosine_distance(real, replay)}
-    return {**gaps, "bandwidth": sigma, "real": len(real), "replay": len(replay)}
+    if bandwidth is None:
+        bandwidth = median_bandwidth(*_checked(real, replay, least=2))
+    gaps = {"mmd2": mmd2(real, replay, bandwidth)}
+    if len(real) == len(replay) <= EXACT_UP_TO:
+        gaps["w1"] = w1(real, replay)
+    else:
+        gaps["sliced_w1"] = sliced_w1(real, replay, seed)
+    gaps["cosine"] = cosine_distance(real, replay)
+    return {**gaps, "bandwidth": bandwidth, "real": len(real), "replay": len(replay)}
 
 
 def downstream_drop(clean: Sequence[float], weak: Sequence[float], task: int) -> float:
@@ -130,7 +138,9 @@ def downstream_drop(clean: Sequence[float], weak: Sequence[float], task: int) ->
             "is one accuracy per task in both runs and a task before the last; "
             "choose an earlier task, and two runs of one plan"
         )
-    return float(np.mean(clean[task + 1 :]) - np.mean(weak[task + 1 :]))
+    clean_after = np.mean(clean[task + 1 :])
+    weak_after = np.mean(weak[task + 1 :])
+    return float(clean_after - weak_after)
 
 
 class Correlation(NamedTuple):
@@ -151,16 +161,20 @@ def rank_correlation(
     """
     a = np.asarray(x, dtype=float)
     b = np.asarray(y, dtype=float)
-    is_valid = a.ndim == 1 and a.shape == b.shape and len(a) >= 3 and bool(np.isfinite([a, b]).all())
+    are_pairs = a.ndim == 1 and a.shape == b.shape and len(a) >= 3
+    is_valid = are_pairs and bool(np.isfinite([a, b]).all())
     if not is_valid or min(np.ptp(a), np.ptp(b)) == 0:
         raise DataError(
             f"rank correlation was given values of shapes {a.shape} and {b.shape}, allowed are two lists of at least 3 "
             "finite numbers, neither constant; add runs or leave this trend out"
         )
-    picks = generator(seed, "replay-gap", "bootstrap").integers(len(a), size=(draws, len(a)))
+    random = generator(seed, "replay-gap", "bootstrap")
+    picks = random.integers(len(a), size=(draws, len(a)))
+    resampled = _spearman(a[picks], b[picks])
     tail = (1 - level) / 2
-    low, high = np.nanquantile(_spearman(a[picks], b[picks]), [tail, 1 - tail])
-    return Correlation(float(_spearman(a[None], b[None])[0]), float(low), float(high))
+    low, high = np.nanquantile(resampled, [tail, 1 - tail])
+    rho = _spearman(a[None], b[None])[0]
+    return Correlation(float(rho), float(low), float(high))
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -172,7 +186,9 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     u = u - u.mean(axis=1, keepdims=True)
     v = v - v.mean(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
-        return (u * v).sum(axis=1) / np.sqrt((u**2).sum(axis=1) * (v**2).sum(axis=1))
+        covariance = (u * v).sum(axis=1)
+        variances = (u**2).sum(axis=1) * (v**2).sum(axis=1)
+        return covariance / np.sqrt(variances)
 
 
 def _checked(real: Tensor, replay: Tensor, least: int = 1) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,8 @@ class EvaluationSpace:
 
     def pairs(self) -> Iterator[Pair]:
         """A pair for every class that the method replays, in the order of the tasks."""
-        for label in (y for task in self.world.plan.tasks for y in task):
+        labels = [y for task in self.world.plan.tasks for y in task]
+        for label in labels:
             rows = self.held_out(label)
             samples = self.draw_replay(label, len(rows)) if len(rows) > 1 else None
             if samples is None:
@@ -76,9 +77,11 @@ class EvaluationSpace:
 
     def held_out(self, label: int) -> Tensor:
         """The rows of real examples of a class in random order, the same for every method."""
-        ids = torch.nonzero(self.world.evaluation_examples.y == label).flatten().cpu()
-        order = generator(self.world.config.seed, "replay-gap", "real", label).permutation(len(ids))
-        return ids[torch.from_numpy(order)[:COUNT]].to(self.world.device)
+        is_class = self.world.evaluation_examples.y == label
+        ids = torch.nonzero(is_class).flatten().cpu()
+        rng = generator(self.world.config.seed, "replay-gap", "real", label)
+        order = torch.from_numpy(rng.permutation(len(ids)))
+        return ids[order[:COUNT]].to(self.world.device)
 
     def draw_replay(self, label: int, count: int) -> Samples | None:
         """Samples of a class, replayed from the final server state and the private states of the clients."""
@@ -110,7 +113,8 @@ class EvaluationSpace:
         """The map from the run's final features to φ's, and the final features of all held-out examples."""
         world = self.world
         train = world.bundle.train
-        drawn = generator(world.config.seed, "replay-gap", "map").permutation(len(train))[:MAP_EXAMPLES]
+        rng = generator(world.config.seed, "replay-gap", "map")
+        drawn = rng.permutation(len(train))[:MAP_EXAMPLES]
         index = torch.from_numpy(np.sort(drawn)).to(world.device)
         source = self.final_features(space, train, index)
         target = embed(world.net, self.warm["base"], train, index)
@@ -126,7 +130,10 @@ class EvaluationSpace:
 
     def map_quality(self) -> dict[str, float]:
         """The share of φ's variance on held-out examples that each map explains."""
-        return {space: explained_variance(to_phi(u), self.judged) for space, (to_phi, u) in self.maps.items()}
+        quality = {}
+        for space, (to_phi, u) in self.maps.items():
+            quality[space] = explained_variance(to_phi(u), self.judged)
+        return quality
 
 
 class AffineMap:
@@ -139,7 +146,8 @@ class AffineMap:
         self.std = x.std(0).clamp(min=1e-6)
         self.shift = y.mean(0)
         a = (x - self.mean) / self.std
-        gram = a.T @ a + RIDGE * len(a) * torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+        identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+        gram = a.T @ a + RIDGE * len(a) * identity
         self.weight = torch.linalg.solve(gram, a.T @ (y - self.shift))
 
     def __call__(self, u: Tensor) -> Tensor:
@@ -176,12 +184,13 @@ def measure_replay(space: EvaluationSpace) -> tuple[dict[str, Any], dict[str, np
 def feature_arrays(pairs: list[Pair]) -> dict[str, np.ndarray]:
     """The features of all pairs as plain arrays, with their labels."""
     labels = [p.label for p in pairs]
-    return {
-        "real": torch.cat([p.real for p in pairs]).float().cpu().numpy(),
-        "replay": torch.cat([p.replay for p in pairs]).float().cpu().numpy(),
-        "real_label": np.repeat(labels, [len(p.real) for p in pairs]),
-        "replay_label": np.repeat(labels, [len(p.replay) for p in pairs]),
-    }
+    arrays: dict[str, np.ndarray] = {}
+    by_name = {"real": [p.real for p in pairs], "replay": [p.replay for p in pairs]}
+    for name, features in by_name.items():
+        arrays[name] = torch.cat(features).float().cpu().numpy()
+    for name, features in by_name.items():
+        arrays[f"{name}_label"] = np.repeat(labels, [len(f) for f in features])
+    return arrays
 
 
 def mean_gap(gaps: list[dict[str, float]]) -> dict[str, float] | None:

@@ -42,12 +42,13 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     world, state = load_finished_run(path, data_dir)
     warmed = warm(world, lambda *_: None).weights
     method = registry.find("methods", world.config.method).METHOD(world.config.params)
+    warm_probe = probe(world, lambda under: under(warmed["base"]))
     final = probe(world, lambda under: under(state.server.blocks["base"].tensors))
     seen = final
     if type(method).views is not Method.views:  # the method classifies other features than those of the final base
         seen = probe(world, lambda under: method.views(state.server, under))
     report = {
-        "probe_warm": probe(world, lambda under: under(warmed["base"])),
+        "probe_warm": warm_probe,
         "probe_final": final,
         "probe_seen": seen,
         "alignment": read_alignments(path),

@@ -34,7 +34,8 @@ class Memory:
 
 def gather(folder: Path, positions: int) -> dict[str, np.ndarray] | None:
     """The points of all positions as plain arrays; None if the run kept no memories."""
-    stored = [read_tensors(path_of(folder, p)) for p in range(positions) if path_of(folder, p).exists()]
+    paths = [path_of(folder, p) for p in range(positions)]
+    stored = [read_tensors(path) for path in paths if path.exists()]
     if not stored:
         return None
     readable = [file for file in stored if file is not None]
@@ -42,43 +43,50 @@ def gather(folder: Path, positions: int) -> dict[str, np.ndarray] | None:
         raise RunFolderError(
             f"{folder} has no readable memories of some positions; run it again with keep_memories=true"
         )
-    memories = [
-        Memory(tuple(facts["labels"]), tensors["means"], tensors["oracle"], frozenset(facts["current"]))
-        for tensors, facts in readable
-    ]
     rows: list[Point] = []
-    for p in range(positions):
-        rows += points(memories[p - 1] if p else None, memories[p], p)
-    real = {name: np.concatenate([t[name].numpy() for t, _ in readable]) for name in ("real", "real_label")}
+    previous: Memory | None = None
+    for position, (tensors, facts) in enumerate(readable):
+        labels = tuple(facts["labels"])
+        memory = Memory(labels, tensors["means"], tensors["oracle"], frozenset(facts["current"]))
+        rows += points(previous, memory, position)
+        previous = memory
+    arrays = as_arrays(rows)
+    for name in ("real", "real_label"):
+        arrays[name] = np.concatenate([tensors[name].numpy() for tensors, _ in readable])
     counts = [len(tensors["real_label"]) for tensors, _ in readable]
-    return {**as_arrays(rows), **real, "real_position": np.repeat(np.arange(positions), counts)}
+    arrays["real_position"] = np.repeat(np.arange(positions), counts)
+    return arrays
 
 
 Point = tuple[int, str, int, Tensor, Tensor]  # position, kind, class, remembered mean, true mean
 
 
-def points(before: Memory | None, after: Memory, position: int) -> list[Point]:
+def points(previous: Memory | None, memory: Memory, position: int) -> list[Point]:
     """The points of a position. An old class that is current again at this position is refreshed."""
     out: list[Point] = []
-    for row, label in enumerate(after.labels):
-        truth = after.oracle[row]
-        now = after.means[row]
-        if label in after.current:
-            out.append((position, "refreshed", label, now, truth))
-        elif before is not None and label in before.labels:
-            stale = before.means[before.labels.index(label)]
+    for row, label in enumerate(memory.labels):
+        truth = memory.oracle[row]
+        mean = memory.means[row]
+        if label in memory.current:
+            out.append((position, "refreshed", label, mean, truth))
+        elif previous is not None and label in previous.labels:
+            stale = previous.means[previous.labels.index(label)]
             out.append((position, "stale", label, stale, truth))
-            out.append((position, "aligned", label, now, truth))
+            out.append((position, "aligned", label, mean, truth))
     return out
 
 
 def as_arrays(rows: list[Point]) -> dict[str, np.ndarray]:
     """The points as one array per field."""
-    position, kind, label, means, oracle = zip(*rows, strict=True) if rows else ([], [], [], [], [])
+    means = np.zeros((0, 0), np.float32)
+    oracle = means
+    if rows:
+        means = torch.stack([mean for *_, mean, _ in rows]).numpy()
+        oracle = torch.stack([truth for *_, truth in rows]).numpy()
     return {
-        "position": np.array(position, dtype=np.int64),
-        "kind": np.array(kind, dtype="<U9"),
-        "labels": np.array(label, dtype=np.int64),
-        "means": torch.stack(list(means)).numpy() if rows else np.zeros((0, 0), np.float32),
-        "oracle": torch.stack(list(oracle)).numpy() if rows else np.zeros((0, 0), np.float32),
+        "position": np.array([position for position, *_ in rows], dtype=np.int64),
+        "kind": np.array([kind for _, kind, *_ in rows], dtype="<U9"),
+        "labels": np.array([label for _, _, label, *_ in rows], dtype=np.int64),
+        "means": means,
+        "oracle": oracle,
     }

@@ -60,14 +60,14 @@ class Channel:
     def round(self, clients: Sequence[int]) -> Iterator[None]:
         """Makes a round atomic: if it fails or is interrupted, the ledger and the held versions are restored."""
         entries = len(self.ledger.entries)
-        held_before = {c: self.held[c] for c in clients if c in self.held}
+        old_versions = {c: self.held[c] for c in clients if c in self.held}
         try:
             yield
         except BaseException:
             del self.ledger.entries[entries:]
             for c in clients:
                 self.held.pop(c, None)
-            self.held.update(held_before)
+            self.held.update(old_versions)
             raise
 
     def down(self, client: int, state: ServerState, names: Sequence[str], when: When) -> Inbox:
@@ -88,7 +88,8 @@ class Channel:
             reply = apply_filter(reply)
         returned = list(reply.blocks.values())
         if self.transfer == "full" and when.stage != "refresh":
-            returned += [b for n, b in inbox.items() if n in MODEL and n not in reply.blocks]
+            unchanged = [n for n in inbox if n in MODEL and n not in reply.blocks]
+            returned += [inbox[n] for n in unchanged]
         self._book(when, reply.client, "up", returned, COUNT_BYTES)
         return replace(reply, private=None)
 

@@ -55,7 +55,11 @@ class LocalFleet:
         return world.executor(started, make_guard(world, when))
 
     def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
-        return {c: method.survey(world.client(c, when, state.private.get(c)), inbox) for c, inbox in inboxes.items()}
+        replies = {}
+        for c, inbox in inboxes.items():
+            client = world.client(c, when, state.private.get(c))
+            replies[c] = method.survey(client, inbox)
+        return replies
 
     def facts(self) -> Mapping[str, float]:
         return {}
@@ -72,10 +76,10 @@ def make_guard(world: World, when: When) -> Callable[[Train, Trained], bool]:
             return True
         if settings.on_divergence == "skip-client":
             return False
+        place = f"position {when.position + 1}, {when.stage} {when.round + 1}"
         raise Diverged(
-            f"client {phase.client} diverged at position {when.position + 1}, {when.stage} {when.round + 1} "
-            f"({phase.name}, loss {loss:.3g}); lower train.lr, tighten train.clip, or set "
-            "train.on_divergence=skip-client"
+            f"client {phase.client} diverged at {place} ({phase.name}, loss {loss:.3g}); "
+            "lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
         )
 
     return guard
@@ -85,7 +89,8 @@ def is_finite(phase: Train, result: Trained) -> bool:
     """Whether the trained parameters of a phase have no NaN and no infinity."""
     if result.max_abs is not None:
         return math.isfinite(result.max_abs)
-    return finite([t for b in phase.blocks for t in result.weights[b].values() if t.numel()])
+    tensors = [t for block in phase.blocks for t in result.weights[block].values()]
+    return finite([t for t in tensors if t.numel()])
 
 
 def finite(tensors: list[Tensor]) -> bool:

@@ -7,6 +7,7 @@ batched computation. A method is written the same way in both cases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -110,11 +111,12 @@ def cut(size: int, batch: int, rng: torch.Generator, order: Tensor | None = None
     """A shuffled epoch as [steps, batch] row numbers. The last batch is filled up from the beginning, so that every row
     occurs and all batches have the same shape. Batch size 0 means all rows at once."""
     batch = batch or size
-    steps = -(-size // batch)
+    steps = math.ceil(size / batch)
     if order is None:
         order = torch.randperm(size, generator=rng, device=rng.device)
     repeats, rest = divmod(steps * batch, size)
-    return torch.cat([order] * repeats + [order[:rest]]).view(steps, batch)
+    rows = torch.cat([*[order] * repeats, order[:rest]])
+    return rows.view(steps, batch)
 
 
 def source_of(examples: Examples, index: Tensor) -> Shuffled:

@@ -43,25 +43,28 @@ def faults(reply: Reply, terms: ReplyRequirements) -> Iterator[str]:
         yield f"it claims {reply.samples} examples where {least} to {terms.most} are possible"
     if not all(math.isfinite(v) for v in reply.notes.values()):
         yield "its notes are not all finite numbers"
-    yield from strangers(reply.blocks, terms)
+    yield from unexpected_blocks(reply.blocks, terms)
     for name, block in reply.blocks.items():
         like = terms.expected.blocks[name]
-        for reason in chain(form(block, like), values(block, like, reply.samples, terms)):
+        reasons = chain(wrong_tensors(block, like), wrong_values(block, like, reply.samples, terms))
+        for reason in reasons:
             yield f"block {name}: {reason}"
 
 
-def strangers(blocks: Mapping[str, Block], terms: ReplyRequirements) -> Iterator[str]:
+def unexpected_blocks(blocks: Mapping[str, Block], terms: ReplyRequirements) -> Iterator[str]:
     """Unknown or missing blocks, and blocks of a wrong kind."""
     for name, block in blocks.items():
         if name not in terms.expected.blocks:
             yield f"block {name} was not asked for"
-        elif block.kind not in terms.kinds or block.kind != terms.expected.blocks[name].kind:
+            continue
+        expected_kind = terms.expected.blocks[name].kind
+        if block.kind not in terms.kinds or block.kind != expected_kind:
             yield f"block {name} is of kind '{block.kind}'"
     for name in sorted(terms.required - blocks.keys()):
         yield f"block {name} is missing"
 
 
-def form(block: Block, like: Block) -> Iterator[str]:
+def wrong_tensors(block: Block, like: Block) -> Iterator[str]:
     """Unknown or missing tensors, and tensors of a wrong type or shape."""
     for name in like.tensors.keys() - block.tensors.keys():
         yield f"tensor {name} is missing"
@@ -93,7 +96,7 @@ def fits(tensor: Tensor, wanted: Tensor, block: Block, like: Block) -> bool:
     return len(wanted) == len(like.labels) and len(tensor) == len(block.labels)
 
 
-def values(block: Block, like: Block, samples: int, terms: ReplyRequirements) -> Iterator[str]:
+def wrong_values(block: Block, like: Block, samples: int, terms: ReplyRequirements) -> Iterator[str]:
     """Undeclared classes, negative counts, and values that are NaN, infinite or too large."""
     if unknown := sorted(set(block.labels) - terms.classes):
         yield f"it has rows for class {unknown[0]}, which the client never declared"
@@ -105,25 +108,30 @@ def values(block: Block, like: Block, samples: int, terms: ReplyRequirements) ->
             yield f"tensor {name} has values that are not finite"
         else:
             more = max(1.0, samples / max(1, terms.expected.samples))
-            yield from sizes(name, tensor, like.tensors[name], more, terms)
+            yield from implausible_values(name, tensor, like.tensors[name], more, terms)
 
 
-def sizes(name: str, tensor: Tensor, like: Tensor, more: float, terms: ReplyRequirements) -> Iterator[str]:
+def implausible_values(name: str, tensor: Tensor, like: Tensor, more: float, terms: ReplyRequirements) -> Iterator[str]:
     """Counts and confidences outside their range, and tensors with an implausible root mean square. Sums over examples
     grow with the number of examples, so the expected size is multiplied by `more`, the ratio of these numbers."""
     if name == "count" and not within(tensor, terms.most):
         yield f"tensor {name} has counts outside 0 to {terms.most}"
     if name == "confidence" and not within(tensor, terms.confidence * (1 + 1e-5)):
         yield f"tensor {name} is outside 0 to {terms.confidence:g}"
-    if name != "count" and size(tensor) > terms.limit * more * (size(like) + 1):
+    largest = terms.limit * more * (size(like) + 1)
+    if name != "count" and size(tensor) > largest:
         yield f"tensor {name} is absurdly large (root mean square {size(tensor):.3g}, expected near {size(like):.3g})"
 
 
 def within(tensor: Tensor, most: float) -> bool:
     """Whether all values are between 0 and `most`."""
-    return not tensor.numel() or 0 <= float(tensor.min()) <= float(tensor.max()) <= most
+    if not tensor.numel():
+        return True
+    return float(tensor.min()) >= 0 and float(tensor.max()) <= most
 
 
 def size(tensor: Tensor) -> float:
     """The root mean square: a norm that does not depend on the number of rows."""
-    return float(tensor.double().square().mean().sqrt()) if tensor.numel() else 0.0
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.double().square().mean().sqrt())

@@ -30,7 +30,8 @@ def save_memory(folder: Path, world: World, server: ServerState, position: int) 
         u = project(features)
     facts: dict[str, Any] = {"labels": list(block.labels), "current": current_classes(world, position)}
     seen = sorted(world.plan.seen(position))
-    shown = torch.cat([torch.nonzero(y == label).flatten()[:SHOWN] for label in seen])
+    rows_by_class = [torch.nonzero(y == label).flatten() for label in seen]
+    shown = torch.cat([rows[:SHOWN] for rows in rows_by_class])
     oracle = oracle_means(u, y, block.labels) if block.labels else u[:0]
     tensors = {"means": block.tensors["mean"], "oracle": oracle, "real": u[shown], "real_label": y[shown]}
     write_tensors(path_of(folder, position), tensors, facts)

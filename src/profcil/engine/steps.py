@@ -31,12 +31,16 @@ def train_net(net: Net, phase: Train) -> Trained:
 
 def train_features(net: Net, phase: Train) -> Trained:
     """A phase on features: copies of adapter and head are trained."""
-    tensors: Weights = {b: {k: v.clone() for k, v in phase.weights[b].items()} for b in TAIL}
-    parameters = [tensors[b][k].requires_grad_() for b in phase.blocks for k in tensors[b]]
+    tensors: Weights = {}
+    for block in TAIL:
+        tensors[block] = {name: t.clone() for name, t in phase.weights[block].items()}
+    parameters = [t.requires_grad_() for block in phase.blocks for t in tensors[block].values()]
     tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
     loss, steps = train(net, phase, tail, parameters, parameters)
-    trained = {b: {k: v.detach() for k, v in tensors[b].items()} for b in phase.blocks}
-    return Trained({**phase.weights, **trained}, loss, steps)
+    weights = dict(phase.weights)
+    for block in phase.blocks:
+        weights[block] = {name: t.detach() for name, t in tensors[block].items()}
+    return Trained(weights, loss, steps)
 
 
 def train(
@@ -48,7 +52,9 @@ def train(
     rng = generator_of(net, phase)
     losses: list[Tensor] = []
     for _ in range(phase.epochs):
-        losses = [step(model, parameters, phase, batch, optimiser, anchor) for batch in batches(phase, rng)]
+        losses = []
+        for batch in batches(phase, rng):
+            losses.append(step(model, parameters, phase, batch, optimiser, anchor))
     return float(torch.stack(losses).mean()), optimiser.time
 
 

@@ -58,21 +58,25 @@ class World:
 
     def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
         """A client at one moment. Before the stream all its examples are current, and no class counts as seen."""
-        early = when.before_stream
         _, examples = self.share(id)
         kept = self.kept_at(when)
         if (id, "current") not in kept:
             self.store_current(id, when)
+        seen: tuple[int, ...] = ()
+        budget = 1.0
+        if not when.before_stream:
+            seen = tuple(sorted(self.plan.seen(when.position)))
+            budget = self.budget(id, when.position)
         return Client(
             id=id,
             when=when,
             seed=self.config.seed,
             examples=examples,
             current=kept[id, "current"],
-            seen=() if early else tuple(sorted(self.plan.seen(when.position))),
+            seen=seen,
             net=self.net,
             settings=self.config.train,
-            budget=1.0 if early else self.budget(id, when.position),
+            budget=budget,
             private=private,
             cache=self.features,
             kept=kept,
@@ -112,7 +116,8 @@ class World:
     def share(self, id: int) -> tuple[Tensor, Examples]:
         """The ids of all examples of a client over the whole stream, and the examples it computes on."""
         if id not in self.shares:
-            owned = to_device(torch.from_numpy(self.plan.clean.owned(id).copy()), self.device)
+            ids = torch.from_numpy(self.plan.clean.owned(id).copy())
+            owned = to_device(ids, self.device)
             self.shares[id] = (owned, self.bundle.train.local(owned))
             if len(self.shares) > CACHED_CLIENTS:
                 self.shares.popitem(last=False)
@@ -120,7 +125,11 @@ class World:
 
     def forget_features(self, keep: int | None = None) -> None:
         """Drops cached features of every base version but `keep`."""
-        self.features = {key: features for key, features in self.features.items() if key[1] == keep}
+        kept = {}
+        for (client, version), features in self.features.items():
+            if version == keep:
+                kept[client, version] = features
+        self.features = kept
 
 
 def make_world(config: RunConfig, data_dir: Path) -> World:

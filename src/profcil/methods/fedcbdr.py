@@ -116,14 +116,14 @@ class FedCBDR(Method):
         weight_old = params.weight_old / source.replayed
         weight_new = params.weight_new / len(client.current)
         ones = torch.ones(len(new), device=new.device)
-        return {
-            "temperature": torch.where(new, params.temperature_new * ones, params.temperature_old * ones),
-            "weight": torch.where(new, weight_new * ones, weight_old * ones) * source.size,
-        }
+        temperature = torch.where(new, params.temperature_new * ones, params.temperature_old * ones)
+        share = torch.where(new, weight_new * ones, weight_old * ones)
+        return {"temperature": temperature, "weight": share * source.size}
 
     def balanced_loss(self, net: Net, batch: Batch) -> Tensor:
         y = batch["y"]
-        logits = net(*net.weak(batch["inputs"], batch["rng"])) / batch["temperature"]
+        inputs = net.weak(batch["inputs"], batch["rng"])
+        logits = net(*inputs) / batch["temperature"]
         each = cross_entropy(logits[:, None], y[:, None], batch["allowed"])
         loss: Tensor = (batch["weight"][y] * each).mean()
         return loss
@@ -138,8 +138,10 @@ class FedCBDR(Method):
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
         """Rotated features with the row number and the label of each example. The server does not know Q."""
-        z = Tail(inbox["adapter"].tensors, {}).adapt(client.features(inbox["base"]))
-        q = rotation(z.shape[1], torch_generator(client.seed, "rotation", client.when.position))
+        tail = Tail(inbox["adapter"].tensors, {})
+        z = tail.adapt(client.features(inbox["base"]))
+        rng = torch_generator(client.seed, "rotation", client.when.position)
+        q = rotation(z.shape[1], rng)
         tensors = {"features": z @ client.tensor(q), "rows": client.current}
         candidates = Block("replay", tensors, tuple(client.y_list))
         return Reply(client.id, len(client.current), {"candidates": candidates})
@@ -167,7 +169,8 @@ class FedCBDR(Method):
         chosen = self.choose(scores, y, sizes, state, when)
         picks = {}
         for r, block, part in zip(replies, candidates, chosen.split(sizes), strict=True):
-            rows = torch.cat([block.tensors["rows"][part], *unconfirmed(state, r.client)])
+            new_rows = block.tensors["rows"][part]
+            rows = torch.cat([new_rows, *unconfirmed(state, r.client)])
             picks[picks_name(r.client)] = Block("replay", {"rows": rows})
         stored = state.blocks["stored"].tensors["count"]
         count = stored + torch.bincount(y[chosen], minlength=len(stored))
@@ -186,7 +189,8 @@ class FedCBDR(Method):
                 of_class = rows[y[rows] == label]
                 count = max(0, budget - int(stored[label])) if shared else budget
                 rng = torch_generator(seed, "exemplars", when.position, group, label)
-                chosen[of_class[draw(scores[of_class], count, rng)]] = True
+                picks = draw(scores[of_class], count, rng)
+                chosen[of_class[picks]] = True
         return chosen
 
     def replay(
@@ -194,13 +198,20 @@ class FedCBDR(Method):
     ) -> Samples | None:
         """Stored examples of the class from all clients; at most as many as there are."""
         stored = [exemplar_rows(c, state.blocks) for c in clients]
-        rows = [r[c.examples.y[r] == label] for c, r in zip(clients, stored, strict=True)]
-        sizes = [len(r) for r in rows]
+        of_class = []
+        for client, rows in zip(clients, stored, strict=True):
+            is_class = client.examples.y[rows] == label
+            of_class.append(rows[is_class])
+        sizes = [len(rows) for rows in of_class]
         if not any(sizes):
             return None
         drawn = torch.randperm(sum(sizes), generator=rng, device=rng.device) < count
-        parts = [(c, r[mine]) for c, r, mine in zip(clients, rows, drawn.split(sizes), strict=True)]
-        return Samples("inputs", join_inputs([c.examples.inputs(r) for c, r in parts if len(r)]))
+        inputs = []
+        for client, rows, own_drawn in zip(clients, of_class, drawn.split(sizes), strict=True):
+            own = rows[own_drawn]
+            if len(own):
+                inputs.append(client.examples.inputs(own))
+        return Samples("inputs", join_inputs(inputs))
 
 
 def make_seed(generator: torch.Generator) -> nn.Module:

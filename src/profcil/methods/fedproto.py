@@ -73,7 +73,8 @@ class FedProto(Method):
         done = yield client.train(
             "fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed, target=target, known=known
         )
-        z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
+        tail = Tail(done.weights["adapter"], {})
+        z = tail.adapt(client.features(done.weights["base"]))
         prototypes = report(z, client.y_list, self.params.prototypes)
         return reply(client, done.weights, MODEL, loss=done.loss, prototypes=prototypes)
 
@@ -81,8 +82,10 @@ class FedProto(Method):
         """CE + λ·MSE(z, C_y), with the nearest prototype of the label."""
         y = batch["y"]
         tail = net.tail
-        z = tail.adapt(net.base(*net.weak(batch["inputs"], batch["rng"])))
-        distance = (z[:, None] - batch["target"][y]).square().mean(2).amin(1)
+        inputs = net.weak(batch["inputs"], batch["rng"])
+        z = tail.adapt(net.base(*inputs))
+        difference = z[:, None] - batch["target"][y]
+        distance = difference.square().mean(2).amin(1)
         pull: Tensor = (distance * batch["known"][y]).mean()
         return cross_entropy(tail.score(z), y, batch["allowed"]) + self.params.pull * pull
 
@@ -91,7 +94,8 @@ class FedProto(Method):
         reports = [r.blocks["prototypes"] for r in replies]
         if not reports:
             return state
-        return state.put(prototypes=merge(state.blocks["prototypes"], reports, count=self.params.prototypes))
+        bank = merge(state.blocks["prototypes"], reports, count=self.params.prototypes)
+        return state.put(prototypes=bank)
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         return {"prototypes": (class_means(state.blocks["prototypes"]), net.tail.adapt)}
@@ -101,14 +105,18 @@ class FedProto(Method):
     ) -> Samples | None:
         """The prototypes themselves."""
         bank = state.blocks["prototypes"]
-        return Samples("adapted", (rows_of(bank, label)[:count],)) if label in bank.labels else None
+        if label not in bank.labels:
+            return None
+        rows = rows_of(bank, label)[:count]
+        return Samples("adapted", (rows,))
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         if self.params.predict == "head":
             return net.classify(features)
         rows, known = tables(state.blocks["prototypes"], net.classes, self.params.prototypes)
         z = net.tail.adapt(features)
-        distance = torch.cdist(z, rows.flatten(0, 1)).view(len(z), *rows.shape[:2])
+        to_each_row = torch.cdist(z, rows.flatten(0, 1))
+        distance = to_each_row.view(len(z), *rows.shape[:2])
         return -distance.amin(2).masked_fill(~known, torch.inf)
 
 

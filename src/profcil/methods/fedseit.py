@@ -167,12 +167,17 @@ class FedSeIT(Method):
                 topic = {"centroids": points, "count": torch.tensor(r.samples)}
                 fresh[block_name("topic", task)] = Block("statistics", topic)
                 fresh[block_name("chosen", task)] = self.choose(state, points, task)
-        return super().aggregate(state, replies, when).put(**fresh) if fresh else state
+        if not fresh:
+            return state
+        return super().aggregate(state, replies, when).put(**fresh)
 
     def choose(self, state: ServerState, points: Tensor, task: Task) -> Block:
         """The most similar tasks of other clients at earlier positions, with a similarity above 0."""
         client, position = task
-        others = [other for other in reported_tasks(state) if other[0] != client and other[1] < position]
+        others = []
+        for other_client, other_position in reported_tasks(state):
+            if other_client != client and other_position < position:
+                others.append((other_client, other_position))
         topics = [state.blocks[block_name("topic", other)].tensors["centroids"] for other in others]
         scores = [similarity(points, topic, self.params.threshold) for topic in topics]
         score = torch.stack([points.new_zeros(()), *scores])[1:]
@@ -193,7 +198,8 @@ class FedSeIT(Method):
         counts = [state.blocks[block_name("topic", task)].tensors["count"] for task in tasks]
         count = torch.stack(counts).double()
         blocks = [state.blocks[block_name("adaptive", task)] for task in tasks]
-        gates, adaptives = weighted_mean(blocks, (count / count.sum()).tolist(), banks_of(shared))
+        shares = (count / count.sum()).tolist()
+        gates, adaptives = weighted_mean(blocks, shares, banks_of(shared))
         filters = banks.compose(banks_of(shared), gates, adaptives)
         theta = {f"convolutions.{i}.weight": t for i, t in enumerate(filters)}
         return state.put_weights({"base": {**words, **shared, **theta}})
@@ -214,13 +220,15 @@ def start_turn(client: Client, inbox: Inbox, top: int) -> Tensors:
     shared = inbox["shared"].tensors
     if is_first_turn(client):
         position = torch.tensor(client.when.position)
-        own = {"position": position, **banks.add_finished_task(own, banks_of(shared)), **banks.fresh_task(shared, top)}
+        past = banks.add_finished_task(own, banks_of(shared))
+        own = {"position": position, **past, **banks.fresh_task(shared, top)}
     chosen = inbox.get(block_name("chosen", (client.id, client.when.position)))
     strength = own["strength.0"]
     if chosen is not None and not strength.any():
         score = chosen.tensors["score"]
         rows = torch.arange(len(score), device=score.device)
-        own["strength.0"] = torch.zeros_like(strength).index_copy(0, rows, score / score.sum())
+        shares = score / score.sum()
+        own["strength.0"] = torch.zeros_like(strength).index_copy(0, rows, shares)
     return own
 
 
@@ -233,8 +241,14 @@ def foreign_adaptives(client: Client, inbox: Inbox) -> list[Tensor]:
     """The adaptives that the server has chosen for this client, stacked for each width; there may be none."""
     chosen = inbox.get(block_name("chosen", (client.id, client.when.position)))
     like = banks_of(inbox["shared"].tensors)
-    sent = [dense(inbox[name], like) for name in adaptive_names(chosen)] if chosen is not None else []
-    return [torch.stack([bank, *(s[i] for s in sent)])[1:] for i, bank in enumerate(like)]
+    adaptives = []
+    if chosen is not None:
+        adaptives = [dense(inbox[name], like) for name in adaptive_names(chosen)]
+    stacked = []
+    for i, bank in enumerate(like):
+        of_width = [adaptive[i] for adaptive in adaptives]
+        stacked.append(torch.stack([bank, *of_width])[1:])  # the bank gives the shape where there are none
+    return stacked
 
 
 # -- the server's blocks ----------------------------------------------------------------------------------------------
@@ -248,18 +262,20 @@ def block_name(what: str, task: Task) -> str:
 
 def reported_tasks(state: ServerState) -> list[Task]:
     """All tasks that clients have reported, in ascending order."""
-    found = [name.split("/") for name in state.blocks if name.startswith("topic/")]
-    return sorted((int(client), int(position)) for _, client, position in found)
+    names = [name.split("/") for name in state.blocks if name.startswith("topic/")]
+    return sorted((int(client), int(position)) for _, client, position in names)
 
 
 def adaptive_names(chosen: Block) -> list[str]:
     """The names of the chosen adaptives' blocks."""
-    return [block_name("adaptive", (client, position)) for client, position in chosen.tensors["task"].tolist()]
+    tasks = chosen.tensors["task"].tolist()
+    return [block_name("adaptive", (client, position)) for client, position in tasks]
 
 
 def dense(adaptive: Block, like: Sequence[Tensor]) -> list[Tensor]:
     """A as dense tensors, with zeros for entries that were too small to be sent."""
-    return part(unpack(adaptive.tensors, named("adaptive", like)), "adaptive")
+    tensors = unpack(adaptive.tensors, named("adaptive", like))
+    return part(tensors, "adaptive")
 
 
 def weighted_mean(
@@ -269,7 +285,8 @@ def weighted_mean(
     gates = [bank.new_zeros(len(bank)) for bank in like]
     adaptives = [torch.zeros_like(bank) for bank in like]
     for block, weight in zip(blocks, weights, strict=True):
-        torch._foreach_add_(gates, [m.sigmoid() for m in part(block.tensors, "gate")], alpha=weight)
+        own_gates = [m.sigmoid() for m in part(block.tensors, "gate")]
+        torch._foreach_add_(gates, own_gates, alpha=weight)
         torch._foreach_add_(adaptives, dense(block, like), alpha=weight)
     return gates, adaptives
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import ClassVar
 
 import torch
@@ -90,38 +91,46 @@ class FedSpace(Method):
         fit = client.train("fit", weights_of(inbox), MODEL, self.fit_loss)
         fit = replace(fit, constants=self.constants(client, inbox, private["met"]))
         done = yield fit
-        z = Tail(done.weights["adapter"], {}).adapt(client.features(done.weights["base"]))
+        tail = Tail(done.weights["adapter"], {})
+        z = tail.adapt(client.features(done.weights["base"]))
         sent = {"prototypes": report(z, client.y_list, self.params.prototypes)}
         if int(private["first"]) == client.when.position:
-            radius, count = radius_of(moments_of_rows(z, client.rank, client.labels, radius=True))
+            moments = moments_of_rows(z, client.rank, client.labels, radius=True)
+            radius, count = radius_of(moments)
             sent["radius"] = Block("prototype", {"radius": radius, "count": count})
         answer = reply(client, done.weights, MODEL, loss=done.loss, **sent)
         known = set(inbox["prototypes"].labels)
         old = known - set(client.labels)
-        served = steps_per_epoch(client) * len(fit.constants["place"]) * len(old) / max(1, len(known))
-        return replace(with_replay(client, answer, fit.epochs, self.params.quota, served), private=private)
+        per_epoch = steps_per_epoch(client) * len(fit.constants["place"])
+        served = per_epoch * len(old) / max(1, len(known))
+        answer = with_replay(client, answer, fit.epochs, self.params.quota, served)
+        return replace(answer, private=private)
 
     def constants(self, client: Client, inbox: Inbox, met: Tensor) -> Tensors:
         """What the loss needs besides its batch. `place` assigns the pseudo-features of one step to classes."""
         rows, known = tables(inbox["prototypes"], client.net.classes, self.params.prototypes)
         labels = sorted(set(inbox["prototypes"].labels))
-        count = -(-self.params.quota * len(labels) // steps_per_epoch(client))
+        count = ceil(self.params.quota * len(labels) / steps_per_epoch(client))
         ids = to_device(torch.tensor(labels, dtype=torch.long), known.device)
+        allowed = met if self.params.label_space == "met" else client.allowed(client.seen)
+        old = known & ~client.allowed(client.labels)
+        place = torch.arange(count, device=known.device) % max(1, len(labels))
         return {
-            "allowed": met if self.params.label_space == "met" else client.allowed(client.seen),
+            "allowed": allowed,
             "rehearsed": met | known,
-            "old": known & ~client.allowed(client.labels),
+            "old": old,
             "labels": ids,
             "mean": rows[ids],
             "radius": inbox["radius"].tensors["radius"],
-            "place": torch.arange(count, device=known.device) % max(1, len(labels)),
+            "place": place,
         }
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         params = self.params
         y = batch["y"]
         tail = net.tail
-        z = tail.adapt(net.base(*net.weak(batch["inputs"], batch["rng"])))
+        inputs = net.weak(batch["inputs"], batch["rng"])
+        z = tail.adapt(net.base(*inputs))
         loss = cross_entropy(tail.score(z) / params.temperature, y, batch["allowed"])
         if not len(batch["place"]):  # no prototype has been reported yet
             return loss
@@ -130,7 +139,8 @@ class FedSpace(Method):
         each = cross_entropy(pseudo_logits, pseudo_y[:, None], batch["rehearsed"])
         old = batch["old"][pseudo_y]
         rehearsal = (each * old).sum() / old.sum().clamp(min=1)
-        total: Tensor = loss + params.rehearse * rehearsal + params.contrast * contrastive(z, y, pseudo, pseudo_y)
+        contrast = contrastive(z, y, pseudo, pseudo_y)
+        total: Tensor = loss + params.rehearse * rehearsal + params.contrast * contrast
         return total
 
     # -- the server -------------------------------------------------------------------------------------------------
@@ -138,13 +148,16 @@ class FedSpace(Method):
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         if not replies:
             return state
-        before = state.weights()
+        old_weights = state.weights()
         state = super().aggregate(state, replies, when)
-        mixed = mix(before, state.weights(), self.params.inertia)
+        mixed = mix(old_weights, state.weights(), self.params.inertia)
         reports = [r.blocks["prototypes"] for r in replies]
         bank = merge(state.blocks["prototypes"], reports, self.params.rate, self.params.prototypes)
         state = state.put_weights(mixed).put(prototypes=bank)
-        measured = {f"{RADIUS}{r.client}": r.blocks["radius"] for r in replies if "radius" in r.blocks}
+        measured = {}
+        for r in replies:
+            if "radius" in r.blocks:
+                measured[f"{RADIUS}{r.client}"] = r.blocks["radius"]
         if not measured:
             return state
         state = state.put(**measured)
@@ -171,7 +184,9 @@ def mix(old: Weights, new: Weights, inertia: float) -> Weights:
     """inertia · old + (1 − inertia) · new, for all blocks of `new`."""
     mixed: Weights = {}
     for block, tensors in new.items():
-        mixed[block] = {name: inertia * old[block][name] + (1 - inertia) * t for name, t in tensors.items()}
+        mixed[block] = {}
+        for name, t in tensors.items():
+            mixed[block][name] = inertia * old[block][name] + (1 - inertia) * t
     return mixed
 
 
@@ -187,7 +202,7 @@ def update_private(client: Client) -> Tensors:
 def steps_per_epoch(client: Client) -> int:
     """Steps of an epoch on the current examples."""
     batch = client.settings.batch or len(client.current)
-    return -(-len(client.current) // batch)
+    return ceil(len(client.current) / batch)
 
 
 def radius_of(moments: Moments) -> tuple[Tensor, Tensor]:
@@ -205,7 +220,8 @@ def mean_radius(state: ServerState) -> Block:
     reports = [state.blocks[name].tensors for name in sorted(state.blocks) if name.startswith(RADIUS)]
     radius = torch.stack([report["radius"] for report in reports])
     count = torch.stack([report["count"] for report in reports])
-    return Block("prototype", {"radius": (radius * count).sum() / count.sum().clamp(min=1)})
+    mean = (radius * count).sum() / count.sum().clamp(min=1)
+    return Block("prototype", {"radius": mean})
 
 
 def sample_pseudo_features(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -217,7 +233,8 @@ def sample_pseudo_features(batch: Batch) -> tuple[Tensor, Tensor]:
     row = order[batch["place"]]
     prototype = torch.randint(mean.shape[1], row.shape, generator=rng, device=mean.device)
     noise = torch.randn(len(row), mean.shape[2], generator=rng, device=mean.device)
-    return mean[row, prototype] + batch["radius"] * noise, batch["labels"][row]
+    features = mean[row, prototype] + batch["radius"] * noise
+    return features, batch["labels"][row]
 
 
 def contrastive(z: Tensor, y: Tensor, pseudo: Tensor, pseudo_y: Tensor) -> Tensor:
@@ -227,9 +244,11 @@ def contrastive(z: Tensor, y: Tensor, pseudo: Tensor, pseudo_y: Tensor) -> Tenso
     labels = torch.cat([y, pseudo_y])
     itself = torch.eye(len(z), len(points), dtype=torch.bool, device=z.device)
     similarity = points[: len(z)] @ points.T
-    log_share = similarity - similarity.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    log_total = similarity.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    log_share = similarity - log_total
     positive = (y[:, None] == labels) & ~itself
-    return -((log_share * positive).sum(1) / positive.sum(1).clamp(min=1)).mean()
+    each = (log_share * positive).sum(1) / positive.sum(1).clamp(min=1)
+    return -each.mean()
 
 
 METHOD = FedSpace

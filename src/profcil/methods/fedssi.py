@@ -70,7 +70,10 @@ class FedSSI(Method):
         weights = weights_of(inbox)
         allowed = client.allowed(self.label_space(client, inbox))
         private = self.private_state(client, weights, allowed)
-        anchored = {k: client.keep(t) for k, t in private.items() if k.startswith(("omega/", "reference/"))}
+        anchored = {}
+        for name, tensor in private.items():
+            if name.startswith(("omega/", "reference/")):
+                anchored[name] = client.keep(tensor)
         loss = self.penalised_loss if anchored else self.fit_loss  # there is no Ω in a client's first position
         fit = client.train("fit", weights, MODEL, loss)
         done = yield replace(fit, constants={"allowed": allowed, **anchored})
@@ -108,13 +111,15 @@ class FedSSI(Method):
         q = (1 - self.params.mix) / (2 * self.params.mix)
 
         def step(grads: list[Tensor]) -> None:
-            torch._foreach_add_(grads, torch._foreach_sub([p.detach() for p in surrogate], start), alpha=q)
+            moved = torch._foreach_sub([p.detach() for p in surrogate], start)
+            torch._foreach_add_(grads, moved, alpha=q)
             clip_(grads, client.settings.clip)
             optimiser.step(grads)
 
         path = path_integral(surrogate, self.data_losses(client, allowed), step)
-        found = importance(path, start, [p.detach() for p in surrogate], self.params.xi)
-        return dict(zip(parameters, found, strict=True))
+        end = [p.detach() for p in surrogate]
+        by_parameter = importance(path, start, end, self.params.xi)
+        return dict(zip(parameters, by_parameter, strict=True))
 
     def data_losses(self, client: Client, allowed: Tensor) -> Iterator[Tensor]:
         """The data loss of one batch after another, each under the weights that the net has at that step."""
@@ -122,13 +127,15 @@ class FedSSI(Method):
         for _ in range(self.params.walk_epochs):
             for rows in cut(len(client.current), client.settings.batch, rng):
                 inputs = client.examples.inputs(client.current[rows])
-                yield self.fit_loss(client.net, {"inputs": inputs, "y": client.y[rows], "allowed": allowed, "rng": rng})
+                batch: Batch = {"inputs": inputs, "y": client.y[rows], "allowed": allowed, "rng": rng}
+                yield self.fit_loss(client.net, batch)
 
 
 def add_pending_importance(private: Tensors, weights: Weights) -> Tensors:
     """Ω plus the pending importance, and the broadcast model as its reference; empty if nothing is pending."""
     updated: Tensors = {}
-    for key in [k.removeprefix("pending/") for k in private if k.startswith("pending/")]:
+    keys = [k.removeprefix("pending/") for k in private if k.startswith("pending/")]
+    for key in keys:
         block, name = key.split(".", 1)
         pending = private[f"pending/{key}"]
         omega = private.get(f"omega/{key}")
@@ -139,7 +146,11 @@ def add_pending_importance(private: Tensors, weights: Weights) -> Tensors:
 
 def parameters_of(net: Net) -> Tensors:
     """The model's parameters by block and name, without buffers."""
-    return {f"{b}.{k}": p for b in MODEL for k, p in getattr(net, b).named_parameters()}
+    parameters: Tensors = {}
+    for block in MODEL:
+        for name, parameter in getattr(net, block).named_parameters():
+            parameters[f"{block}.{name}"] = parameter
+    return parameters
 
 
 METHOD = FedSSI

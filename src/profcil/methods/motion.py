@@ -128,37 +128,43 @@ class Motion(Method):
         protected[coarse_node[self.reservoir(client, private["y"])]] = True
         score = retention_score(h, graph.edges, shown, len(graph.x))
         merged_into = merge_nodes(h, graph.y[shown], score, self.params.keep, protected[shown])
-        before: Tensor = torch.unique(private["cluster"])  # the representative of each coarse node
-        after = before.index_copy(0, shown, before[shown[merged_into]])
-        return after[coarse_node]
+        representative: Tensor = torch.unique(private["cluster"])  # of each coarse node
+        coarser = representative.index_copy(0, shown, representative[shown[merged_into]])
+        return coarser[coarse_node]
 
     def reservoir(self, client: Client, y: Tensor) -> Tensor:
         """A uniform sample of the nodes with a label: those with the smallest random keys. The key of a node never
         changes. So a node that left the sample never returns, as in reservoir sampling."""
-        key = torch.rand(len(y), generator=torch_generator(client.seed, "reservoir", client.id)).to(y.device)
+        rng = torch_generator(client.seed, "reservoir", client.id)
+        key = torch.rand(len(y), generator=rng).to(y.device)
         shown = torch.nonzero(y != HIDDEN).flatten()
-        return shown[key[shown].argsort()[: self.params.reservoir]]
+        order = key[shown].argsort()
+        return shown[order[: self.params.reservoir]]
 
     # -- the server -------------------------------------------------------------------------------------------------
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         if not replies:
             return state
-        before = state.weights()
-        start = flatten(before)
+        weights = state.weights()
+        start = flatten(weights)
         total = sum(r.samples for r in replies)
         updates = torch.stack([flatten(r.weights()) - start for r in replies])
         share = updates.new_tensor([r.samples / total for r in replies])
         step = merged_step(updates, share, self.params.part, self.params.rest)
-        return state.put_weights(unflatten(start + step, before))
+        return state.put_weights(unflatten(start + step, weights))
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
     ) -> Samples | None:
         """Coarse nodes of the class, each in its own client's coarse graph."""
-        graphs = [coarsen(local_graph(c), dict(c.private))[0] for c in clients if c.private]
-        nodes_of_class = [torch.nonzero(graph.y == label).flatten() for graph in graphs]
-        parts = [graph.inputs(nodes) for graph, nodes in zip(graphs, nodes_of_class, strict=True) if len(nodes)]
+        parts = []
+        for client in clients:
+            if client.private:
+                graph, _ = coarsen(local_graph(client), dict(client.private))
+                nodes_of_class = torch.nonzero(graph.y == label).flatten()
+                if len(nodes_of_class):
+                    parts.append(graph.inputs(nodes_of_class))
         if not parts:
             return None
         x, edges, nodes = join_inputs(parts)
@@ -175,20 +181,30 @@ def coarsen(graph: Nodes, private: Tensors) -> tuple[Nodes, Tensor]:
     """The coarse graph of a client, with all its nodes as examples, and the coarse node of each local node."""
     x, edges, coarse_node = coarse_graph(graph.x, graph.edges, private["cluster"])
     shown = torch.nonzero(private["y"] != HIDDEN).flatten()
-    y = torch.full((len(x),), HIDDEN, device=x.device).index_copy(0, coarse_node[shown], private["y"][shown])
-    return Nodes(x, edges, y, torch.arange(len(x), device=x.device)), coarse_node
+    hidden = torch.full((len(x),), HIDDEN, device=x.device)
+    y = hidden.index_copy(0, coarse_node[shown], private["y"][shown])
+    nodes = torch.arange(len(x), device=x.device)
+    return Nodes(x, edges, y, nodes), coarse_node
 
 
 def flatten(weights: Weights) -> Tensor:
     """All tensors of the model as one vector."""
-    return torch.cat([t.flatten() for b in MODEL for _, t in sorted(weights[b].items())])
+    return torch.cat([weights[block][name].flatten() for block, name in tensor_order(weights)])
 
 
 def unflatten(vector: Tensor, like: Weights) -> Weights:
     """The inverse of `flatten`, with the shapes of `like`."""
-    sizes = [t.numel() for b in MODEL for _, t in sorted(like[b].items())]
-    pieces = iter(vector.split(sizes))
-    return {b: {k: next(pieces).view(like[b][k].shape).clone() for k in sorted(like[b])} for b in MODEL}
+    order = tensor_order(like)
+    sizes = [like[block][name].numel() for block, name in order]
+    weights: Weights = {block: {} for block in MODEL}
+    for (block, name), piece in zip(order, vector.split(sizes), strict=True):
+        weights[block][name] = piece.view(like[block][name].shape).clone()
+    return weights
+
+
+def tensor_order(weights: Weights) -> list[tuple[str, str]]:
+    """Block and name of every tensor of the model, in the order of the vector."""
+    return [(block, name) for block in MODEL for name in sorted(weights[block])]
 
 
 METHOD = Motion

@@ -162,9 +162,14 @@ class Power(Method):
         state = super().aggregate(state, replies, when)
         if not self.params.steps:
             return state
-        gradients = {f"{GRADIENTS}{r.client}": r.blocks["gradients"] for r in replies if "gradients" in r.blocks}
-        models = {f"{LOCAL}{r.client}/{b}": Block("prototype", r.blocks[b].tensors) for r in replies for b in MODEL}
-        return state.put(**gradients, **models)
+        stored: dict[str, Block] = {}
+        for r in replies:
+            if "gradients" in r.blocks:
+                stored[f"{GRADIENTS}{r.client}"] = r.blocks["gradients"]
+        for r in replies:
+            for block in MODEL:
+                stored[f"{LOCAL}{r.client}/{block}"] = Block("prototype", r.blocks[block].tensors)
+        return state.put(**stored)
 
     def trains(self, when: When) -> bool:
         steps: int = self.params.steps
@@ -177,12 +182,18 @@ class Power(Method):
         teachers: dict[str, Weights] = {}
         for (client, part), block in blocks_with_prefix(state, LOCAL):
             teachers.setdefault(client, {})[part] = dict(block.tensors)
-        state = state.drop(*(name for name in state.blocks if name.startswith((GRADIENTS, LOCAL))))
+        used = [name for name in state.blocks if name.startswith((GRADIENTS, LOCAL))]
+        state = state.drop(*used)
         network = state.blocks["mirror"]
         position = server.when.position
-        fresh = {f"{PSEUDO}{c}/{position}": pseudo_nodes(network, block) for c, block in gradients.items()}
+        fresh = {}
+        for client, block in gradients.items():
+            fresh[f"{PSEUDO}{client}/{position}"] = pseudo_nodes(network, block)
         state = state.put(**fresh)
-        lessons = [(c, int(p), block) for (c, p), block in blocks_with_prefix(state, PSEUDO) if c in teachers]
+        lessons: list[Lesson] = []
+        for (client, at_position), block in blocks_with_prefix(state, PSEUDO):
+            if client in teachers:
+                lessons.append((client, int(at_position), block))
         if not lessons:
             return state
         return state.put_weights(self.distil(server, state.weights(), teachers, lessons))
@@ -193,12 +204,17 @@ class Power(Method):
         """The model after some steps towards its teachers, each on its own pseudo-nodes: Σ w·mean|z_g − z_c|."""
         net = server.net
         seen = list(server.seen)
-        target = torch.cat([node_logits(net, teachers[c], b.tensors["x"])[:, seen] for c, _, b in lessons]).detach()
+        logits = []
+        for client, _, block in lessons:
+            of_teacher = node_logits(net, teachers[client], block.tensors["x"])
+            logits.append(of_teacher[:, seen])
+        target = torch.cat(logits).detach()
         weight = self.lesson_weights(server, lessons)
         x = torch.cat([block.tensors["x"] for _, _, block in lessons])
         net.load(weights)
         net.requires_grad_(False)
-        adam = torch.optim.Adam([p.requires_grad_() for p in net.trainable(MODEL)], lr=self.params.server_lr)
+        parameters = [p.requires_grad_() for p in net.trainable(MODEL)]
+        adam = torch.optim.Adam(parameters, lr=self.params.server_lr)
         for _ in range(self.params.steps):
             adam.zero_grad()
             error = (node_logits(net, {}, x)[:, seen] - target).abs().mean(1)
@@ -210,7 +226,11 @@ class Power(Method):
     def lesson_weights(self, server: Server, lessons: Sequence[Lesson]) -> Tensor:
         """The weight w of every pseudo-node: its share of the faded counts of its class."""
         now = server.when.position
-        count = torch.cat([b.tensors["count"] * self.params.fade ** (now - p) for _, p, b in lessons])
+        counts = []
+        for _, position, block in lessons:
+            faded = self.params.fade ** (now - position)
+            counts.append(block.tensors["count"] * faded)
+        count = torch.cat(counts)
         labels = [label for _, _, block in lessons for label in block.labels]
         y = torch.tensor(labels, device=count.device)
         total = count.new_zeros(server.net.classes).index_add(0, y, count)
@@ -225,28 +245,35 @@ class Power(Method):
             if client.private:
                 graph = local_graph(client)
                 rows = client.private["rows"]
-                x.append(graph.x[graph.nodes[rows[graph.y[rows] == label]]])
-        found = torch.cat(x)[:count] if x else torch.empty(0)
-        return Samples("inputs", isolated_nodes(found)) if len(found) else None
+                of_class = rows[graph.y[rows] == label]
+                x.append(graph.x[graph.nodes[of_class]])
+        nodes = torch.cat(x)[:count] if x else torch.empty(0)
+        return Samples("inputs", isolated_nodes(nodes)) if len(nodes) else None
 
 
 def class_gradients(client: Client, network: Block) -> Block:
     """What a client sends about its current classes: the gradient that the mean raw feature of each causes, and its
     count. The labels are not sent, since they can be inferred from the gradients."""
     graph = local_graph(client)
-    found = measure(graph.x[graph.nodes[client.current]], client.y, radius=True)
-    each = [gradient_of(network.tensors, mean, label) for mean, label in zip(found.mean, found.labels, strict=True)]
-    stacked = {name: torch.stack([gradient[name] for gradient in each]) for name in network.tensors}
-    return Block("prototype", {**stacked, "count": found.count})
+    x = graph.x[graph.nodes[client.current]]
+    moments = measure(x, client.y, radius=True)
+    gradients = []
+    for mean, label in zip(moments.mean, moments.labels, strict=True):
+        gradients.append(gradient_of(network.tensors, mean, label))
+    stacked = {name: torch.stack([gradient[name] for gradient in gradients]) for name in network.tensors}
+    return Block("prototype", {**stacked, "count": moments.count})
 
 
 def pseudo_nodes(network: Block, gradients: Block) -> Block:
     """The labelled pseudo-nodes that a client's gradients are inverted to."""
     count = gradients.tensors["count"]
-    each = [{name: gradients.tensors[name][i] for name in network.tensors} for i in range(len(count))]
-    x = torch.stack([invert(network.tensors, gradient) for gradient in each])
-    labels = tuple(label_of(gradient) for gradient in each)
-    return Block("prototype", {"x": x, "count": count}, labels)
+    nodes = []
+    labels = []
+    for i in range(len(count)):
+        gradient = {name: gradients.tensors[name][i] for name in network.tensors}
+        nodes.append(invert(network.tensors, gradient))
+        labels.append(label_of(gradient))
+    return Block("prototype", {"x": torch.stack(nodes), "count": count}, tuple(labels))
 
 
 def blocks_with_prefix(state: ServerState, prefix: str) -> Iterator[tuple[list[str], Block]]:

@@ -47,7 +47,8 @@ def forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np
     position_of = np.argsort(orders, axis=1)  # p_c(t)
     best_from = np.fmax.accumulate(matrix[::-1], axis=0)[::-1]  # the maximum over this and all later positions
     tasks = np.arange(matrix.shape[1])
-    drop: np.ndarray = best_from[position_of, tasks[None, :]] - matrix[-1][None, :]
+    best = best_from[position_of, tasks[None, :]]
+    drop: np.ndarray = best - matrix[-1][None, :]
     return drop
 
 

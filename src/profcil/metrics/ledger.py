@@ -75,7 +75,10 @@ class Ledger:
         rows = list(csv.reader(io.StringIO(text)))
         if not rows or tuple(rows[0]) != COLUMNS:
             raise RunFolderError(f"this is not a ledger: the first line must be {','.join(COLUMNS)}; run it again")
-        return cls([Entry(s, int(p), int(r), int(c), d, k, int(b)) for s, p, r, c, d, k, b in rows[1:]])
+        entries = []
+        for stage, position, round, client, direction, kind, count in rows[1:]:
+            entries.append(Entry(stage, int(position), int(round), int(client), direction, kind, int(count)))
+        return cls(entries)
 
 
 def _matches(entry: Entry, where: Mapping[str, object]) -> bool:

@@ -33,7 +33,8 @@ def allocate(labels: np.ndarray, tasks: Tasks, settings: StreamSettings, seed: i
     owner = np.empty(len(labels), dtype=np.int64)
     by_class = np.argsort(labels, kind="stable")
     class_count = sum(map(len, tasks))
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=class_count))])
+    class_sizes = np.bincount(labels, minlength=class_count)
+    bounds = np.concatenate([[0], np.cumsum(class_sizes)])
     for t, classes in enumerate(tasks):
         clients = draw_supporters(settings.clients, settings.support, generator(seed, "support", t))
         random = generator(seed, "coverage", t)

@@ -18,18 +18,23 @@ def audit(plan: Plan) -> dict[str, Any]:
     observed = set(np.unique(plan.labels).tolist())
     unsupported = sorted(classes - observed)
     supporters = share_of(plan.settings.support, plan.clients)
+    coverage = plan.settings.coverage
+    quotas_grown = [missing_labels(supporters, len(task), coverage) for task in plan.tasks]
+    differs = plan.orders != np.arange(plan.positions)
+    is_idle = plan.counts == 0
+    is_empty = ~plan.counts.any(axis=1)
     return {
         "sampler": plan.settings.sampler,
         "support": _support(plan).tolist(),
         "coverage": _coverage(plan).tolist(),
-        "disorder": float((plan.orders != np.arange(plan.positions)).mean()),
+        "disorder": float(differs.mean()),
         "support_assumption": not unsupported,
         "unsupported_classes": unsupported,
-        "quotas_grown": [missing_labels(supporters, len(task), plan.settings.coverage) for task in plan.tasks],
+        "quotas_grown": quotas_grown,
         "cells": int(plan.orders.size),
-        "idle_cells": int((plan.counts == 0).sum()),
+        "idle_cells": int(is_idle.sum()),
         "untaught_cells": _untaught_cells(plan),
-        "empty_clients": int((~plan.counts.any(axis=1)).sum()),
+        "empty_clients": int(is_empty.sum()),
         "samples": len(plan.ids),
     }
 
@@ -55,8 +60,9 @@ def _untaught_cells(plan: Plan) -> int:
     CTA includes these cells.
     """
     position_of = np.argsort(plan.orders, axis=1, kind="stable")  # p_c(t), the inverse of the order
-    first = np.where(plan.counts > 0, position_of, plan.positions).min(axis=0)
-    return int((first[plan.orders] > np.arange(plan.positions)).sum())
+    first_taught = np.where(plan.counts > 0, position_of, plan.positions).min(axis=0)  # position, by task
+    is_untaught = first_taught[plan.orders] > np.arange(plan.positions)
+    return int(is_untaught.sum())
 
 
 def describe(plan: Plan, limit: int = 20) -> str:
@@ -68,8 +74,14 @@ def describe(plan: Plan, limit: int = 20) -> str:
         f"plan {plan.digest}: seed {plan.seed}, {plan.clients} clients, {plan.settings.participants} per round, "
         f"{plan.positions} tasks"
     )
-    tasks = [f"task {t}: classes {' '.join(map(str, task))}" for t, task in enumerate(plan.tasks, start=1)]
-    return "\n".join([title, "", *_shorten(tasks, limit), "", *_table(plan, limit), "", *_audit_lines(plan)])
+    tasks = []
+    for number, classes in enumerate(plan.tasks, start=1):
+        ids = " ".join(str(y) for y in classes)
+        tasks.append(f"task {number}: classes {ids}")
+    lines = [title, "", *_shorten(tasks, limit), ""]
+    lines += [*_table(plan, limit), ""]
+    lines += _audit_lines(plan)
+    return "\n".join(lines)
 
 
 def _shorten(tasks: list[str], limit: int) -> list[str]:
@@ -87,7 +99,8 @@ def _table(plan: Plan, limit: int) -> list[str]:
     lines = ["the task of each client at each position, both counted from 1; (t) is idle: no data of task t"]
     lines.append(_table_row("client", [f"p{p + 1}" for p in range(plan.positions)]))
     for client in range(shown):
-        lines.append(_table_row(str(client), [_cell(plan, client, p) for p in range(plan.positions)]))
+        cells = [_cell(plan, client, p) for p in range(plan.positions)]
+        lines.append(_table_row(str(client), cells))
     if shown < plan.clients:
         lines.append(f"... and {plan.clients - shown} more clients")
     return lines
@@ -107,12 +120,14 @@ def _audit_lines(plan: Plan) -> list[str]:
     facts = plan.audit()
     unsupported = facts["unsupported_classes"]
     assumption = f"broken by classes {unsupported}" if unsupported else "holds"
+    settings = plan.settings
+    support = _range(facts["support"])
+    coverage = _range(facts["coverage"])
     return [
-        f"support            {_range(facts['support'])} of the clients per task (set: {plan.settings.support:g})",
-        f"coverage           {_range(facts['coverage'])} of a task's labels per supporter "
-        f"(set: {plan.settings.coverage:g})",
+        f"support            {support} of the clients per task (set: {settings.support:g})",
+        f"coverage           {coverage} of a task's labels per supporter (set: {settings.coverage:g})",
         f"disorder           {facts['disorder']:.3f} of the cells differ from the shared order "
-        f"(set: {plan.settings.disorder:g}, {facts['sampler']})",
+        f"(set: {settings.disorder:g}, {facts['sampler']})",
         f"support assumption {assumption}",
         f"quotas grown       {sum(facts['quotas_grown'])} labels, so that every class has a supporter",
         f"idle cells         {facts['idle_cells']} of {facts['cells']}",

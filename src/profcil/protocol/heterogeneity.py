@@ -7,7 +7,7 @@ Every sampler is given its generator and draws for all clients at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, gcd
+from math import ceil, floor, gcd
 
 import numpy as np
 
@@ -28,12 +28,15 @@ def share_of(fraction: float, total: int) -> int:
 
 def draw_supporters(clients: int, support: float, random: Random) -> np.ndarray:
     """A uniform set of supporting clients, ascending. For the same draw, a smaller support gives a subset."""
-    return np.sort(random.permutation(clients)[: share_of(support, clients)])
+    count = share_of(support, clients)
+    shuffled = random.permutation(clients)
+    return np.sort(shuffled[:count])
 
 
 def missing_labels(supporters: int, classes: int, coverage: float) -> int:
     """By how many labels the quotas of a task fall short of its number of classes; usually 0."""
-    return max(0, classes - supporters * share_of(coverage, classes))
+    assigned = supporters * share_of(coverage, classes)
+    return max(0, classes - assigned)
 
 
 def draw_quotas(supporters: int, classes: int, coverage: float, random: Random) -> np.ndarray:
@@ -52,12 +55,14 @@ def assign_labels(quotas: np.ndarray, classes: Sequence[int], random: Random) ->
     size = len(classes)
     rows = np.arange(len(quotas))
     block = size // gcd(size, int(quotas.min()))  # rows per shuffle; raised quotas use each class once: one block
-    blocks = -(-len(quotas) // block)
+    blocks = ceil(len(quotas) / block)
     unshuffled = np.tile(np.asarray(classes, dtype=np.int64), (blocks, 1))
     shuffles = random.permuted(unshuffled, axis=1)
     start = np.cumsum(quotas) - quotas
     offset = np.arange(int(quotas.max()))
-    labels = shuffles[(rows // block)[:, None], (start[:, None] + offset) % size]
+    block_of_row = rows // block
+    place = (start[:, None] + offset) % size
+    labels = shuffles[block_of_row[:, None], place]
     within_quota = offset < quotas[:, None]
     row_of = np.broadcast_to(rows[:, None], within_quota.shape)
     return row_of[within_quota], labels[within_quota]
@@ -85,13 +90,15 @@ def derangements(rows: int, size: int, random: Random) -> np.ndarray:
     By rejection: a row with a fixed point is drawn again.
     """
     identity = np.arange(size)
-    found = np.empty((rows, size), dtype=np.int64)
+    permutations = np.empty((rows, size), dtype=np.int64)
     pending = np.arange(rows)
     while len(pending):
-        found[pending] = random.permuted(np.tile(identity, (len(pending), 1)), axis=1)
-        has_fixed_point = (found[pending] == identity).any(axis=1)
+        ordered = np.tile(identity, (len(pending), 1))
+        drawn = random.permuted(ordered, axis=1)
+        permutations[pending] = drawn
+        has_fixed_point = (drawn == identity).any(axis=1)
         pending = pending[has_fixed_point]
-    return found
+    return permutations
 
 
 def adjacent(clients: int, tasks: int, disorder: float, random: Random) -> np.ndarray:
@@ -100,7 +107,10 @@ def adjacent(clients: int, tasks: int, disorder: float, random: Random) -> np.nd
     swaps = random.random((clients, max(0, tasks - 1))) < disorder
     for p in range(tasks - 1):
         swapped = swaps[:, p]
-        orders[swapped, p], orders[swapped, p + 1] = orders[swapped, p + 1], orders[swapped, p]
+        left = orders[swapped, p]
+        right = orders[swapped, p + 1]
+        orders[swapped, p] = right
+        orders[swapped, p + 1] = left
     return orders
 
 

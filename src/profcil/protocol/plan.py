@@ -75,13 +75,17 @@ class Plan:
     def owned(self, client: int) -> np.ndarray:
         """The ids of a client's samples at all positions, ascending."""
         self._check_inside(client, 0)
-        first = client * self.positions
-        return np.sort(self.ids[self.starts[first] : self.starts[first + self.positions]])
+        first_cell = client * self.positions
+        start = self.starts[first_cell]
+        end = self.starts[first_cell + self.positions]
+        return np.sort(self.ids[start:end])
 
     def observed(self, client: int, position: int) -> tuple[int, ...]:
         """The observed labels: the classes of the client's samples at a position, a subset of its task's classes."""
         cell = self._cell(client, position)
-        return tuple(self.labels[self.label_starts[cell] : self.label_starts[cell + 1]].tolist())
+        start = self.label_starts[cell]
+        end = self.label_starts[cell + 1]
+        return tuple(self.labels[start:end].tolist())
 
     def supporters(self, task: int) -> np.ndarray:
         """C_t: the clients with data of a task."""
@@ -109,7 +113,11 @@ class Plan:
         introduced = np.zeros((self.positions, self.positions), dtype=bool)
         introduced[np.arange(self.positions), self.orders] = True
         seen_tasks = np.logical_or.accumulate(introduced)
-        return [frozenset(y for t in np.flatnonzero(row) for y in self.tasks[t]) for row in seen_tasks]
+        seen = []
+        for is_seen in seen_tasks:
+            classes = [self.tasks[t] for t in np.flatnonzero(is_seen)]
+            seen.append(frozenset().union(*classes))
+        return seen
 
     def current(self, position: int) -> frozenset[int]:
         """The classes that any client observes at a position."""
@@ -142,7 +150,8 @@ class Plan:
         total = hashlib.blake2b(archive.encode(self.header), digest_size=16)
         for name in ARRAYS:
             array = getattr(self, name)
-            total.update(f"{name}{array.shape}".encode() + array.tobytes())
+            head = f"{name}{array.shape}".encode()
+            total.update(head + array.tobytes())
         return total.hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -166,7 +175,8 @@ class Plan:
     def _rebuild(cls, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Plan:
         tasks = tuple(tuple(t) for t in header["tasks"])
         known: dict[str, Any] = {name: arrays[name] for name in ARRAYS}
-        plan = cls(StreamSettings(**header["settings"]), header["seed"], tasks, **known)
+        settings = StreamSettings(**header["settings"])
+        plan = cls(settings, header["seed"], tasks, **known)
         if plan.digest != header["digest"]:
             raise ValueError("its digest does not match its content")
         return plan
@@ -193,6 +203,8 @@ def assemble(
     cell = owner[used] * len(tasks) + task_of[labels[used]]
     ids = used[np.argsort(cell, kind="stable")]
     observed = np.unique(cell * classes + labels[used])  # one number per (cell, class)
+    observed_labels = observed % classes
+    observed_cells = observed // classes
     return Plan(
         settings=settings,
         seed=seed,
@@ -200,14 +212,15 @@ def assemble(
         orders=orders,
         ids=ids,
         starts=_starts(cell, cells),
-        labels=observed % classes,
-        label_starts=_starts(observed // classes, cells),
+        labels=observed_labels,
+        label_starts=_starts(observed_cells, cells),
     )
 
 
 def _starts(cell: np.ndarray, cells: int) -> np.ndarray:
     """Where each cell begins in an array that is sorted by cell."""
-    return np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=cells))])
+    sizes = np.bincount(cell, minlength=cells)
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def make_plan(labels: np.ndarray | Sequence[int], classes: int, settings: StreamSettings, seed: int) -> Plan:

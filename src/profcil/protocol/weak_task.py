@@ -69,7 +69,8 @@ def weaken(plan: Plan, labels: np.ndarray, task: int, strength: str) -> Weakened
     kept = STRENGTHS[strength]
     labels = np.asarray(labels)
     owner = _owners(plan, labels)
-    ids = np.flatnonzero((owner >= 0) & np.isin(labels, plan.tasks[task]))
+    of_task = np.isin(labels, plan.tasks[task])
+    ids = np.flatnonzero((owner >= 0) & of_task)
     is_kept = _of_kept_clients(plan, task, kept.supporters, owner[ids], labels[ids])
     is_kept &= _kept_examples(plan, task, kept.examples, owner[ids], labels[ids])
     owner[ids[~is_kept]] = -1
@@ -86,9 +87,12 @@ def weakened(plan: Plan, labels: np.ndarray, settings: StreamSettings) -> Weaken
 
 def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:
     """The owner of every sample, -1 for samples outside the stream. Labels of another dataset are a DataError."""
-    if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) > plan.ids.max(initial=-1):
+    are_class_ids = labels.ndim == 1 and labels.dtype.kind in "iu"
+    if are_class_ids and len(labels) > plan.ids.max(initial=-1):
         owner = np.full(len(labels), -1, dtype=np.int64)
-        owner[plan.ids] = np.repeat(np.arange(plan.orders.size), np.diff(plan.starts)) // plan.positions
+        cells = np.arange(plan.orders.size)
+        cell_of_sample = np.repeat(cells, np.diff(plan.starts))
+        owner[plan.ids] = cell_of_sample // plan.positions
         known = np.isin(labels[plan.ids], np.concatenate(plan.tasks)).all()
         if known and assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed) == plan:
             return owner
@@ -119,7 +123,8 @@ def _cover(observed: np.ndarray) -> np.ndarray:
     missing = observed.any(axis=0)
     rows: list[int] = []
     while missing.any():
-        row = int((observed & missing).sum(axis=1).argmax())
+        newly_covered = (observed & missing).sum(axis=1)
+        row = int(newly_covered.argmax())
         rows.append(row)
         missing = missing & ~observed[row]
     return np.array(rows, dtype=np.int64)
@@ -129,8 +134,10 @@ def _kept_examples(plan: Plan, task: int, fraction: float, owner: np.ndarray, y:
     """Which samples are kept: of each client and class, a random max(1, fraction x n) of its n samples."""
     shuffled = generator(plan.seed, "weak-task", task, "examples").permutation(len(y))
     order = np.lexsort((shuffled, y, owner))
-    _, group, size = np.unique(np.stack([owner, y]), axis=1, return_inverse=True, return_counts=True)
+    pairs = np.stack([owner, y])
+    _, group, size = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
     rank = np.empty(len(y), dtype=np.int64)
-    rank[order] = np.arange(len(y)) - np.repeat(np.cumsum(size) - size, size)
+    group_start = np.cumsum(size) - size
+    rank[order] = np.arange(len(y)) - np.repeat(group_start, size)
     quota = np.array([share_of(fraction, n) for n in size.tolist()], dtype=np.int64)
     return rank < quota[group.reshape(-1)]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from profcil.reporting.grid import METRICS, Column, Entry, Row, Table
+from profcil.reporting.markdown import markdown_table
 from profcil.reporting.significance import best_entries, describe_tests
 
 LEGEND = "Mean ± standard deviation over seeds; in brackets the paper's value; the best of each column in bold."
@@ -55,16 +56,19 @@ def format_entry(entry: Entry, digits: int, emphasis: Style, spread: Style) -> s
 def notes(table: Table) -> list[str]:
     """The legend, then the results of the tests."""
     legend = f"{LEGEND} {table.note}".strip()
-    return [legend, *(describe_tests(table) if table.tested else [])]
+    tests = describe_tests(table) if table.tested else []
+    return [legend, *tests]
 
 
 def markdown(table: Table) -> str:
-    titles = [f"{column.group}: {column.title}" if column.group else column.title for column in table.columns]
+    titles = []
+    for column in table.columns:
+        group = f"{column.group}: " if column.group else ""
+        titles.append(group + column.title)
     head = [*table.heads, "seeds", *titles]
     body = format_rows(table, lambda text: f"**{text}**", lambda text: f" ± {text}")
-    rows = "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
     legend, *tests = notes(table)
-    parts = [f"**{table.title}**", rows, legend]
+    parts = [f"**{table.title}**", markdown_table(head, body), legend]
     if tests:
         parts.append("\n".join(f"- {line}" for line in tests))
     return "\n\n".join(parts)
@@ -75,17 +79,21 @@ def latex(table: Table) -> str:
     lead = len(table.heads) + 1
     body = format_rows(table, lambda text: rf"\textbf{{{text}}}", lambda text: rf" {{\scriptsize$\pm$ {text}}}")
     titles = [escape(column.title) + direction_arrow(column) for column in table.columns]
-    lines = [*group_line(table, lead), " & ".join([*map(escape, table.heads), "seeds", *titles]) + r" \\"]
+    heads = [escape(head) for head in table.heads]
+    lines = [*group_line(table, lead), latex_line([*heads, "seeds", *titles])]
     block = None
     for row, texts in zip(table.rows, body, strict=True):
         if row.names[:-1] != block:
             lines.append(r"\midrule")
         block = row.names[:-1]
-        lines.append(" & ".join([*map(escape, texts[:lead]), *texts[lead:]]) + r" \\")
-    caption = escape(" ".join([f"{table.title}.", *(f"{note.rstrip('.')}." for note in notes(table))]))
+        names = [escape(text) for text in texts[:lead]]
+        lines.append(latex_line([*names, *texts[lead:]]))
+    sentences = [f"{text.rstrip('.')}." for text in notes(table)]
+    caption = escape(" ".join([f"{table.title}.", *sentences]))
+    alignment = "l" * lead + "c" * len(table.columns)
     return "\n".join([
         r"\begin{table*}[t]", r"\centering", rf"\caption{{{caption}}}", r"\resizebox{\textwidth}{!}{%",
-        r"\begin{tabular}{" + "l" * lead + "c" * len(table.columns) + "}", r"\toprule", *lines,
+        rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *lines,
         r"\bottomrule", r"\end{tabular}", "}", r"\end{table*}",
     ])  # fmt: skip
 
@@ -95,13 +103,21 @@ def group_line(table: Table, lead: int) -> list[str]:
     groups = [column.group for column in table.columns]
     if not any(groups):
         return []
-    cells = [rf"\multicolumn{{{groups.count(group)}}}{{c}}{{{escape(group)}}}" for group in dict.fromkeys(groups)]
-    return [" & ".join([*[""] * lead, *cells]) + r" \\"]
+    cells = [""] * lead
+    for group in dict.fromkeys(groups):
+        cells.append(rf"\multicolumn{{{groups.count(group)}}}{{c}}{{{escape(group)}}}")
+    return [latex_line(cells)]
+
+
+def latex_line(cells: Sequence[str]) -> str:
+    return " & ".join(cells) + r" \\"
 
 
 def direction_arrow(column: Column) -> str:
     """An arrow that shows whether higher or lower values are better."""
-    return {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}[METRICS[column.metric].better]
+    better = METRICS[column.metric].better
+    arrows = {1: r" $\uparrow$", -1: r" $\downarrow$", 0: ""}
+    return arrows[better]
 
 
 def escape(text: str) -> str:

@@ -231,7 +231,8 @@ def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
     a = flatten_settings(one)
     b = flatten_settings(other)
     ignored = (*SEED_AND_MACHINE, "regime")
-    return sorted(key for key in a.keys() | b.keys() if key not in ignored and a.get(key) != b.get(key))
+    keys = (a.keys() | b.keys()) - set(ignored)
+    return sorted(key for key in keys if a.get(key) != b.get(key))
 
 
 def measure_runs(runs: Sequence[Run]) -> list[dict[str, float | None]]:

@@ -47,15 +47,18 @@ def setting_and_value(item: Item) -> tuple[str, str]:
 
 def paper_result(item: Item, metric: str) -> PaperValue | None:
     """A main result. The paper has one homogeneous table for each budget regime."""
-    suffix = "_expanded" if item.variant == "expanded" else ""
-    return paper_value("results", item.config["dataset"], item.config["setting"] + suffix, item.method, metric)
+    setting = item.config["setting"]
+    if item.variant == "expanded":
+        setting += "_expanded"
+    return paper_value("results", item.config["dataset"], setting, item.method, metric)
 
 
 def paper_sweep(name: str) -> Callable[[Item, str], PaperValue | None]:
     """The results of the paper's sweep over a stream setting."""
 
     def find(item: Item, metric: str) -> PaperValue | None:
-        return paper_value(name, item.config["dataset"], str(item.config["stream"][name]), item.method, metric)
+        value = str(item.config["stream"][name])
+        return paper_value(name, item.config["dataset"], value, item.method, metric)
 
     return find
 
@@ -89,130 +92,146 @@ def paper_cost(item: Item, metric: str) -> PaperValue | None:
     if item.config["transfer"] == "full":
         names |= {"mb_down": ("down_gb", 1e3), "mb_up": ("up_gb", 1e3), "comm": ("comm", 1.0)}
     name, unit = names.get(metric, ("", 1.0))
-    found = paper_value("cost", item.config["dataset"], item.method, name)
-    return (found[0] * unit, None) if found else None
+    value = paper_value("cost", item.config["dataset"], item.method, name)
+    if value is None:
+        return None
+    mean, _ = value
+    return mean * unit, None
 
+
+HOMOGENEOUS = Layout(
+    title="Without heterogeneity, resource-matched and resource-expanded",
+    studies=("homogeneous",),
+    heads=("dataset", "regime", "method"),
+    names=lambda i: (i.config["dataset"], i.variant or i.config["regime"], method_title(i.method)),
+    metrics=MAIN_METRICS,
+    group=no_group,
+    paper=paper_result,
+    keep=lambda i: i.config["setting"] == "homogeneous",
+)
+SEVERE = Layout(
+    title="Under severe heterogeneity, with the expanded replay budget",
+    studies=("severe",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=MAIN_METRICS,
+    group=no_group,
+    paper=paper_result,
+    keep=lambda i: i.config["setting"] == "severe",
+)
+SUPPORT_SWEEP = Layout(
+    title="Supervision support: the fraction of clients that support each task",
+    studies=("support-sweep",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=("faa", "af"),
+    group=group_by_stream_value("support"),
+    paper=paper_sweep("support"),
+)
+ORDER_SWEEP = Layout(
+    title="Stage misalignment: the fraction of task positions perturbed per client",
+    studies=("order-sweep",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=("faa", "af"),
+    group=group_by_stream_value("disorder"),
+    paper=paper_sweep("disorder"),
+)
+ABLATION = Layout(
+    title="PRO-MAX without its parts, under severe heterogeneity",
+    studies=("ablation",),
+    heads=("dataset", "variant"),
+    names=lambda i: (i.config["dataset"], i.variant or method_title(i.method)),
+    metrics=MAIN_METRICS,
+    group=no_group,
+    paper=paper_ablation,
+    by_method=False,
+    tested=False,
+)
+SENSITIVITY = Layout(
+    title="Sensitivity of PRO-MAX, one setting at a time",
+    studies=("sensitivity",),
+    heads=("dataset", "setting", "value"),
+    names=lambda i: (i.config["dataset"], *setting_and_value(i)),
+    metrics=("faa", "af", "client_mb"),
+    group=no_group,
+    paper=paper_sensitivity,
+    keep=lambda i: " " in i.variant,
+    by_method=False,
+    tested=False,
+)
+MODALITY = Layout(
+    title="Text and graphs, with and without heterogeneity",
+    studies=("modality",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=SETTING_METRICS,
+    group=group_by_setting,
+    paper=paper_result,
+)
+SCALE_UP = Layout(
+    title="Longer and larger streams, with and without heterogeneity",
+    studies=("scale-up",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=SETTING_METRICS,
+    group=group_by_setting,
+    paper=paper_result,
+)
+CTA = Layout(
+    title="Current-task accuracy under severe heterogeneity",
+    studies=("severe", "modality", "scale-up"),
+    heads=("method",),
+    names=lambda i: (method_title(i.method),),
+    metrics=("cta",),
+    group=lambda i, metric: i.config["dataset"],
+    paper=paper_result,
+    keep=lambda i: i.config["setting"] == "severe",
+)
+WEAK_TASK = Layout(
+    title="Weak task, replay mismatch and downstream drop",
+    studies=("weak-task",),
+    heads=("dataset", "strength", "method"),
+    names=lambda i: (i.config["dataset"], i.config["stream"]["weak_strength"] or "clean", method_title(i.method)),
+    metrics=("weak_accuracy", "mmd2", "w1", "cosine", "drop", "faa", "af"),
+    group=no_group,
+    paper=paper_mismatch,
+    note="The paper does not name the strength of its values; they are shown beside the severe ones.",
+)
+MEMORY_SNAPSHOTS = Layout(
+    title="Alignment of old memories with true class means after the last position",
+    studies=("memory-snapshots",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=("align", "align_z", "centred", "af"),
+    group=no_group,
+    paper=paper_alignment,
+    tested=False,
+)
+COST = Layout(
+    title="Traffic for both ways of counting it, time and memory",
+    studies=("cost",),
+    heads=("dataset", "method"),
+    names=dataset_and_method,
+    metrics=(*TRAFFIC, *TIME_AND_MEMORY),
+    group=group_by_transfer,
+    paper=paper_cost,
+    tested=False,
+    note="`changed` and `full` are values of the setting `transfer`, which changes no result. NormComm is relative "
+    "to FedAvg with the same `transfer`. Warm-up traffic, the same for all methods, is excluded.",
+)
 
 LAYOUTS: dict[str, Layout] = {
-    "homogeneous": Layout(
-        "Without heterogeneity, resource-matched and resource-expanded",
-        ("homogeneous",),
-        ("dataset", "regime", "method"),
-        lambda i: (i.config["dataset"], i.variant or i.config["regime"], method_title(i.method)),
-        MAIN_METRICS,
-        no_group,
-        paper_result,
-        lambda i: i.config["setting"] == "homogeneous",
-    ),
-    "severe": Layout(
-        "Under severe heterogeneity, with the expanded replay budget",
-        ("severe",),
-        ("dataset", "method"),
-        dataset_and_method,
-        MAIN_METRICS,
-        no_group,
-        paper_result,
-        lambda i: i.config["setting"] == "severe",
-    ),
-    "support-sweep": Layout(
-        "Supervision support: the fraction of clients that support each task",
-        ("support-sweep",),
-        ("dataset", "method"),
-        dataset_and_method,
-        ("faa", "af"),
-        group_by_stream_value("support"),
-        paper_sweep("support"),
-    ),
-    "order-sweep": Layout(
-        "Stage misalignment: the fraction of task positions perturbed per client",
-        ("order-sweep",),
-        ("dataset", "method"),
-        dataset_and_method,
-        ("faa", "af"),
-        group_by_stream_value("disorder"),
-        paper_sweep("disorder"),
-    ),
-    "ablation": Layout(
-        "PRO-MAX without its parts, under severe heterogeneity",
-        ("ablation",),
-        ("dataset", "variant"),
-        lambda i: (i.config["dataset"], i.variant or method_title(i.method)),
-        MAIN_METRICS,
-        no_group,
-        paper_ablation,
-        by_method=False,
-        tested=False,
-    ),
-    "sensitivity": Layout(
-        "Sensitivity of PRO-MAX, one setting at a time",
-        ("sensitivity",),
-        ("dataset", "setting", "value"),
-        lambda i: (i.config["dataset"], *setting_and_value(i)),
-        ("faa", "af", "client_mb"),
-        no_group,
-        paper_sensitivity,
-        lambda i: " " in i.variant,
-        by_method=False,
-        tested=False,
-    ),
-    "modality": Layout(
-        "Text and graphs, with and without heterogeneity",
-        ("modality",),
-        ("dataset", "method"),
-        dataset_and_method,
-        SETTING_METRICS,
-        group_by_setting,
-        paper_result,
-    ),
-    "scale-up": Layout(
-        "Longer and larger streams, with and without heterogeneity",
-        ("scale-up",),
-        ("dataset", "method"),
-        dataset_and_method,
-        SETTING_METRICS,
-        group_by_setting,
-        paper_result,
-    ),
-    "cta": Layout(
-        "Current-task accuracy under severe heterogeneity",
-        ("severe", "modality", "scale-up"),
-        ("method",),
-        lambda i: (method_title(i.method),),
-        ("cta",),
-        lambda i, metric: i.config["dataset"],
-        paper_result,
-        lambda i: i.config["setting"] == "severe",
-    ),
-    "weak-task": Layout(
-        "Weak task, replay mismatch and downstream drop",
-        ("weak-task",),
-        ("dataset", "strength", "method"),
-        lambda i: (i.config["dataset"], i.config["stream"]["weak_strength"] or "clean", method_title(i.method)),
-        ("weak_accuracy", "mmd2", "w1", "cosine", "drop", "faa", "af"),
-        no_group,
-        paper_mismatch,
-        note="The paper does not name the strength of its values; they are shown beside the severe ones.",
-    ),
-    "memory-snapshots": Layout(
-        "Alignment of old memories with true class means after the last position",
-        ("memory-snapshots",),
-        ("dataset", "method"),
-        dataset_and_method,
-        ("align", "align_z", "centred", "af"),
-        no_group,
-        paper_alignment,
-        tested=False,
-    ),
-    "cost": Layout(
-        "Traffic for both ways of counting it, time and memory",
-        ("cost",),
-        ("dataset", "method"),
-        dataset_and_method,
-        (*TRAFFIC, *TIME_AND_MEMORY),
-        group_by_transfer,
-        paper_cost,
-        tested=False,
-        note="`changed` and `full` are values of the setting `transfer`, which changes no result. NormComm is relative "
-        "to FedAvg with the same `transfer`. Warm-up traffic, the same for all methods, is excluded.",
-    ),
+    "homogeneous": HOMOGENEOUS,
+    "severe": SEVERE,
+    "support-sweep": SUPPORT_SWEEP,
+    "order-sweep": ORDER_SWEEP,
+    "ablation": ABLATION,
+    "sensitivity": SENSITIVITY,
+    "modality": MODALITY,
+    "scale-up": SCALE_UP,
+    "cta": CTA,
+    "weak-task": WEAK_TASK,
+    "memory-snapshots": MEMORY_SNAPSHOTS,
+    "cost": COST,
 }

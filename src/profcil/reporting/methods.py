@@ -18,6 +18,7 @@ from typing import Any
 from profcil import registry
 from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
+from profcil.reporting.markdown import markdown_table
 
 MARKS = ("Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
 BEGIN = "<!-- experiments: written by hand -->"
@@ -39,7 +40,7 @@ def render_page(tests: Path, experiments: str) -> str:
     """The whole page; `tests` is the folder with the test files of the methods."""
     methods = registry.usable("methods")
     rows = [table_row(name, module) for name, module in methods.items()]
-    table = "\n".join("| " + " | ".join(cells) + " |" for cells in [COLUMNS, ["---"] * len(COLUMNS), *rows])
+    table = markdown_table(COLUMNS, rows)
     sections = [method_section(name, module, tests) for name, module in methods.items()]
     by_hand = f"{BEGIN}\n\n{experiments.strip()}\n\n{END}"
     return "\n\n".join([HEAD.rstrip(), "## At a glance", table, by_hand, *sections]) + "\n"
@@ -85,9 +86,9 @@ def split_docstring(doc: str) -> tuple[str, list[tuple[str, str]]]:
     paragraphs = []
     for raw in re.split(rf"\n\n|\n(?=(?:{marks})\b[^:.\n]*:)", rest.strip()):
         text = " ".join(raw.split())
-        found = re.match(rf"({marks})( [^:.]+)?: ?", text)
-        if found:
-            paragraphs.append((found[0].rstrip(": "), text[found.end() :]))
+        mark = re.match(rf"({marks})( [^:.]+)?: ?", text)
+        if mark:
+            paragraphs.append((mark[0].rstrip(": "), text[mark.end() :]))
         else:
             paragraphs.append(("", text))
     return title, [(mark, text) for mark, text in paragraphs if text]
@@ -95,32 +96,36 @@ def split_docstring(doc: str) -> tuple[str, list[tuple[str, str]]]:
 
 def stored(doc: str) -> tuple[str, str]:
     """What the docstring says is stored on the server and on a client in addition to the model."""
-    paragraph = dict(split_docstring(doc)[1]).get("Stored", "")
-    found = re.fullmatch(r"on the server (.+?); on a client (.+?)\.", paragraph)
-    return (found[1], found[2]) if found else ("?", "?")
+    _, paragraphs = split_docstring(doc)
+    paragraph = dict(paragraphs).get("Stored", "")
+    places = re.fullmatch(r"on the server (.+?); on a client (.+?)\.", paragraph)
+    return (places[1], places[2]) if places else ("?", "?")
 
 
 def budget(method: Any) -> str:
     """The settings that a regime changes: matched → expanded."""
     defaults = {field.name: field.default for field in dataclasses.fields(method.Params)}
     expanded: Mapping[str, Any] = method.regimes.get("expanded", {})
-    return ", ".join(f"`{key}` {defaults[key]} → {value}" for key, value in expanded.items()) or "-"
+    changes = [f"`{key}` {defaults[key]} → {value}" for key, value in expanded.items()]
+    return ", ".join(changes) or "-"
 
 
 def describe_tests(name: str, tests: Path) -> str:
     """The tests of a method: all tests in the file of its name, or tests with its name in files of no method."""
     own_file = tests / f"test_{name}.py"
     if own_file.exists():
-        found = {own_file.name: list_tests(own_file)}
+        tests_by_file = {own_file.name: list_tests(own_file)}
     else:
         method_files = {f"test_{other}.py" for other in registry.names("methods")}
         shared = sorted(file for file in tests.glob("test_*.py") if file.name not in method_files)
-        found = {file.name: [test for test in list_tests(file) if name in test.split("_")] for file in shared}
-    lines = [
-        f"**Verified by** `tests/methods/{file}`: {'; '.join(map(readable_name, names))}."
-        for file, names in found.items()
-        if names
-    ]
+        tests_by_file = {}
+        for file in shared:
+            tests_by_file[file.name] = [test for test in list_tests(file) if name in test.split("_")]
+    lines = []
+    for file_name, names in tests_by_file.items():
+        if names:
+            readable = "; ".join(readable_name(test) for test in names)
+            lines.append(f"**Verified by** `tests/methods/{file_name}`: {readable}.")
     return "\n\n".join(lines) or "**Verified by** the contract tests only."
 
 

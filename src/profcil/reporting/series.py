@@ -23,8 +23,10 @@ def scored_positions(run: Run) -> int:
 def seen_accuracy(run: Run) -> np.ndarray:
     """The mean cumulative accuracy of the clients at each position; the last value is FAA. NaN if not scored yet."""
     out = np.full(run.plan.positions, np.nan)
+    scores = run.scores
     for p in range(scored_positions(run)):
-        out[p] = 100 * cumulative_accuracy(run.scores.correct, run.scores.total, run.plan.orders, p).mean()
+        by_client = cumulative_accuracy(scores.correct, scores.total, run.plan.orders, p)
+        out[p] = 100 * by_client.mean()
     return out
 
 

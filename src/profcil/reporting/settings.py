@@ -13,6 +13,7 @@ from profcil import registry
 from profcil.config import describe_range, describe_type, plain
 from profcil.errors import DataError, unknown
 from profcil.io.atomic_files import write_text
+from profcil.reporting.markdown import markdown_table
 from profcil.resolve import SECTIONS, SETTINGS, TOP_LEVEL, RunConfig, resolve, toml_value
 from profcil.runs.settings_check import flatten_settings
 
@@ -41,12 +42,18 @@ def list_settings(method: str | None = None, dataset: str | None = None) -> list
     common = [*describe_fields(RunConfig, "", EVERY_RUN)]
     for section, cls in SECTIONS.items():
         common += describe_fields(cls, f"{section}.", EVERY_RUN)
-    own = [row for name, cls in classes.items() for row in describe_fields(cls.Params, "params.", name)]
+    own: list[dict[str, Any]] = []
+    for name, cls in classes.items():
+        own += describe_fields(cls.Params, "params.", name)
     if dataset is None:
         return [*common, *own]
     values = {name: run_values(dataset, name) for name in names}
     values[EVERY_RUN] = run_values(dataset, method)
-    return [row | {"default": toml_value(values[row["of"]][row["setting"]])} for row in (*common, *own)]
+    rows = []
+    for row in (*common, *own):
+        value = values[row["of"]][row["setting"]]
+        rows.append(row | {"default": toml_value(value)})
+    return rows
 
 
 def run_values(dataset: str, method: str | None) -> dict[str, Any]:
@@ -60,10 +67,11 @@ def describe_fields(cls: type, prefix: str, of: str) -> Iterator[dict[str, Any]]
     for field in dataclasses.fields(cls):
         if cls is RunConfig and field.name not in TOP_LEVEL:
             continue
+        type_name = re.sub(r"\ba ", "", describe_type(hints[field.name]))
         yield {
             "setting": prefix + field.name,
             "of": of,
-            "type": re.sub(r"\ba ", "", describe_type(hints[field.name])),
+            "type": type_name,
             "default": default_text(field, prefix),
             "allowed": allowed_values(field.metadata),
             "help": field.metadata.get("help", ""),
@@ -97,10 +105,10 @@ def render_page() -> str:
             own.setdefault(row["of"], []).append(row)
     parts = [HEAD.rstrip()]
     for section, of_section in common.items():
-        parts += [f"## {section or 'The run'}", section_docstring(section), markdown_table(of_section)]
+        parts += [f"## {section or 'The run'}", section_docstring(section), settings_table(of_section)]
     parts.append("## Methods")
     for method, of_method in own.items():
-        parts += [f"### {method}", markdown_table(of_method)]
+        parts += [f"### {method}", settings_table(of_method)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -109,12 +117,13 @@ def section_docstring(section: str) -> str:
     return (cls.__doc__ or "").strip()
 
 
-def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines: list[Sequence[str]] = [COLUMNS, ["---"] * len(COLUMNS)]
+def settings_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    body = []
     for row in rows:
         default = "the dataset's" if row["default"] is None else f"`{row['default']}`"
-        lines.append([f"`{row['setting']}`", row["type"], default, row["allowed"], row["help"]])
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+        cells = [f"`{row['setting']}`", row["type"], default, row["allowed"], row["help"]]
+        body.append([cell.replace("|", "\\|") for cell in cells])
+    return markdown_table(COLUMNS, body)
 
 
 def update(path: Path) -> None:

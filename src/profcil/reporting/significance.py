@@ -18,15 +18,15 @@ def best_mean(rows: list[Row], column: Column) -> float | None:
 
 def best_entries(table: Table) -> set[tuple[tuple[str, ...], Column]]:
     """The row names and columns of the entries that are the best of their block."""
-    found = set()
+    best_of_blocks = set()
     for block in table.blocks():
         for column in table.columns:
             best = best_mean(block, column)
             for row in block:
                 entry = row.entries.get(column)
                 if best is not None and entry is not None and entry.mean == best:
-                    found.add((row.names, column))
-    return found
+                    best_of_blocks.add((row.names, column))
+    return best_of_blocks
 
 
 def describe_tests(table: Table) -> list[str]:
@@ -37,7 +37,8 @@ def describe_tests(table: Table) -> list[str]:
             pair = tested_pair(block, column) if column.metric in TESTED else None
             if pair is not None:
                 ours, baseline = pair
-                place = " ".join(filter(None, [*block[0].names[:-1], column.group, column.title]))
+                parts = [*block[0].names[:-1], column.group, column.title]
+                place = " ".join(part for part in parts if part)
                 names = f"{method_title(ours.method)} against {method_title(baseline.method)}"
                 result = paired_test(ours.entries[column], baseline.entries[column])
                 sentences.append(f"{place}: {names}, {result}")
@@ -60,7 +61,9 @@ def paired_test(ours: Entry, baseline: Entry) -> str:
     common = sorted(ours.seeds.keys() & baseline.seeds.keys())
     if not common:
         return "no common seed, so no test"
-    differences = [ours.seeds[seed] - baseline.seeds[seed] for seed in common]
+    our_values = [ours.seeds[seed] for seed in common]
+    baseline_values = [baseline.seeds[seed] for seed in common]
+    differences = [a - b for a, b in zip(our_values, baseline_values, strict=True)]
     head = f"difference {sum(differences) / len(differences):+.2f}, n = {len(common)}"
     if len(common) < 2:
         return f"{head}, no test with one seed"
@@ -68,5 +71,5 @@ def paired_test(ours: Entry, baseline: Entry) -> str:
         return f"{head}, the same difference in every seed, so no test"
     from scipy.stats import ttest_rel
 
-    p = ttest_rel([ours.seeds[seed] for seed in common], [baseline.seeds[seed] for seed in common]).pvalue
+    p = ttest_rel(our_values, baseline_values).pvalue
     return f"{head}, paired t-test p = {p:.3g}"

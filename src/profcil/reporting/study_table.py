@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import paper_value
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
@@ -45,14 +46,16 @@ def summarise_group(key: Key, group: Sequence[tuple[Run, dict]]) -> dict[str, An
     out: dict[str, Any] = {"dataset": dataset, "setting": setting, "method": label, "seeds": len(group)}
     for name in (*METRICS, "norm_comm", "seconds", "warmup_seconds", "peak_memory_mb"):
         out[name] = mean_and_deviation([row[name] for _, row in group])
-    out["sent_mb"] = mean_and_deviation([(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group])
-    out["warm_mb"] = mean_and_deviation([run.ledger.total(stage="warmup") / 1e6 for run, _ in group])
+    sent = [(row["bytes_down"] + row["bytes_up"]) / 1e6 for _, row in group]
+    out["sent_mb"] = mean_and_deviation(sent)
+    warmup = [run.ledger.total(stage="warmup") / 1e6 for run, _ in group]
+    out["warm_mb"] = mean_and_deviation(warmup)
     diagnostics = [read_json(run.path / "diagnostics.json") for run, _ in group]
     for name in ("probe_warm", "probe_final"):
-        out[name] = mean_and_deviation([found.get(name, {}).get("ridge") for found in diagnostics])
+        out[name] = mean_and_deviation([by_probe.get(name, {}).get("ridge") for by_probe in diagnostics])
     alignments = [read_final_alignment(run.path).get("memory", {}) for run, _ in group]
     for name in ("align", "centred"):
-        out[name] = mean_and_deviation([found.get(name) for found in alignments])
+        out[name] = mean_and_deviation([alignment.get(name) for alignment in alignments])
     return out
 
 
@@ -61,16 +64,22 @@ def mean_and_deviation(values: Sequence[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return fmean(known), stdev(known) if len(known) > 1 else None, len(known)
+    deviation = stdev(known) if len(known) > 1 else None
+    return fmean(known), deviation, len(known)
 
 
 def paper_metrics(cell: Cell) -> dict[str, float] | None:
     """The paper's main results for a cell; None for named variants and for streams that are not the paper's."""
     c = cell.config
-    if cell.variant or c.stream != resolve(None, {"dataset": c.dataset, "setting": c.setting}).stream:
+    paper_stream = resolve(None, {"dataset": c.dataset, "setting": c.setting}).stream
+    if cell.variant or c.stream != paper_stream:
         return None
-    found = {name: paper_value("results", c.dataset, c.setting, c.method, name) for name in METRICS}
-    return {name: value[0] for name, value in found.items() if value} or None
+    means = {}
+    for name in METRICS:
+        value = paper_value("results", c.dataset, c.setting, c.method, name)
+        if value:
+            means[name] = value[0]
+    return means or None
 
 
 def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,7 +96,8 @@ def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for group in tried.values():
         most_seeds = max(row["seeds"] for row in group)
         candidates = [row for row in group if row["seeds"] == most_seeds]
-        best.append({**max(candidates, key=lambda row: row["faa"][0]), "tried": len(group)})
+        highest = max(candidates, key=lambda row: row["faa"][0])
+        best.append({**highest, "tried": len(group)})
     return best
 
 
@@ -111,21 +121,25 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     if not warmups_differ(rows):
         rows = [{**row, "warm_mb": None} for row in rows]
     heads = [key for key in ("dataset", "setting", "method", "tried", "seeds") if not rows or key in rows[0]]
-    table: dict[str, list[str]] = {key: [str(row[key]) for row in rows] for key in heads}
+    table: dict[str, list[str]] = {}
+    for key in heads:
+        table[key] = [str(row[key]) for row in rows]
     for key, (title, digits) in COLUMNS.items():
         table[title] = [format_spread(row[key], digits, row["seeds"]) for row in rows]
     table["paper: FAA / CTA / AF"] = [join_metrics(row["paper"]) for row in rows]
-    table["FAA"] = [text if row["applicable"] else NOT_APPLICABLE for row, text in zip(rows, table["FAA"], strict=True)]
+    for i, row in enumerate(rows):
+        if not row["applicable"]:
+            table["FAA"][i] = NOT_APPLICABLE
     columns = {title: cells for title, cells in table.items() if any(cells)}
-    lines = [list(columns), ["---"] * len(columns), *map(list, zip(*columns.values(), strict=True))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    lines = [list(cells) for cells in zip(*columns.values(), strict=True)]
+    return markdown_table(list(columns), lines)
 
 
 def warmups_differ(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether runs of one dataset and setting have different warm-up traffic."""
-    found = {(row["dataset"], row["setting"], row["warm_mb"][0]) for row in rows if row["warm_mb"]}
-    streams = {(dataset, setting) for dataset, setting, _ in found}
-    return len(found) > len(streams)
+    traffic = {(row["dataset"], row["setting"], row["warm_mb"][0]) for row in rows if row["warm_mb"]}
+    streams = {(dataset, setting) for dataset, setting, _ in traffic}
+    return len(traffic) > len(streams)
 
 
 def format_spread(value: Spread | None, digits: int, seeds: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.grid import Item, Layout, Table, measure_runs
+from profcil.reporting.grid import Column, Entry, Item, Layout, Table, measure_runs
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.reader import Run, load_run
 from profcil.studies.definition import (
@@ -32,10 +32,11 @@ def items_of_studies(studies: Sequence[Study], out: Path) -> list[Item]:
         cells |= {(cell.name, cell.variant): cell for cell in list_cells(study)}
     runs = {cell.name: load_run(out / cell.name) for cell in cells.values() if is_finished(out, cell)}
     values = dict(zip(runs, measure_with_mismatch(list(runs.values())), strict=True))
-    return [
-        Item(plain(cell.config), cell.variant, not is_not_applicable(out, cell), values.get(cell.name))
-        for cell in cells.values()
-    ]
+    items = []
+    for cell in cells.values():
+        applicable = not is_not_applicable(out, cell)
+        items.append(Item(plain(cell.config), cell.variant, applicable, values.get(cell.name)))
+    return items
 
 
 def items_of_runs(layout: Layout, paths: Sequence[Path]) -> list[Item]:
@@ -48,18 +49,19 @@ def items_of_runs(layout: Layout, paths: Sequence[Path]) -> list[Item]:
     items = []
     for run, values in zip(runs, measure_with_mismatch(runs), strict=True):
         config = resolve(str(run.path / "config.toml"))
-        items.append(Item(plain(config), variants.get(hash_without_seed(config), ""), True, values))
+        variant = variants.get(hash_without_seed(config), "")
+        items.append(Item(plain(config), variant, True, values))
     return items
 
 
 def variant_names(layout: Layout, datasets: set[str]) -> dict[str, str]:
     """Variant names of the table's studies by a hash of their settings, at every scale and on these datasets."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in layout.studies:
         for scale in SCALES:
             study = narrow_study(load_study(name, scale), seeds=[0], datasets=sorted(datasets))
-            found |= {hash_without_seed(cell.config): cell.variant for cell in list_cells(study)}
-    return found
+            names |= {hash_without_seed(cell.config): cell.variant for cell in list_cells(study)}
+    return names
 
 
 def hash_without_seed(config: RunConfig) -> str:
@@ -69,7 +71,10 @@ def hash_without_seed(config: RunConfig) -> str:
 
 def measure_with_mismatch(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The results of runs. Runs with a weak task also have the comparison with their clean run."""
-    return [{**values, **mismatch_values(run, runs)} for run, values in zip(runs, measure_runs(runs), strict=True)]
+    measured = []
+    for run, values in zip(runs, measure_runs(runs), strict=True):
+        measured.append({**values, **mismatch_values(run, runs)})
+    return measured
 
 
 def mismatch_values(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
@@ -86,18 +91,24 @@ def mismatch_values(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
 
 def plain_rows(table: Table) -> list[dict[str, Any]]:
     """The table as plain values for JSON: one row per entry."""
-    return [
-        {
-            **dict(zip(table.heads, row.names, strict=True)),
-            "group": column.group,
-            "metric": column.metric,
-            "mean": entry.mean,
-            "std": entry.spread,
-            "by_seed": {str(seed): value for seed, value in sorted(entry.seeds.items())},
-            "planned": sorted(entry.planned),
-            "applicable": entry.applicable,
-            "paper": entry.paper,
-        }
-        for row in table.rows
-        for column, entry in row.entries.items()
-    ]
+    rows = []
+    for row in table.rows:
+        names = dict(zip(table.heads, row.names, strict=True))
+        for column, entry in row.entries.items():
+            rows.append({**names, **plain_entry(column, entry)})
+    return rows
+
+
+def plain_entry(column: Column, entry: Entry) -> dict[str, Any]:
+    """One entry as plain values."""
+    by_seed = {str(seed): value for seed, value in sorted(entry.seeds.items())}
+    return {
+        "group": column.group,
+        "metric": column.metric,
+        "mean": entry.mean,
+        "std": entry.spread,
+        "by_seed": by_seed,
+        "planned": sorted(entry.planned),
+        "applicable": entry.applicable,
+        "paper": entry.paper,
+    }

@@ -116,15 +116,17 @@ def group_label(run: Run, firsts: Sequence[Run]) -> str:
     group from each of them, and the number of further settings that differ: `promax (noise=0.1, +2)`.
     """
     method = run.config["method"]
-    peers = [other for other in firsts if other.config["method"] == method and stream_name(other) == stream_name(run)]
+    same_method = [other for other in firsts if other.config["method"] == method]
+    peers = [other for other in same_method if stream_name(other) == stream_name(run)]
     weak_tasks = {peer.config["stream"].get("weak_task", -1) for peer in peers} - {-1}
-    own = label_settings(run.config, len(weak_tasks) > 1)
-    others = [label_settings(peer.config, len(weak_tasks) > 1) for peer in peers]
-    differing = [
-        key
-        for key, value in own.items()
-        if key not in SEED_AND_MACHINE and any(other.get(key) != value for other in others)
-    ]
+    with_task = len(weak_tasks) > 1
+    own = label_settings(run.config, with_task)
+    others = [label_settings(peer.config, with_task) for peer in peers]
+    differing = []
+    for key, value in own.items():
+        differs = any(other.get(key) != value for other in others)
+        if differs and key not in SEED_AND_MACHINE:
+            differing.append(key)
     named = distinguishing(own, others, differing)
     texts = [f"{key.split('.')[-1]}={own[key]}" for key in named]
     if len(differing) > len(named):

@@ -49,21 +49,21 @@ class Run:
 
     def bytes(self, direction: str) -> int:
         """Bytes that the incremental stream sent in one direction; the warm-up, the same for all, is excluded."""
-        return self.ledger.total(direction=direction) - self.ledger.total(direction=direction, stage="warmup")
+        everything = self.ledger.total(direction=direction)
+        warmup = self.ledger.total(direction=direction, stage="warmup")
+        return everything - warmup
 
 
 def load_run(path: str | Path) -> Run:
     """Reads and checks a run folder. A missing or damaged file is a RunFolderError."""
     path = Path(path)
     check_folder(path)
-    run = Run(
-        path,
-        config=parse_file(path / "config.toml", tomllib.loads),
-        facts=parse_file(path / "run.json", parse_json_table),
-        scores=parse_file(path / "scores.json", lambda text: Scores.from_json(json.loads(text))),
-        ledger=parse_file(path / "ledger.csv", Ledger.from_csv),
-        plan=Plan.load(path / "plan.npz"),
-    )
+    config = parse_file(path / "config.toml", tomllib.loads)
+    facts = parse_file(path / "run.json", parse_json_table)
+    scores = parse_file(path / "scores.json", lambda text: Scores.from_json(json.loads(text)))
+    ledger = parse_file(path / "ledger.csv", Ledger.from_csv)
+    plan = Plan.load(path / "plan.npz")
+    run = Run(path, config=config, facts=facts, scores=scores, ledger=ledger, plan=plan)
     check_consistency(run)
     return run
 

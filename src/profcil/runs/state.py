@@ -27,7 +27,7 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     in_memory, on_disk = split_private(state.private)
     for client, own in in_memory.items():
         tensors |= {f"client/{client}/{key}": tensor for key, tensor in own.items()}
-    return tensors, {
+    record: dict[str, Any] = {
         "blocks": blocks,
         "private": [[client, list(own)] for client, own in in_memory.items()],
         "parked": [[client, file] for client, file in on_disk.items()],
@@ -35,8 +35,10 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         "held": [[client, versions] for client, versions in state.held.items()],
         "scores": state.scores.to_json(),
         "ledger": state.ledger.to_csv(),
-        **{name: getattr(state, name) for name in COUNTERS},
     }
+    for name in COUNTERS:
+        record[name] = getattr(state, name)
+    return tensors, record
 
 
 def split_private(private: Any) -> tuple[Mapping[int, Any], Mapping[int, str]]:
@@ -44,7 +46,7 @@ def split_private(private: Any) -> tuple[Mapping[int, Any], Mapping[int, str]]:
     from profcil.engine.client_store import ClientStore
 
     if isinstance(private, ClientStore):
-        return private.near, private.away
+        return private.in_memory, private.in_files
     return private, {}
 
 
@@ -64,13 +66,17 @@ def unpack(
 
     blocks = {}
     for name, (kind, labels, version, names, *origin) in record["blocks"].items():
-        blocks[name] = Block(kind, tensors_under(f"server/{name}", names), tuple(labels), version, *origin)
+        own = tensors_under(f"server/{name}", names)
+        blocks[name] = Block(kind, own, tuple(labels), version, *origin)
     in_memory = {client: tensors_under(f"client/{client}", names) for client, names in record["private"]}
+    in_files = dict(record.get("parked", []))
+    held = {client: dict(versions) for client, versions in record["held"]}
+    counters = {name: record[name] for name in COUNTERS}
     return RunState(
         server=ServerState(blocks, record["clock"]),
         scores=Scores.from_json(record["scores"]),
         ledger=Ledger.from_csv(record["ledger"]),
-        held={client: dict(versions) for client, versions in record["held"]},
-        private=ClientStore(clients, device, in_memory, dict(record.get("parked", []))),
-        **{name: record[name] for name in COUNTERS},
+        held=held,
+        private=ClientStore(clients, device, in_memory, in_files),
+        **counters,
     )

@@ -73,7 +73,10 @@ class Model:
             given.append(torch.arange(len(given[0]), device=device))
         self.check_inputs(given, is_graph)
         y = torch.zeros(len(given[-1]), dtype=torch.long, device=device)
-        return Nodes(given[0], given[1], y, given[2]) if is_graph else Rows(given[0], y)
+        if not is_graph:
+            return Rows(given[0], y)
+        x, edges, nodes = given
+        return Nodes(x, edges, y, nodes)
 
     def check_inputs(self, given: list[Tensor], is_graph: bool) -> None:
         """Refuses inputs whose type or shape differs from those of the training data."""
@@ -82,15 +85,18 @@ class Model:
             x = given[i] if i < len(given) else None
             if x is None or not fits(x, like, is_edges):
                 shape = [2, "n"] if is_edges else ["n", *like.shape[1:]]
-                found = "missing" if x is None else f"{tuple(x.shape)} of {x.dtype}"
-                raise DataError(f"input {i + 1} is {found}; this model takes {shape} of {like.dtype}".replace("'", ""))
+                given_text = "missing" if x is None else f"{tuple(x.shape)} of {x.dtype}"
+                text = f"input {i + 1} is {given_text}; this model takes {shape} of {like.dtype}"
+                raise DataError(text.replace("'", ""))
 
 
 def fits(x: Tensor, like: Tensor, is_edges: bool) -> bool:
     """Whether an input has the type of `like`, and its shape except for the number of examples or edges."""
     if x.dtype != like.dtype or x.dim() != like.dim():
         return False
-    return x.shape[:1] == like.shape[:1] if is_edges else x.shape[1:] == like.shape[1:]
+    if is_edges:
+        return x.shape[:1] == like.shape[:1]
+    return x.shape[1:] == like.shape[1:]
 
 
 def load_model(path: str | Path, *, data: str | Path | None = None, device: str = "cpu") -> Model:

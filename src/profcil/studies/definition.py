@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -90,7 +90,8 @@ def hash_settings(config: RunConfig, exclude: Sequence[str] = WITHOUT_EFFECT) ->
     origins = plugin_origins(config)
     if origins:
         facts["brought"] = origins
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def plugin_origins(config: RunConfig) -> dict[str, Any]:
@@ -184,19 +185,21 @@ def variant_cells(study: Study, variant: Variant, dataset: str, heterogeneity: s
 
 def check_names(variant: Variant) -> None:
     """Refuses unknown datasets, settings and methods in a variant."""
-    for kind, given, known in (
-        ("dataset", variant.datasets, registry.names("data")),
-        ("setting", variant.settings, SETTINGS),
-        ("method", expand_methods(variant.methods), registry.names("methods")),
-    ):
-        for name in given:
-            if name not in known:
-                raise unknown(kind, name, known)
+    check_known("dataset", variant.datasets, registry.names("data"))
+    check_known("setting", variant.settings, SETTINGS)
+    check_known("method", expand_methods(variant.methods), registry.names("methods"))
+
+
+def check_known(kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise unknown(kind, name, known)
 
 
 def supports_modality(method: str, dataset: str) -> bool:
     """Whether a method supports the modality of a dataset. Other conflicts show when the cell is run."""
-    return registry.find("data", dataset).FACTS.modality in registry.find("methods", method).METHOD.modalities
+    modality = registry.find("data", dataset).FACTS.modality
+    return modality in registry.find("methods", method).METHOD.modalities
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from profcil.accel.cpu import adapter_head_c
-from profcil.accel.cpu.adapter_head_gradient import Classification, slopes
+from profcil.accel.cpu.adapter_head_gradient import Classification, write_gradients
 from profcil.config import TrainSettings
 from profcil.engine.optim import Moments, Optimiser, Rule, fused
 from profcil.engine.phases import Features, Train, Trained, batch_rows
@@ -40,16 +40,16 @@ class TrainingState(NamedTuple):
     arguments: TorchScript removes in-place updates of lists that it has built itself as dead code."""
 
     vector: list[Tensor]  # adapter and head as one vector
-    slope: list[Tensor]  # the gradient of the vector
+    gradient: list[Tensor]  # of the vector
     weights: dict[str, Tensor]  # views of the vector
-    slopes: dict[str, Tensor]  # views of the gradient
-    room: dict[str, Tensor]  # buffers for intermediate results
+    gradients: dict[str, Tensor]  # views of the gradient
+    buffers: dict[str, Tensor]  # for intermediate results
     moments: Moments
     anchor: list[Tensor]  # the anchor of the proximal term; empty without one
 
 
-def descend(
-    g: TrainingState, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
+def run_epoch(
+    state: TrainingState, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
 ) -> Tensor:
     """An epoch of steps: gradient, proximal term, clipping, update. Gives the loss of each row in the last epoch."""
     labels = y[index].unsqueeze(1)
@@ -57,17 +57,18 @@ def descend(
     losses = u.new_zeros(labels.shape)
     for i in range(len(index)):
         torch.index_select(u, 0, index[i], out=batch)
-        slopes(g.weights, g.slopes, g.room, batch, labels[i])
+        write_gradients(state.weights, state.gradients, state.buffers, batch, labels[i])
         if last:
-            torch.gather(g.room["logits"].log_softmax(0), 0, labels[i], out=losses[i])
-        for anchor in g.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-            g.slope[0].add_(g.vector[0] - anchor, alpha=2 * proximal)
-        clip_vector_(g.slope[0], clip)
-        fused(g.vector, g.slope, g.moments, rule)
+            logs = state.buffers["logits"].log_softmax(0)
+            torch.gather(logs, 0, labels[i], out=losses[i])
+        for anchor in state.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
+            state.gradient[0].add_(state.vector[0] - anchor, alpha=2 * proximal)
+        clip_vector_(state.gradient[0], clip)
+        fused(state.vector, state.gradient, state.moments, rule)
     return -losses
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def torchscript(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function compiled by TorchScript, or the function itself where that fails: TorchScript needs the source, may
     not support it, and may be missing in later versions of torch."""
     try:
@@ -78,21 +79,20 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function
 
 
-epoch = compiled(descend)
+compiled_epoch = torchscript(run_epoch)
 
 Epoch = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # features, rows of the head, batches, is it the last epoch
 
 
-def way(g: TrainingState, rule: Rule, phase: Train) -> Epoch:
+def epoch_function(state: TrainingState, rule: Rule, phase: Train) -> Epoch:
     """The function that computes an epoch on this machine: C, or TorchScript."""
     proximal = phase.proximal
     clip = phase.settings.clip
     library = checked_library()
-    if library is not None and g.vector[0].dtype == torch.float32:
-        return adapter_head_c.CompiledEpochs(
-            library, g, rule, phase.settings.batch or phase.source.size, proximal, clip
-        )
-    return lambda u, y, index, last: epoch(g, u, y, index, rule, proximal, clip, last)
+    if library is not None and state.vector[0].dtype == torch.float32:
+        batch = phase.settings.batch or phase.source.size
+        return adapter_head_c.CompiledEpochs(library, state, rule, batch, proximal, clip)
+    return lambda u, y, index, last: compiled_epoch(state, u, y, index, rule, proximal, clip, last)
 
 
 def check() -> str:
@@ -104,7 +104,7 @@ def check() -> str:
 
 @cache
 def checked_library() -> ctypes.CDLL | None:
-    """The compiled library if its self-check passes: an epoch on a small example agrees with `descend`. The code may
+    """The compiled library if its self-check passes: an epoch on a small example agrees with `run_epoch`. The code may
     never have been tested on this processor."""
     library = adapter_head_c.library()
     if library is None:
@@ -116,13 +116,17 @@ def checked_library() -> ctypes.CDLL | None:
     rows = phase.source.epoch(torch.Generator())
     index = batch_rows(phase.source, phase.settings.batch, torch.Generator())
     data = (rows["u"], rows["y"], index)
-    before = in_c.vector[0].clone()
-    expected = descend(reference, *data, rule, phase.proximal, phase.settings.clip, True).squeeze(1)
-    take = adapter_head_c.CompiledEpochs(library, in_c, rule, phase.settings.batch, phase.proximal, phase.settings.clip)
-    losses_agree = torch.allclose(take(*data, True), expected, rtol=1e-3, atol=1e-3)
+    initial = in_c.vector[0].clone()
+    proximal = phase.proximal
+    clip = phase.settings.clip
+    expected = run_epoch(reference, *data, rule, proximal, clip, True).squeeze(1)
+    epoch_in_c = adapter_head_c.CompiledEpochs(library, in_c, rule, phase.settings.batch, proximal, clip)
+    losses = epoch_in_c(*data, True)
+    losses_agree = torch.allclose(losses, expected, rtol=1e-3, atol=1e-3)
     difference = in_c.vector[0] - reference.vector[0]
-    change = reference.vector[0] - before
-    return library if losses_agree and bool(difference.norm() < 1e-3 * change.norm()) else None
+    change = reference.vector[0] - initial
+    weights_agree = bool(difference.norm() < 1e-3 * change.norm())
+    return library if losses_agree and weights_agree else None
 
 
 def example() -> Train:
@@ -134,10 +138,13 @@ def example() -> Train:
     shapes = {"down": (narrow, width), "down_bias": (narrow,), "up": (width, narrow), "up_bias": (width,)}
     shapes |= {"scale": (width,), "shift": (width,), "weight": (CLASSES, width)}
     drawn = {k: torch.randn(shape, generator=rng) * width**-0.5 for k, shape in shapes.items()}
-    weights = {"adapter": {k: v for k, v in drawn.items() if k != "weight"}, "head": {"weight": drawn["weight"]}}
-    source = Features(torch.randn(rows, width, generator=rng), torch.arange(rows) % (CLASSES - 2))
+    head = {"weight": drawn.pop("weight")}
+    weights = {"adapter": drawn, "head": head}
+    allowed = CLASSES - 2
+    features = torch.randn(rows, width, generator=rng)
+    source = Features(features, torch.arange(rows) % allowed)
     settings = TrainSettings(optimiser="adam", lr=0.01, batch=21, clip=0.5)
-    constants = {"allowed": torch.arange(CLASSES) < CLASSES - 2}
+    constants = {"allowed": torch.arange(CLASSES) < allowed}
     return Train("check", 0, weights, TAIL, lambda tail, batch: tail, source, settings, 1, 0, 0.1, constants)
 
 
@@ -148,37 +155,40 @@ def run(phase: Train, rng: torch.Generator) -> Trained:
     losses = torch.zeros(0)
     steps = 0
     with torch.inference_mode():  # like no_grad, with less overhead for every operation
-        tail, ground, rule, place = prepared(phase, order)
-        take = way(ground, rule, phase)
+        tail, state, rule, head_rows = prepared(phase, order)
+        epoch = epoch_function(state, rule, phase)
     for number in range(phase.epochs):
         rows = phase.source.epoch(rng)
         index = batch_rows(phase.source, phase.settings.batch, rng)
         last = number == phase.epochs - 1
         with torch.inference_mode():
-            losses = take(rows["u"], place[rows["y"]], index, last)
+            losses = epoch(rows["u"], head_rows[rows["y"]], index, last)
         steps += len(index)
-    own = {b: {k: v.clone() for k, v in getattr(tail, b).items()} for b in TAIL}
-    own["head"] = {k: v[order.argsort()] for k, v in own["head"].items()}
-    return Trained({**phase.weights, **own}, float(losses.mean()), steps)
+    adapter = {name: t.clone() for name, t in tail.adapter.items()}
+    head = {name: t.clone()[order.argsort()] for name, t in tail.head.items()}
+    weights = {**phase.weights, "adapter": adapter, "head": head}
+    return Trained(weights, float(losses.mean()), steps)
 
 
 def prepared(phase: Train, order: Tensor) -> tuple[Tail, TrainingState, Rule, Tensor]:
     """Adapter and head as views, the tensors of the phase, the optimiser, and each class's row in the head."""
     vector, tail = joined(phase.weights, order)
     gradient, into = joined(phase.weights, order)
-    g = Classification(tail, into, phase.settings.batch or phase.source.size, phase.constants)
+    batch = phase.settings.batch or phase.source.size
+    c = Classification(tail, into, batch, phase.constants)
     anchor = [vector.clone()] if phase.proximal else []
     optimiser = Optimiser(phase.settings, [vector])
-    ground = TrainingState([vector], [gradient], g.weights, g.slopes, g.room, optimiser.moments, anchor)
-    return tail, ground, optimiser.rule, g.place
+    state = TrainingState([vector], [gradient], c.weights, c.gradients, c.buffers, optimiser.moments, anchor)
+    return tail, state, optimiser.rule, c.head_rows
 
 
 def joined(weights: Weights, order: Tensor) -> tuple[Tensor, Tail]:
     """A copy of adapter and head in one vector, with the head's rows in this order, and a tail of views of it."""
-    named = [(b, k, t[order] if b == "head" else t) for b in TAIL for k, t in weights[b].items()]
-    vector = torch.cat([t.flatten() for _, _, t in named])
-    views = vector.split([t.numel() for _, _, t in named])
-    parts: Weights = {b: {} for b in TAIL}
-    for (b, k, t), view in zip(named, views, strict=True):
-        parts[b][k] = view.view(t.shape)
+    tensors = {("adapter", name): t for name, t in weights["adapter"].items()}
+    tensors |= {("head", name): t[order] for name, t in weights["head"].items()}
+    vector = torch.cat([t.flatten() for t in tensors.values()])
+    views = vector.split([t.numel() for t in tensors.values()])
+    parts: Weights = {"adapter": {}, "head": {}}
+    for ((block, name), tensor), view in zip(tensors.items(), views, strict=True):
+        parts[block][name] = view.view(tensor.shape)
     return vector, Tail(parts["adapter"], parts["head"])

@@ -53,7 +53,10 @@ class ClientBatch:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in BATCHED:
             raise NotBatchable(str(function))
-        return ClientBatch(BATCHED[function](*map(_inner, args), **{k: _inner(v) for k, v in (kwargs or {}).items()}))
+        inner_args = [_inner(value) for value in args]
+        inner_kwargs = {name: _inner(value) for name, value in (kwargs or {}).items()}
+        result = BATCHED[function](*inner_args, **inner_kwargs)
+        return ClientBatch(result)
 
 
 def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:

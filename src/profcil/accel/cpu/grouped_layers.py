@@ -20,10 +20,11 @@ CHANNELS_LAST = torch.channels_last
 
 def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors of a submodule, by their names in it."""
-    return {k.removeprefix(f"{name}."): v for k, v in own.items() if k.startswith(f"{name}.")}
+    prefix = f"{name}."
+    return {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
 
 
-def side_by_side(x: Tensor) -> Tensor:
+def joined_channels(x: Tensor) -> Tensor:
     """[clients, batch, channels, height, width] → [batch, clients * channels, height, width]."""
     return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=CHANNELS_LAST)
 
@@ -38,9 +39,11 @@ def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping
     if isinstance(norm, nn.GroupNorm):
         tensors = (conv["weight"], state["weight"], state["bias"])
         return GroupLayer.apply(x, *tensors, norm.num_groups, norm.eps)  # type: ignore[no-untyped-call]
+    weight = conv["weight"]
     bias = conv["bias"].flatten() if "bias" in conv else None
-    y = F.conv2d(x, filters(conv["weight"]), bias, padding=1, groups=len(conv["weight"]))
-    y = torch.func.functional_call(norm, {k: v.flatten() for k, v in state.items()}, (y,))
+    y = F.conv2d(x, filters(weight), bias, padding=1, groups=len(weight))
+    flat_state = {k: v.flatten() for k, v in state.items()}
+    y = torch.func.functional_call(norm, flat_state, (y,))
     return F.relu(F.max_pool2d(y, 2))
 
 
@@ -49,59 +52,69 @@ class GroupLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
-        even = group_mean_matrix(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
-        out, *saved = ahead(x, filters(weight), scale, shift, even, eps)
+        group_mean = group_mean_matrix(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
+        out, *saved = layer_forward(x, filters(weight), scale, shift, group_mean, eps)
         ctx.save_for_backward(out, *saved)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dk, scale, shift = back(grads[0], ctx.saved_tensors, ctx.needs_input_grad[0])
-        return dx, dk.unflatten(0, (len(scale), -1)), scale, shift, None, None
+        dx, dkernel, dscale, dshift = layer_backward(grads[0], ctx.saved_tensors, ctx.needs_input_grad[0])
+        dweight = dkernel.unflatten(0, (len(dscale), -1))
+        return dx, dweight, dscale, dshift, None, None
 
 
-def ahead(x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor, even: Tensor, eps: float) -> list[Tensor]:
-    """relu(max_pool(z)) with y = conv(x) and z = scale·(y − mean)·inverse + shift, followed by the tensors that `back`
-    needs.
+def layer_forward(
+    x: Tensor, kernel: Tensor, scale: Tensor, shift: Tensor, group_mean: Tensor, eps: float
+) -> list[Tensor]:
+    """relu(max_pool(z)) with y = conv(x) and z = scale·(y − mean)·inverse + shift, followed by the tensors that
+    `layer_backward` needs.
 
     Pooling comes before the normalisation, which then computes a quarter of the values only.
     """
     clients = scale.shape[0]
     channels = scale.shape[1]
-    y = torch.conv2d(x, kernel, None, [1, 1], [1, 1], [1, 1], clients).contiguous(memory_format=torch.channels_last)
-    largest, places = chosen(y, scale)
-    mean = y.sum([2, 3]).view(-1, channels) @ even
-    inverse = (y * y).sum([2, 3]).view(-1, channels) @ even
+    y = torch.conv2d(x, kernel, None, [1, 1], [1, 1], [1, 1], clients)
+    y = y.contiguous(memory_format=torch.channels_last)
+    largest, places = largest_scaled(y, scale)
+    sums = y.sum([2, 3]).view(-1, channels)
+    mean = sums @ group_mean
+    squares = (y * y).sum([2, 3]).view(-1, channels)
+    inverse = squares @ group_mean
     inverse.addcmul_(mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
     factor = inverse.view(-1, clients, channels) * scale
-    level = torch.addcmul(shift, factor, mean.view_as(factor), value=-1)
+    offset = torch.addcmul(shift, factor, mean.view_as(factor), value=-1)
     image = [y.shape[0], y.shape[1], 1, 1]
-    out = torch.addcmul(level.view(image), largest, factor.view(image)).relu_()
-    return [out, x, kernel, y, largest, places, mean, inverse, factor, even]
+    out = torch.addcmul(offset.view(image), largest, factor.view(image)).relu_()
+    return [out, x, kernel, y, largest, places, mean, inverse, factor, group_mean]
 
 
-def back(grad: Tensor, seen: list[Tensor], wanted: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+def layer_backward(grad: Tensor, saved: list[Tensor], needs_dx: bool) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """The gradients of x, where wanted, and of kernel, scale and shift. With ŷ = (y − mean)·inverse, factor =
     scale·inverse, and means over the pixels and channels of a group: dy = factor·dz − mean(factor·dz) −
     ŷ·mean(factor·dz·ŷ)."""
-    out, x, kernel, y, largest, places, mean, inverse, factor, even = seen
+    out, x, kernel, y, largest, places, mean, inverse, factor, group_mean = saved
     image = [y.shape[0], y.shape[1], 1, 1]
     window = [2, 2]
     # The gradient at the maximum of each window; it is 0 elsewhere.
-    dz = torch.ops.aten.threshold_backward(grad.contiguous(memory_format=torch.channels_last), out, 0)
-    shift = dz.sum([2, 3]).view(mean.shape)
-    scale = (dz * largest).sum([2, 3]).view(mean.shape)
-    scale.addcmul_(shift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    dz = torch.ops.aten.threshold_backward(grad, out, 0)
+    dshift = dz.sum([2, 3]).view(mean.shape)
+    dscale = (dz * largest).sum([2, 3]).view(mean.shape)
+    dscale.addcmul_(dshift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
     flat = factor.view(mean.shape)
-    tilt = (scale * flat @ even).mul_(inverse)
-    level = (shift * flat @ even).addcmul_(tilt, mean, value=-1)
+    # Both means as one linear function of y: slope·y + offset.
+    slope = (dscale * flat @ group_mean).mul_(inverse)
+    offset = (dshift * flat @ group_mean).addcmul_(slope, mean, value=-1)
     dz.mul_(factor.view(image))
     dy = torch.ops.aten.max_pool2d_with_indices_backward(dz, y, window, window, [0, 0], [1, 1], False, places)
-    dy.addcmul_(y, tilt.view(image), value=-1).sub_(level.view(image))
-    dx, dk, _ = torch.ops.aten.convolution_backward(
-        dy, x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], factor.shape[1], [wanted, True, False]
+    dy.addcmul_(y, slope.view(image), value=-1).sub_(offset.view(image))
+    dx, dkernel, _ = torch.ops.aten.convolution_backward(
+        dy, x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], factor.shape[1], [needs_dx, True, False]
     )
-    return dx if wanted else None, dk, scale.view(factor.shape).sum(0), shift.view(factor.shape).sum(0)
+    dscale = dscale.view(factor.shape).sum(0)
+    dshift = dshift.view(factor.shape).sum(0)
+    return dx if needs_dx else None, dkernel, dscale, dshift
 
 
 @lru_cache(maxsize=64)
@@ -109,14 +122,17 @@ def group_mean_matrix(channels: int, groups: int, pixels: int, dtype: torch.dtyp
     """The group mean matrix: sums over the pixels of each channel, times this matrix, give each channel the mean of its
     group."""
     group = torch.arange(channels) // (channels // groups)
-    return (group[:, None] == group).to(dtype) / (pixels * channels // groups)
+    same_group = group[:, None] == group
+    group_size = pixels * channels // groups
+    return same_group.to(dtype) / group_size
 
 
-def chosen(y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+def largest_scaled(y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """The value of every window that is largest after scaling, and its index. A negative scale selects the minimum."""
     if float(scale.min()) >= 0:
         largest, places = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
         return largest, places
-    sign = torch.where(scale < 0, -1.0, 1.0).to(y.dtype).view(-1, 1, 1)
+    sign = torch.where(scale < 0, -1.0, 1.0)
+    sign = sign.to(y.dtype).view(-1, 1, 1)
     largest, places = torch.ops.aten.max_pool2d_with_indices(y * sign, [2, 2])
     return largest * sign, places

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from profcil.accel.loader import built
+from profcil.accel.loader import c_library
 
 SIZE = 5056  # bytes of a generator's state
 LEFT = 8  # offset of: the number of unused words plus one
@@ -25,9 +25,12 @@ LEAST = 16  # for fewer numbers torch uses another algorithm
 
 def normal_(out: Tensor, rng: torch.Generator) -> Tensor:
     """Fills a tensor with standard normal numbers."""
-    fits = out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous() and out.numel() >= LEAST
+    is_supported_type = out.device.type == "cpu" and out.dtype == torch.float32
+    fits = is_supported_type and out.is_contiguous() and out.numel() >= LEAST
     library = checked_library() if fits else None
-    return out.normal_(generator=rng) if library is None else draw_(library, out, rng)
+    if library is None:
+        return out.normal_(generator=rng)
+    return draw_(library, out, rng)
 
 
 def draw_(library: ctypes.CDLL, out: Tensor, rng: torch.Generator) -> Tensor:
@@ -50,7 +53,7 @@ def draw_(library: ctypes.CDLL, out: Tensor, rng: torch.Generator) -> Tensor:
 
 def check() -> str:
     """The result of the self-check of the compiled draws: "passed", "failed" or "no compiler"."""
-    if built("cpu/normal.c") is None:
+    if c_library("cpu/normal.c") is None:
         return "no compiler"
     return "passed" if checked_library() is not None else "failed"
 
@@ -58,7 +61,7 @@ def check() -> str:
 @cache
 def checked_library() -> ctypes.CDLL | None:
     """The compiled library if its self-check passes."""
-    library = built("cpu/normal.c")
+    library = c_library("cpu/normal.c")
     return library if library is not None and agrees(library) else None
 
 
@@ -71,6 +74,7 @@ def agrees(library: ctypes.CDLL) -> bool:
         return False
     for count in (LEAST, WORDS + 5):  # within the state's words; beyond them, with a remainder
         expected = torch.empty(count).normal_(generator=theirs)
-        if not torch.allclose(draw_(library, torch.empty(count), ours), expected, rtol=1e-4, atol=1e-5):
+        drawn = draw_(library, torch.empty(count), ours)
+        if not torch.allclose(drawn, expected, rtol=1e-4, atol=1e-5):
             return False
     return torch.equal(theirs.get_state(), ours.get_state())

@@ -17,25 +17,30 @@ SPARSE = 0.05  # largest share of nonzero entries for which the sparse product i
 
 SparsePair = tuple[Tensor, Tensor]  # a matrix and its transpose, each in CSR format
 
-known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor → (version, Bag, or None for a dense tensor)
+# By tensor: its version, and its sparse form or None for a dense tensor.
+cached: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x weightᵀ, by the sparse product where x is sparse."""
-    bag = sparse_form(x) if x.device.type == "cpu" and not x.requires_grad else None
-    return F.linear(x, weight) if bag is None else Product.apply(weight, *bag)
+    may_be_sparse = x.device.type == "cpu" and not x.requires_grad
+    pair = sparse_form(x) if may_be_sparse else None
+    if pair is None:
+        return F.linear(x, weight)
+    return Product.apply(weight, *pair)
 
 
 def sparse_form(x: Tensor) -> SparsePair | None:
     """The cached sparse form of a tensor; None for a dense one."""
-    version, bag = known.get(x, (None, None))
+    version, pair = cached.get(x, (None, None))
     if version != x._version:
-        bag = made(x) if int(torch.count_nonzero(x)) <= SPARSE * x.numel() else None
-        known[x] = (x._version, bag)
-    return bag
+        nonzero = int(torch.count_nonzero(x))
+        pair = new_sparse_form(x) if nonzero <= SPARSE * x.numel() else None
+        cached[x] = (x._version, pair)
+    return pair
 
 
-def made(x: Tensor) -> SparsePair:
+def new_sparse_form(x: Tensor) -> SparsePair:
     """The sparse form of a matrix."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns that sparse CSR is in beta
@@ -52,4 +57,5 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return (ctx.columns @ grads[0].contiguous()).t(), None, None
+        grad = ctx.columns @ grads[0].contiguous()
+        return grad.t(), None, None

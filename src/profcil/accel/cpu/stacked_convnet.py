@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profcil.accel.cpu.grouped_layers import layer, part, side_by_side
+from profcil.accel.cpu.grouped_layers import joined_channels, layer, part
 from profcil.encoders.convnet import ConvNet
 from profcil.model.layers import BatchNorm
 
@@ -25,7 +25,7 @@ class StackedConvNet(ConvNet):
         """The forward pass of several clients. Images and the clients' tensors, by their names, have a leading client
         axis."""
         clients, batch = x.shape[:2]
-        x = layer(side_by_side(self.pixels(x)), part(own, "conv1"), self.norm1, part(own, "norm1"))
+        x = layer(joined_channels(self.pixels(x)), part(own, "conv1"), self.norm1, part(own, "norm1"))
         x = layer(x, part(own, "conv2"), self.norm2, part(own, "norm2"))
         x = x.reshape(batch, clients, -1).permute(
             1, 2, 0

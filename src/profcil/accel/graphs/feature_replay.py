@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.graphs.recorder import Recorder, Step, refused
+from profcil.accel.graphs.recorder import Recorder, Step, recording_failure
 
 PIECES = (512, 128)  # rows of one replay: the largest size that the remaining rows fill
 LIVE = 8  # recordings in the cache
@@ -31,43 +31,49 @@ class FeatureReplay:
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the model starts without recordings, because its weights lie elsewhere."""
 
-    def __call__(self, whose: object, function: RowFunction, rows: Tensor) -> Tensor:
-        """The function's results for all rows. The object `whose` identifies the function, which is recorded the first
+    def __call__(self, key: object, function: RowFunction, rows: Tensor) -> Tensor:
+        """The function's results for all rows. The object `key` identifies the function, which is recorded the first
         time that this object is given."""
-        return torch.cat([self.piece(whose, function, rows[a:b], size) for a, b, size in pieces(len(rows))])
+        results = []
+        for start, end, size in pieces(len(rows)):
+            results.append(self.replayed(key, function, rows[start:end], size))
+        return torch.cat(results)
 
-    def piece(self, whose: object, function: RowFunction, rows: Tensor, size: int) -> Tensor:
+    def replayed(self, key: object, function: RowFunction, rows: Tensor, size: int) -> Tensor:
         """The results for at most `size` rows, by one replay."""
-        if (id(whose), size) not in self.known:
+        if (id(key), size) not in self.known:
             if len(self.known) == LIVE:
                 self.known.clear()
             inputs = rows.new_zeros(size, *rows.shape[1:])
-            outputs, replay = self.recorded(function, inputs)
-            self.known[id(whose), size] = whose, inputs, outputs, replay
-        _, inputs, outputs, replay = self.known[id(whose), size]
+            outputs, replay = self.record(function, inputs)
+            self.known[id(key), size] = key, inputs, outputs, replay
+        _, inputs, outputs, replay = self.known[id(key), size]
         inputs[: len(rows)].copy_(rows)
         replay()
         return outputs[: len(rows)].clone()
 
-    def recorded(self, function: RowFunction, due: Tensor) -> tuple[Tensor, Step]:
+    def record(self, function: RowFunction, inputs: Tensor) -> tuple[Tensor, Step]:
         """The output buffer of a new recording, and its replay. An eager call first gives the output's shape."""
         eager: list[Tensor] = []
         try:
-            self.recorder.aside(lambda: eager.append(function(due)))
+            self.recorder.run_eagerly(lambda: eager.append(function(inputs)))
             outputs = torch.zeros_like(eager.pop())
-            return outputs, self.recorder.record(lambda: answer(function, due, outputs), 0)
+            replay = self.recorder.record(lambda: write_results(function, inputs, outputs), 0)
+            return outputs, replay
         except Exception as error:  # raised by torch or by a kernel compiler
-            raise refused("the model in evaluation mode", error) from error
+            raise recording_failure("the model in evaluation mode", error) from error
 
 
-def answer(function: RowFunction, due: Tensor, found: Tensor) -> None:
-    found.copy_(function(due))
+def write_results(function: RowFunction, inputs: Tensor, outputs: Tensor) -> None:
+    outputs.copy_(function(inputs))
 
 
 def pieces(number: int) -> Iterator[tuple[int, int, int]]:
     """Start, end and size of each replay; the last one may be larger than the rows that are left."""
     start = 0
     while start < number:
-        size = next((s for s in PIECES if s <= number - start), PIECES[-1])
-        yield start, min(start + size, number), size
+        filled = (size for size in PIECES if size <= number - start)
+        size = next(filled, PIECES[-1])
+        end = min(start + size, number)
+        yield start, end, size
         start += size

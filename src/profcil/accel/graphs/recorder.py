@@ -34,11 +34,11 @@ class Recorder(Protocol):
         """Records `step` with the generators of the first `rows` clients. `warm`: the warm-up step, if none has run."""
         ...
 
-    def aside(self, step: Step) -> None:
+    def run_eagerly(self, step: Step) -> None:
         """Runs a step eagerly, on the stream of the captures."""
         ...
 
-    def side_by_side(self, parts: Sequence[Step]) -> None:
+    def run_parts(self, parts: Sequence[Step]) -> None:
         """Inside a step: runs independent parts, in parallel where possible."""
         ...
 
@@ -60,15 +60,16 @@ class GraphRecorder:
         self.generators = [torch.Generator(device) for _ in range(WIDTH)]
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
-        self.sides = [torch.cuda.Stream(device) for _ in range(WIDTH)]
+        self.part_streams = [torch.cuda.Stream(device) for _ in range(WIDTH)]
 
     def generator(self, row: int) -> torch.Generator:
         return self.generators[row]
 
     def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
         with torch.cuda.device(self.device):
-            for again in [warm] * WARM if warm else ():
-                self.aside(again)
+            if warm is not None:
+                for _ in range(WARM):
+                    self.run_eagerly(warm)
             graph = torch.cuda.CUDAGraph()
             for row in range(rows):
                 graph.register_generator_state(self.generators[row])
@@ -84,24 +85,25 @@ class GraphRecorder:
                 graph.capture_end()
         return graph.replay
 
-    def aside(self, step: Step) -> None:
+    def run_eagerly(self, step: Step) -> None:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             step()
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
         torch.cuda.empty_cache()  # cached blocks of this stream cannot be used by other streams
 
-    def side_by_side(self, parts: Sequence[Step]) -> None:
+    def run_parts(self, parts: Sequence[Step]) -> None:
         if not torch.cuda.is_current_stream_capturing():  # for one eager step, each stream would cache memory
             for part in parts:
                 part()
             return
-        for side, part in zip(self.sides, parts, strict=False):
-            side.wait_stream(self.stream)
-            with torch.cuda.stream(side):
+        used = self.part_streams[: len(parts)]
+        for stream, part in zip(used, parts, strict=False):
+            stream.wait_stream(self.stream)
+            with torch.cuda.stream(stream):
                 part()
-        for side, _ in zip(self.sides, parts, strict=False):
-            self.stream.wait_stream(side)
+        for stream in used:
+            self.stream.wait_stream(stream)
 
     def clear(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -130,14 +132,15 @@ class EagerRecorder:
         return self.generators[row]
 
     def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
-        for again in [warm] * WARM if warm else ():
-            again()
+        if warm is not None:
+            for _ in range(WARM):
+                warm()
         return step
 
-    def aside(self, step: Step) -> None:
+    def run_eagerly(self, step: Step) -> None:
         step()
 
-    def side_by_side(self, parts: Sequence[Step]) -> None:
+    def run_parts(self, parts: Sequence[Step]) -> None:
         for part in parts:
             part()
 
@@ -152,22 +155,22 @@ class RecordedStep:
     def __init__(self, step: Step, recorder: Recorder) -> None:
         self.step = recorded()(step)
         self.recorder = recorder
-        self.taken = False
+        self.warmed_up = False
         self.replay: Step | None = None
 
     def __call__(self) -> None:
-        if not self.taken:
-            self.taken = True
-            return self.recorder.aside(self.step)
+        if not self.warmed_up:
+            self.warmed_up = True
+            return self.recorder.run_eagerly(self.step)
         if self.replay is None:
             try:
                 self.replay = self.recorder.record(self.step, 0)
             except Exception as error:  # raised by torch or by a kernel compiler
-                raise refused("a step of the server", error) from error
+                raise recording_failure("a step of the server", error) from error
         self.replay()
 
 
-def refused(what: str, error: Exception) -> Failure:
+def recording_failure(what: str, error: Exception) -> Failure:
     """The error for a step that could not be recorded."""
     return Failure(f"{what} could not be recorded as a CUDA graph ({short(error)}); run with --set accelerate=off")
 

@@ -12,14 +12,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from weakref import WeakValueDictionary
 
 import torch
 
 from profcil.accel import stacked_heads
-from profcil.accel.graphs.client_models import ClientModels, kind
+from profcil.accel.graphs.client_models import ClientModels, model_key
 from profcil.accel.graphs.feature_replay import FeatureReplay
-from profcil.accel.graphs.recorder import WIDTH, Recorder, refused, short
+from profcil.accel.graphs.recorder import WIDTH, Recorder, recording_failure, short
 from profcil.accel.graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep, Table
 from profcil.accel.sources import epochs
 from profcil.engine import steps
@@ -41,15 +42,17 @@ class GraphRunner:
         self.recorder = recorder
         self.lookup = FeatureReplay(recorder)
         self.known: OrderedDict[tuple, StaticStep] = OrderedDict()  # cached steps, the most recently used last
-        self.bodies: WeakValueDictionary[tuple, ClientModels] = WeakValueDictionary()  # shared by the cached steps
-        self.made = 0  # recordings so far
+        self.models: WeakValueDictionary[tuple, ClientModels] = WeakValueDictionary()  # shared by the cached steps
+        self.recordings = 0  # recordings so far
         self.eager: Counter[str] = Counter()  # phases whose step was not recorded, by name
         self.most = WIDTH  # most clients that train their bases in one recorded step
 
     def width(self, phase: Train) -> int:
         """The most clients in a group of this phase. A step that trains more than the model has several views of each
         image: few clients then use the whole GPU, and more clients would only need more memory."""
-        return min(self.most, WIDTH if set(phase.blocks) <= set(MODEL) else NARROW)
+        trains_model_only = set(phase.blocks) <= set(MODEL)
+        limit = WIDTH if trains_model_only else NARROW
+        return min(self.most, limit)
 
     def run(self, phases: Sequence[Train]) -> list[Trained]:
         """As `steps.run`, by replaying. Losses and largest values stay on the device, so that the host does not
@@ -72,22 +75,28 @@ class GraphRunner:
     def in_groups(self, phases: Sequence[Train]) -> list[Trained]:
         """Runs the phases group by group, the longest epochs first."""
         order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
-        groups = [order] if phases[0].on_features else shares(order, self.width(phases[0]))
-        done: dict[int, Trained] = {}
+        groups: list[Sequence[int]] = [order]
+        if not phases[0].on_features:
+            groups = equal_groups(order, self.width(phases[0]))
+        results: dict[int, Trained] = {}
         for group in groups:
             stack = [phases[i] for i in group]
-            results = self.play(stack, self.generators(stack))
-            done |= zip(group, results, strict=True)
-        return [done[i] for i in range(len(phases))]
+            trained = self.run_group(stack, self.generators(stack))
+            results |= zip(group, trained, strict=True)
+        return [results[i] for i in range(len(phases))]
 
     def generators(self, stack: Sequence[Train]) -> list[torch.Generator]:
         """A generator for each phase. Phases on features draw between steps only. Phases that train the base draw views
         inside the recorded step, so they use the recorder's generators."""
         if stack[0].on_features:
             return [steps.generator_of(self.net, p) for p in stack]
-        return [self.recorder.generator(row).manual_seed(p.seed) for row, p in enumerate(stack)]
+        rngs = []
+        for row, phase in enumerate(stack):
+            rng = self.recorder.generator(row)
+            rngs.append(rng.manual_seed(phase.seed))
+        return rngs
 
-    def play(self, phases: Sequence[Train], rngs: Sequence[torch.Generator]) -> list[Trained]:
+    def run_group(self, phases: Sequence[Train], rngs: Sequence[torch.Generator]) -> list[Trained]:
         """Runs a group of phases by replaying, or eagerly where the step cannot be recorded."""
         step: StaticStep | None = None
         lengths: list[int] = []
@@ -110,18 +119,23 @@ class GraphRunner:
     def begin(self, phases: Sequence[Train], table: Table) -> StaticStep | None:
         """The step of these phases, recorded, with the phases copied in; None where it cannot be recorded."""
         p = phases[0]
-        padded = -(-len(phases) // ROWS) * ROWS
-        rows = padded if p.on_features else self.width(p)
+        if p.on_features:
+            rows = ceil(len(phases) / ROWS) * ROWS
+            key_rows = rows
+        else:
+            rows = self.width(p)
+            key_rows = 0
         sizes = (shapes(table, 2), shapes(p.constants, 0))
-        key = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes, rows if p.on_features else 0)
+        key = (p.loss, p.inputs, p.blocks, p.proximal, p.settings, *sizes, key_rows)
         step = self.known.get(key)
         if step is None:
-            if self.full() or not regular(p, table):
+            if self.limit_reached() or not regular(p, table):
                 return None
             step = self.new_step(p, table, rows)
-        missing = step.plan([p.length for p in phases]) - step.replays.keys()
+        needed = step.plan([p.length for p in phases])
+        missing = needed - step.replays.keys()
         for recording in sorted(missing, reverse=True):  # most clients first: one warm-up then serves all
-            if self.full():
+            if self.limit_reached():
                 return None
             self.record(step, phases, recording)
         self.known[key] = step
@@ -136,17 +150,21 @@ class GraphRunner:
         if phase.on_features:
             step_class = FusedHeadStep if FusedHeadStep.fits(self.net, phase) else HeadStep
             return step_class(self.net, phase, table, rows)
-        bodies = self.bodies.get(kind(phase, rows)) or ClientModels(self.net, phase, rows)
-        self.bodies[kind(phase, rows)] = bodies
-        return BaseStep(bodies, phase, table, self.recorder)
+        key = model_key(phase, rows)
+        models = self.models.get(key)
+        if models is None:
+            models = ClientModels(self.net, phase, rows)
+            self.models[key] = models
+        return BaseStep(models, phase, table, self.recorder)
 
     def record(self, step: StaticStep, phases: Sequence[Train], recording: tuple[int, int]) -> None:
         """Records a step for this number of clients and of steps. The warm-up changes weights and generators: the
         caller copies the weights in again, and the generators are restored here."""
         clients, _ = recording
-        rngs = [self.recorder.generator(row) for row in range(0 if phases[0].on_features else clients)]
+        drawing_clients = 0 if phases[0].on_features else clients
+        rngs = [self.recorder.generator(row) for row in range(drawing_clients)]
         states = [rng.get_state() for rng in rngs]
-        self.made += 1
+        self.recordings += 1
         step.begin(phases)
         captured = partial(step.step, *recording)
         warm_up = None if step.replays else partial(step.step, clients, 1)
@@ -155,7 +173,7 @@ class GraphRunner:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # raised by torch or by a kernel compiler
-            raise refused(f"the step of phase '{phases[0].name}'", error) from error
+            raise recording_failure(f"the step of phase '{phases[0].name}'", error) from error
         for rng, state in zip(rngs, states, strict=True):
             rng.set_state(state)
 
@@ -166,11 +184,11 @@ class GraphRunner:
         gc.collect()
         self.recorder.clear()
 
-    def full(self) -> bool:
+    def limit_reached(self) -> bool:
         """Whether the limit of recordings is reached."""
-        if self.made == MOST:
+        if self.recordings == MOST:
             warnings.warn(f"{MOST} steps were recorded and new shapes still appear; those run eagerly", stacklevel=2)
-        return self.made >= MOST
+        return self.recordings >= MOST
 
 
 def out_of_memory(phase: Train, error: Exception) -> Failure:
@@ -179,11 +197,11 @@ def out_of_memory(phase: Train, error: Exception) -> Failure:
     return Failure(f"the GPU's memory has no room for the step of phase '{phase.name}' ({short(error)}); {advice}")
 
 
-def shares(order: Sequence[int], most: int) -> list[Sequence[int]]:
+def equal_groups(order: Sequence[int], most: int) -> list[Sequence[int]]:
     """Splits into as few groups of at most `most` as possible, contiguous and of nearly equal size."""
-    number = -(-len(order) // most)
-    cuts = [len(order) * i // number for i in range(number + 1)]
-    return [order[a:b] for a, b in pairwise(cuts)]
+    number = ceil(len(order) / most)
+    bounds = [len(order) * i // number for i in range(number + 1)]
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def shapes(tensors: Table, skip: int) -> tuple:

@@ -20,7 +20,7 @@ from torch import Tensor
 from profcil.accel.graphs.client_models import ClientModels
 from profcil.accel.graphs.recorder import Recorder, Step
 from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate
-from profcil.accel.loader import found
+from profcil.accel.loader import kernel_module
 from profcil.accel.resnet import recorded
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
 from profcil.engine.steps import loss_of
@@ -42,9 +42,15 @@ class StaticStep:
         empty_source = Shuffled(torch.empty(0), torch.empty(0))
         self.unroll = unroll(phase.length)
         self.replays: dict[tuple[int, int], Step] = {}  # recordings, by number of clients and number of steps
-        self.like = replace(phase, weights={}, source=empty_source, constants={})  # what all its phases have in common
-        self.table = {k: v.new_zeros(CHUNK, width, *v.shape[2:]) for k, v in table.items()}
-        self.constants = {k: v.new_zeros(width, *v.shape) for k, v in phase.constants.items()}
+        self.template = replace(
+            phase, weights={}, source=empty_source, constants={}
+        )  # what all its phases have in common
+        self.table: Table = {}
+        for name, batches in table.items():
+            self.table[name] = batches.new_zeros(CHUNK, width, *batches.shape[2:])
+        self.constants: Table = {}
+        for name, value in phase.constants.items():
+            self.constants[name] = value.new_zeros(width, *value.shape)
         device = next(iter(table.values())).device
         self.number = torch.zeros(1, dtype=torch.long, device=device)  # index of the step in its epoch
         self.total = torch.zeros(width, device=device)  # sum of the epoch's losses
@@ -55,44 +61,50 @@ class StaticStep:
         self.lengths.zero_()
         for row, phase in enumerate(phases):
             self.lengths[row].fill_(phase.length)  # a copy from the host would synchronise
-            for k, v in phase.constants.items():
-                self.constants[k][row].copy_(v)
+            for name, value in phase.constants.items():
+                self.constants[name][row].copy_(value)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
         """Replays an epoch of batches, [clients, steps, batch, …]. `lengths`: the steps of each client."""
         self.number.zero_()
         self.total.zero_()
-        for number, recording in self.course(lengths):
+        for number, recording in self.replay_sequence(lengths):
             if number % CHUNK == 0:
-                for k, v in table.items():
-                    part = v[:, number : number + CHUNK].transpose(0, 1)
-                    self.table[k][: len(part), : part.shape[1]].copy_(part)
+                self.fill_table(table, number)
             self.replays[recording]()
+
+    def fill_table(self, table: Table, number: int) -> None:
+        """Copies the CHUNK batches from this step on into the static table."""
+        for name, batches in table.items():
+            part = batches[:, number : number + CHUNK].transpose(0, 1)
+            steps, clients = part.shape[:2]
+            self.table[name][:steps, :clients].copy_(part)
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
         """The recordings that a phase with epochs of these lengths needs, chosen before the phase begins."""
-        return {recording for _, recording in self.course(lengths)}
+        return {recording for _, recording in self.replay_sequence(lengths)}
 
-    def course(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    def replay_sequence(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
         """The replays of an epoch: the index of the first step, and the recording's numbers of clients and steps."""
         number = 0
         while number < max(lengths):
-            rows, steps = self.due(number, lengths)
+            rows, steps = self.next_recording(number, lengths)
             yield number, (rows, steps)
             number += steps
 
-    def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+    def next_recording(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
         """The recording for the step with this index: numbers of clients and of steps."""
         raise NotImplementedError
 
-    def several(self, number: int, most: int = CHUNK) -> int:
+    def steps_at_once(self, number: int, most: int = CHUNK) -> int:
         """Steps of the next replay: `unroll`, or 1 where the table or the limit `most` ends before."""
-        return self.unroll if min(most, CHUNK - number % CHUNK) >= self.unroll else 1
+        left_in_table = CHUNK - number % CHUNK
+        return self.unroll if min(most, left_in_table) >= self.unroll else 1
 
-    def rows(self) -> Table:
+    def next_batch(self) -> Table:
         """The next batch. The counter stays a tensor, because reading its value would synchronise."""
         place = self.number.remainder(CHUNK)
-        return {k: v.index_select(0, place)[0] for k, v in self.table.items()}
+        return {name: batches.index_select(0, place)[0] for name, batches in self.table.items()}
 
     def step(self, rows: int, steps: int) -> None:
         """The computation that is recorded: `steps` steps of the first `rows` clients."""
@@ -100,19 +112,21 @@ class StaticStep:
 
     def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
         """Copies the results out. Losses and largest absolute values stay on the device."""
-        norms = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.outcome() if m.shape[1]]
+        norms = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.trained_tensors() if m.shape[1]]
         losses = (self.total / self.lengths).unbind()
         largest = torch.stack(norms).amax(0).unbind()
-        return [
-            Trained({**phase.weights, **self.own(row)}, losses[row], lengths[row] * phase.epochs, largest[row])
-            for row, phase in enumerate(phases)
-        ]
+        results = []
+        for row, phase in enumerate(phases):
+            weights = {**phase.weights, **self.copied_blocks(row)}
+            steps = lengths[row] * phase.epochs
+            results.append(Trained(weights, losses[row], steps, largest[row]))
+        return results
 
-    def outcome(self) -> list[Tensor]:
+    def trained_tensors(self) -> list[Tensor]:
         """The trained tensors, one client in each row."""
         raise NotImplementedError
 
-    def own(self, row: int) -> Weights:
+    def copied_blocks(self, row: int) -> Weights:
         """A copy of one client's trained blocks."""
         raise NotImplementedError
 
@@ -124,64 +138,72 @@ class BaseStep(StaticStep):
     of active clients.
     """
 
-    def __init__(self, bodies: ClientModels, phase: Train, table: Table, recorder: Recorder) -> None:
-        super().__init__(phase, table, len(bodies.nets))
-        self.bodies = bodies
+    def __init__(self, models: ClientModels, phase: Train, table: Table, recorder: Recorder) -> None:
+        super().__init__(phase, table, len(models.nets))
+        self.models = models
         self.recorder = recorder
         self.numbers = torch.zeros_like(self.lengths)  # index of each client's step in its epoch
-        self.taken: Counter[int] = Counter()  # steps so far, by number of active clients
-        self.ripe: set[int] = set()  # numbers of active clients for which several steps are recorded as one
+        self.steps_taken: Counter[int] = Counter()  # steps so far, by number of active clients
+        self.unrolled: set[int] = set()  # numbers of active clients for which several steps are recorded as one
 
     def begin(self, phases: Sequence[Train]) -> None:
         super().begin(phases)
-        self.bodies.load(phases)
+        self.models.load(phases)
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
-        self.ripe = {rows for rows in range(1, len(self.bodies.nets) + 1) if self.taken[rows] >= UNROLL_AFTER}
+        counts = range(1, len(self.models.nets) + 1)
+        self.unrolled = {rows for rows in counts if self.steps_taken[rows] >= UNROLL_AFTER}
         return super().plan(lengths)
 
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
         self.numbers.zero_()
         super().epoch(table, lengths)
-        for _, (rows, steps) in self.course(lengths):
-            self.taken[rows] += steps
+        for _, (rows, steps) in self.replay_sequence(lengths):
+            self.steps_taken[rows] += steps
 
-    def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+    def next_recording(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
         """The active clients; several steps where none of them finishes in between."""
-        left = [length - number for length in lengths if length > number]
-        return len(left), self.several(number, min(left)) if len(left) in self.ripe else 1
+        steps_left = [length - number for length in lengths if length > number]
+        active = len(steps_left)
+        if active not in self.unrolled:
+            return active, 1
+        return active, self.steps_at_once(number, min(steps_left))
 
     def step(self, rows: int, steps: int) -> None:
-        self.recorder.side_by_side([partial(self.many, row, steps) for row in range(rows)])
+        parts = [partial(self.client_steps, row, steps) for row in range(rows)]
+        self.recorder.run_parts(parts)
 
-    def many(self, row: int, steps: int) -> None:
+    def client_steps(self, row: int, steps: int) -> None:
         """Several steps of one client."""
         for _ in range(steps):
-            self.one(row)
+            self.single_step(row)
 
-    def one(self, row: int) -> None:
+    def single_step(self, row: int) -> None:
         """One step of one client, as `steps.step`."""
         with recorded():
-            loss = loss_of(self.bodies.nets[row], self.like, self.batch(row))
-        self.bodies.descend(row, loss.sum())
+            loss = loss_of(self.models.nets[row], self.template, self.batch(row))
+        self.models.update(row, loss.sum())
         self.total[row].add_(loss.detach())
         self.numbers[row].add_(1)
 
     def batch(self, row: int) -> Batch:
         """The client's next batch."""
         place = self.numbers[row : row + 1].remainder(CHUNK)
-        batch: Batch = {k: v[:, row].index_select(0, place)[0] for k, v in self.table.items()}
-        batch |= {k: v[row] for k, v in self.constants.items()}
+        batch: Batch = {}
+        for name, batches in self.table.items():
+            batch[name] = batches[:, row].index_select(0, place)[0]
+        for name, value in self.constants.items():
+            batch[name] = value[row]
         batch["rng"] = self.recorder.generator(row)
-        if self.like.inputs is not None:
-            batch["inputs"] = self.like.inputs(batch["index"])
+        if self.template.inputs is not None:
+            batch["inputs"] = self.template.inputs(batch["index"])
         return batch
 
-    def outcome(self) -> list[Tensor]:
-        return [self.bodies.matrix, self.bodies.buffers]
+    def trained_tensors(self) -> list[Tensor]:
+        return [self.models.matrix, self.models.buffers]
 
-    def own(self, row: int) -> Weights:
-        return self.bodies.copied(row, self.like.blocks)
+    def copied_blocks(self, row: int) -> Weights:
+        return self.models.copied(row, self.template.blocks)
 
 
 class HeadStep(StaticStep):
@@ -193,51 +215,58 @@ class HeadStep(StaticStep):
 
     def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
         super().__init__(phase, table, width)
-        blocks = [*phase.blocks, *(b for b in TAIL if b not in phase.blocks)]  # trained blocks first
+        frozen = [b for b in TAIL if b not in phase.blocks]
+        blocks = [*phase.blocks, *frozen]  # trained blocks first
         self.shapes = {(b, k): v.shape for b in blocks for k, v in phase.weights[b].items()}
         sizes = [shape.numel() for shape in self.shapes.values()]
-        trained = sum(n for (b, _), n in zip(self.shapes, sizes, strict=True) if b in phase.blocks)
+        trained_size = sum(shape.numel() for (b, _), shape in self.shapes.items() if b in phase.blocks)
         self.flat = self.total.new_zeros(width, sum(sizes))
-        self.moved = self.flat[:, :trained]
+        self.trained = self.flat[:, :trained_size]
         tensors: dict[str, Table] = {b: {} for b in blocks}
-        for ((b, k), shape), piece in zip(self.shapes.items(), self.flat.split(sizes, 1), strict=True):
-            tensors[b][k] = piece.view(width, *shape).detach().requires_grad_(b in phase.blocks)
+        pieces = self.flat.split(sizes, 1)
+        for ((b, k), shape), piece in zip(self.shapes.items(), pieces, strict=True):
+            view = piece.view(width, *shape).detach()
+            tensors[b][k] = view.requires_grad_(b in phase.blocks)
         self.parameters = [v for b in phase.blocks for v in tensors[b].values()]
         self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
-        rule_class = FusedMaskedUpdate if FusedUpdate.fits(self.moved, phase.settings) else MaskedUpdate
-        self.rule = rule_class(phase.settings, self.moved, phase.proximal)
+        rule_class = FusedMaskedUpdate if FusedUpdate.fits(self.trained, phase.settings) else MaskedUpdate
+        self.rule = rule_class(phase.settings, self.trained, phase.proximal)
 
-    def due(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
+    def next_recording(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
         """All rows; a client that finishes in between becomes inactive."""
-        return len(self.total), self.several(number)
+        return len(self.total), self.steps_at_once(number)
 
     def begin(self, phases: Sequence[Train]) -> None:
         super().begin(phases)
         for row, phase in enumerate(phases):
-            torch.cat([phase.weights[b][k].reshape(-1) for b, k in self.shapes], out=self.flat[row])
+            pieces = [phase.weights[b][k].reshape(-1) for b, k in self.shapes]
+            torch.cat(pieces, out=self.flat[row])
         self.rule.reset()
 
     def step(self, rows: int, steps: int) -> None:
         for _ in range(steps):
-            self.one()
+            self.single_step()
 
-    def one(self) -> None:
+    def single_step(self) -> None:
         """One step of all active clients."""
         active = self.number < self.lengths
-        loss = loss_of(self.tail, self.like, self.rows() | self.constants)
+        batch = self.next_batch() | self.constants
+        loss = loss_of(self.tail, self.template, batch)
         grads = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
-        self.rule.step(torch.cat([g.flatten(1) for g in grads], 1), active)
+        gradient = torch.cat([g.flatten(1) for g in grads], 1)
+        self.rule.step(gradient, active)
         self.total.add_(loss.detach().masked_fill(~active, 0.0))
         self.number.add_(1)
 
-    def outcome(self) -> list[Tensor]:
-        return [self.moved]
+    def trained_tensors(self) -> list[Tensor]:
+        return [self.trained]
 
-    def own(self, row: int) -> Weights:
+    def copied_blocks(self, row: int) -> Weights:
         """A copy of one client's trained blocks."""
-        shapes = {at: shape for at, shape in self.shapes.items() if at[0] in self.like.blocks}
-        pieces = self.moved[row].clone().split([shape.numel() for shape in shapes.values()])
-        blocks: Weights = {b: {} for b in self.like.blocks}
+        shapes = {(b, k): shape for (b, k), shape in self.shapes.items() if b in self.template.blocks}
+        sizes = [shape.numel() for shape in shapes.values()]
+        pieces = self.trained[row].clone().split(sizes)
+        blocks: Weights = {b: {} for b in self.template.blocks}
         for ((b, k), shape), piece in zip(shapes.items(), pieces, strict=True):
             blocks[b][k] = piece.view(shape)
         return blocks
@@ -249,32 +278,35 @@ class FusedHeadStep(HeadStep):
     def __init__(self, net: Net, phase: Train, table: Table, width: int) -> None:
         super().__init__(net, phase, table, width)
         shapes = {name: shape for (_, name), shape in self.shapes.items()}
-        self.gradient = torch.zeros_like(self.moved)
-        self.slopes = _head_kernels().HeadGradient(self.flat, shapes, table["y"].shape[-1])
+        batch = table["y"].shape[-1]
+        self.gradient = torch.zeros_like(self.trained)
+        self.gradient_kernels = _head_kernels().HeadGradient(self.flat, shapes, batch)
 
     @staticmethod
     def fits(net: Net, phase: Train) -> bool:
         """Whether the kernels support this model, phase and GPU."""
-        supported_loss = phase.blocks == TAIL and phase.loss is losses.classification
         down = net.adapter["down"]
-        sizes = (net.classes, len(down), phase.settings.batch)
-        too_large = any(size > limit for size, limit in zip(sizes, KERNEL_LIMITS, strict=True))
-        if not down.is_cuda or too_large or _head_kernels() is None:
+        if net.cosine or phase.blocks != TAIL or phase.loss is not losses.classification:
             return False
-        supported_gpu = torch.cuda.get_device_capability(down.device) >= (8, 0)  # older: too little shared memory
-        return supported_loss and supported_gpu and not net.cosine
+        sizes = (net.classes, len(down), phase.settings.batch)
+        for size, limit in zip(sizes, KERNEL_LIMITS, strict=True):
+            if size > limit:
+                return False
+        if not down.is_cuda or _head_kernels() is None:
+            return False
+        return torch.cuda.get_device_capability(down.device) >= (8, 0)  # older: too little shared memory
 
-    def one(self) -> None:
+    def single_step(self) -> None:
         """One step of all active clients."""
         active = self.number < self.lengths
         allowed = self.constants["allowed"]
-        self.slopes(self.flat, self.table["u"], self.table["y"], self.number, allowed, self.gradient)
+        self.gradient_kernels(self.flat, self.table["u"], self.table["y"], self.number, allowed, self.gradient)
         self.rule.step(self.gradient, active)
-        self.slopes.count(self.total, self.number, active)
+        self.gradient_kernels.count(self.total, self.number, active)
 
 
 def _head_kernels() -> Any:
-    return found("triton.adapter_head")
+    return kernel_module("triton.adapter_head")
 
 
 def unroll(length: int) -> int:

@@ -6,13 +6,12 @@ reference.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from profcil.accel.loader import found
+from profcil.accel.loader import kernel_module
 from profcil.accel.row_updates import clip_rows_
 from profcil.config import TrainSettings
 from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser
@@ -41,7 +40,10 @@ class Update:
         if self.anchor is not None:
             n = len(self.anchor)
             grad[:n].add_(self.row[:n] - self.anchor, alpha=self.twice)
-        excess = ((grad.norm() + 1e-6) / self.s.clip).clamp(min=1.0) if self.s.clip else None
+        excess = None
+        if self.s.clip:
+            norm = grad.norm() + 1e-6
+            excess = (norm / self.s.clip).clamp(min=1.0)
         self.optimiser.step([grad], excess=excess)
         if self.low is not None:
             self.low.copy_(self.row)
@@ -64,8 +66,9 @@ class FusedUpdate(Update):
         _kernels().squares(*grads, self.row, self.anchor, self.twice, self.partial)
         norm = self.partial.sum().sqrt() + 1e-6
         excess = (norm / self.s.clip).clamp(min=1.0) if self.s.clip else torch.ones_like(norm)
-        tensors = (self.row, self.optimiser.moments.first[0], self.anchor, self.low)
-        _kernels().descend(*grads, *tensors, excess, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
+        moment = self.optimiser.moments.first[0]
+        tensors = (self.row, moment, self.anchor, self.low, excess)
+        _kernels().descend(*grads, *tensors, self.twice, self.s.lr, self.s.momentum, self.s.weight_decay)
 
 
 class MaskedUpdate:
@@ -79,10 +82,9 @@ class MaskedUpdate:
         self.s = settings
         self.p = matrix
         self.twice = 2 * proximal  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-        new = partial(matrix.new_zeros, matrix.shape)
-        self.anchor = new() if proximal else None
-        self.first = new()
-        self.second = new()
+        self.anchor = matrix.new_zeros(matrix.shape) if proximal else None
+        self.first = matrix.new_zeros(matrix.shape)
+        self.second = matrix.new_zeros(matrix.shape)
         self.times = matrix.new_zeros(len(matrix), 1)  # updates of each row
         self.beta1 = matrix.new_tensor(BETA1)
         self.beta2 = matrix.new_tensor(BETA2)
@@ -99,31 +101,40 @@ class MaskedUpdate:
         if self.anchor is not None:
             g.add_(self.p - self.anchor, alpha=self.twice)
         clip_rows_([g], self.s.clip)
-        update = self.adam if self.s.optimiser == "adam" else self.sgd
-        update(g, ~active.unsqueeze(1))
+        inactive = ~active.unsqueeze(1)
+        if self.s.optimiser == "adam":
+            self.adam(g, inactive)
+        else:
+            self.sgd(g, inactive)
 
-    def sgd(self, g: Tensor, still: Tensor) -> None:
+    def sgd(self, g: Tensor, inactive: Tensor) -> None:
         s = self.s
         p = self.p
         m = self.first
         g.add_(p, alpha=s.weight_decay)
-        m.copy_(torch.where(still, m, (m * s.momentum).add_(g)))
-        p.add_(m.masked_fill(still, 0.0), alpha=-s.lr)
+        new_m = (m * s.momentum).add_(g)
+        m.copy_(torch.where(inactive, m, new_m))
+        p.add_(m.masked_fill(inactive, 0.0), alpha=-s.lr)
 
-    def adam(self, g: Tensor, still: Tensor) -> None:
+    def adam(self, g: Tensor, inactive: Tensor) -> None:
         s = self.s
         p = self.p
         m = self.first
         v = self.second
-        t = self.times.add_(~still).clamp(min=1)
+        t = self.times.add_(~inactive).clamp(min=1)
         if s.decay == "coupled":
             g.add_(p, alpha=s.weight_decay)
         else:
-            p.copy_(torch.where(still, p, p * (1 - s.lr * s.weight_decay)))
-        m.copy_(torch.where(still, m, m.lerp(g, 1 - BETA1)))
-        v.copy_(torch.where(still, v, (v * BETA2).addcmul_(g, g, value=1 - BETA2)))
-        root = v.sqrt().div_((1 - self.beta2**t).sqrt()).add_(EPSILON)
-        p.addcdiv_((m * (-s.lr / (1 - self.beta1**t))).masked_fill(still, 0.0), root)
+            decayed = p * (1 - s.lr * s.weight_decay)
+            p.copy_(torch.where(inactive, p, decayed))
+        new_m = m.lerp(g, 1 - BETA1)
+        m.copy_(torch.where(inactive, m, new_m))
+        new_v = (v * BETA2).addcmul_(g, g, value=1 - BETA2)
+        v.copy_(torch.where(inactive, v, new_v))
+        correction = (1 - self.beta2**t).sqrt()
+        root = v.sqrt().div_(correction).add_(EPSILON)
+        step = m * (-s.lr / (1 - self.beta1**t))
+        p.addcdiv_(step.masked_fill(inactive, 0.0), root)
 
 
 class FusedMaskedUpdate(MaskedUpdate):
@@ -142,4 +153,4 @@ class FusedMaskedUpdate(MaskedUpdate):
 
 
 def _kernels() -> Any:
-    return found("triton.sgd")
+    return kernel_module("triton.sgd")

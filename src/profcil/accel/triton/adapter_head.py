@@ -14,99 +14,129 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FEW, MANY, CLIENTS = 16, 32, 8  # examples of a program: in stacks of up to CLIENTS clients, and in larger ones
+FEW, MANY = 16, 32  # examples of a program: in stacks of up to CLIENTS clients, and in larger ones
+CLIENTS = 8
 DEEP = 64  # block size along the summed axis
 NARROW, WIDE = 32, 64  # columns of a program: for long sums, and for short ones
-SLIM = 16  # columns of a program of `_before`
-HOW = {"num_warps": 4, "num_stages": 3}
+SLIM = 16  # columns of a program of `_adapter_input_gradients`
+OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 class HeadGradient:
     """The buffers for stacks of one shape. `shapes`: a client's tensors in the order of its row."""
 
     def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:
-        (narrow, d), classes, self.width = shapes["down"], shapes["weight"][0], len(flat)
-        self.at, end = {}, 0  # offset of each tensor in a row
+        narrow, d = shapes["down"]
+        classes = shapes["weight"][0]
+        self.width = len(flat)
+        self.offsets: dict[str, int] = {}  # of each tensor in a row
+        end = 0
         for name, shape in shapes.items():
-            self.at[name.upper()], end = end, end + prod(shape)
+            self.offsets[name.upper()] = end
+            end += prod(shape)
         self.rows = FEW if self.width <= CLIENTS else MANY
         self.parts = triton.cdiv(batch, self.rows)
         self.sizes = {"B": batch, "D": d, "N": narrow, "C": classes}
-        columns = {"normed": d, "hidden": narrow, "out": d, "logits": classes, "slope": classes, "dz": d, "dh": narrow}
-        self.room = {name: flat.new_empty(self.width, batch, n) for name, n in columns.items()}
+        columns = {
+            "normed": d,
+            "hidden": narrow,
+            "out": d,
+            "logits": classes,
+            "dlogits": classes,
+            "dz": d,
+            "dh": narrow,
+        }
+        self.buffers = {name: flat.new_empty(self.width, batch, n) for name, n in columns.items()}
         self.losses = flat.new_empty(self.width, self.parts)
 
     def __call__(self, flat: Tensor, u: Tensor, y: Tensor, number: Tensor, allowed: Tensor, grad: Tensor) -> None:
         """Writes the gradient of every row for the next batch of the tables u and y, and partial sums of its loss."""
-        at, r, (b, d, n, c) = self.at, self.room, self.sizes.values()
-        due, short, long = (number, len(u), self.width, flat, flat.stride(0)), {"J": WIDE}, {"K": DEEP, "J": NARROW}
-        narrow, classes = max(16, triton.next_power_of_2(n)), max(16, triton.next_power_of_2(c))
-        _hidden[(self.width, triton.cdiv(b, FEW), triton.cdiv(n, NARROW))](  # more examples would spill registers
-            u, *due, r["normed"], r["hidden"], b, d, n, FEW, triton.next_power_of_2(d),
-            at["SCALE"], at["SHIFT"], at["DOWN"], at["DOWN_BIAS"], **long, **HOW,
+        at = self.offsets
+        r = self.buffers
+        b, d, n, c = self.sizes.values()
+        batch_and_weights = (number, len(u), self.width, flat, flat.stride(0))
+        long = {"K": DEEP, "J": NARROW}
+        all_inputs = triton.next_power_of_2(d)
+        few_examples = triton.cdiv(b, FEW)  # more examples would spill registers
+        _hidden[(self.width, few_examples, triton.cdiv(n, NARROW))](
+            u, *batch_and_weights, r["normed"], r["hidden"], b, d, n, FEW, all_inputs,
+            at["SCALE"], at["SHIFT"], at["DOWN"], at["DOWN_BIAS"], **long, **OPTIONS,
         )  # fmt: skip
-        _times[self.grid(d, WIDE)](
-            u, *due, r["hidden"], r["out"], b, n, d, self.rows, at["UP"], at["UP_BIAS"],
-            TURNED=True, ADDS=True, RECTIFIED=False, K=DEEP, **short, **HOW,
+        _product[self.grid(d, WIDE)](
+            u, *batch_and_weights, r["hidden"], r["out"], b, n, d, self.rows, at["UP"], at["UP_BIAS"],
+            TRANSPOSED=True, ADDS=True, RECTIFIED=False, K=DEEP, J=WIDE, **OPTIONS,
         )  # fmt: skip
-        _times[self.grid(c, NARROW)](
-            u, *due, r["out"], r["logits"], b, d, c, self.rows, at["WEIGHT"], 0,
-            TURNED=True, ADDS=False, RECTIFIED=False, **long, **HOW,
+        _product[self.grid(c, NARROW)](
+            u, *batch_and_weights, r["out"], r["logits"], b, d, c, self.rows, at["WEIGHT"], 0,
+            TRANSPOSED=True, ADDS=False, RECTIFIED=False, **long, **OPTIONS,
         )  # fmt: skip
+        all_classes = max(16, triton.next_power_of_2(c))
+        options = OPTIONS if all_classes <= 128 else OPTIONS | {"num_warps": 8}
         _softmax[self.grid(d, WIDE)](
-            y, *due, allowed, r["logits"], r["slope"], r["dz"], self.losses, b, d, c, self.rows, classes,
-            at["WEIGHT"], **short, **(HOW if classes <= 128 else HOW | {"num_warps": 8}),
+            y, *batch_and_weights, allowed, r["logits"], r["dlogits"], r["dz"], self.losses, b, d, c, self.rows,
+            all_classes, at["WEIGHT"], J=WIDE, **options,
         )  # fmt: skip
-        _times[self.grid(n, NARROW)](
-            r["hidden"], *due, r["dz"], r["dh"], b, d, n, self.rows, at["UP"], 0,
-            TURNED=False, ADDS=False, RECTIFIED=True, **long, **HOW,
+        _product[self.grid(n, NARROW)](
+            r["hidden"], *batch_and_weights, r["dz"], r["dh"], b, d, n, self.rows, at["UP"], 0,
+            TRANSPOSED=False, ADDS=False, RECTIFIED=True, **long, **OPTIONS,
         )  # fmt: skip
-        tiles = [triton.cdiv(i, NARROW) * triton.cdiv(j, WIDE) for i, j in ((c, d), (d, n))]
-        _over[(self.width, sum(tiles) + triton.cdiv(d, SLIM))](
-            flat, r["normed"], r["hidden"], r["out"], r["slope"], r["dz"], r["dh"], grad, flat.stride(0),
-            grad.stride(0), *tiles, **self.sizes, **at, K=triton.next_power_of_2(b), BN=narrow, TALL=NARROW, SLIM=SLIM,
-            **short, num_warps=4,
+        head_tiles = triton.cdiv(c, NARROW) * triton.cdiv(d, WIDE)
+        up_tiles = triton.cdiv(d, NARROW) * triton.cdiv(n, WIDE)
+        tiles = head_tiles + up_tiles + triton.cdiv(d, SLIM)
+        all_hidden = max(16, triton.next_power_of_2(n))
+        _batch_sums[(self.width, tiles)](
+            flat, r["normed"], r["hidden"], r["out"], r["dlogits"], r["dz"], r["dh"], grad, flat.stride(0),
+            grad.stride(0), head_tiles, up_tiles, **self.sizes, **at, K=triton.next_power_of_2(b), BN=all_hidden,
+            TALL=NARROW, SLIM=SLIM, J=WIDE, num_warps=4,
         )  # fmt: skip
 
     def grid(self, columns: int, tile: int) -> tuple[int, int, int]:
+        """Programs for clients, for examples and for columns."""
         return self.width, self.parts, triton.cdiv(columns, tile)
 
     def count(self, total: Tensor, number: Tensor, active: Tensor) -> None:
         """Adds the losses of the active clients to `total`, and 1 to the step counter."""
-        _count[(1,)](self.losses, total, number, active, len(total), self.parts, triton.next_power_of_2(len(total)))
+        clients = len(total)
+        _count[(1,)](self.losses, total, number, active, clients, self.parts, triton.next_power_of_2(clients))
 
 
 @triton.jit
 def _read(x, i, j, stride, high, wide):
-    return tl.load(x + i[:, None] * stride + j[None, :], mask=(i < high)[:, None] & (j < wide)[None, :], other=0.0)
+    pointer = x + i[:, None] * stride + j[None, :]
+    return tl.load(pointer, mask=(i < high)[:, None] & (j < wide)[None, :], other=0.0)
 
 
 @triton.jit
-def _turned(x, i, j, stride, high, wide):
+def _read_transposed(x, i, j, stride, high, wide):
     """The transposed block, [j, i]."""
-    return tl.load(x + i[None, :] * stride + j[:, None], mask=(i < high)[None, :] & (j < wide)[:, None], other=0.0)
+    pointer = x + i[None, :] * stride + j[:, None]
+    return tl.load(pointer, mask=(i < high)[None, :] & (j < wide)[:, None], other=0.0)
 
 
 @triton.jit
 def _write(x, i, j, stride, high, wide, value):
-    tl.store(x + i[:, None] * stride + j[None, :], value, mask=(i < high)[:, None] & (j < wide)[None, :])
+    pointer = x + i[:, None] * stride + j[None, :]
+    tl.store(pointer, value, mask=(i < high)[:, None] & (j < wide)[None, :])
 
 
 @triton.jit
-def _row(x, j, wide):
+def _read_vector(x, j, wide):
     return tl.load(x + j, mask=j < wide, other=0.0)
 
 
 @triton.jit
 def _place(R: tl.constexpr, J: tl.constexpr):
     """This program's client, examples and columns."""
-    return tl.program_id(0), tl.program_id(1) * R + tl.arange(0, R), tl.program_id(2) * J + tl.arange(0, J)
+    examples = tl.program_id(1) * R + tl.arange(0, R)
+    columns = tl.program_id(2) * J + tl.arange(0, J)
+    return tl.program_id(0), examples, columns
 
 
 @triton.jit
-def _due(table, number, chunk, width, who, size):
+def _next_batch(table, number, chunk, width, client, size):
     """The address of the client's next batch."""
-    return table + ((tl.load(number) % chunk) * width + who) * size
+    step = tl.load(number) % chunk
+    return table + (step * width + client) * size
 
 
 @triton.jit
@@ -116,127 +146,161 @@ def _hidden(
     DOWN_BIAS: tl.constexpr, K: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """n = LayerNorm(u), h = ReLU(down (scale n + shift) + bias)."""
-    who, m, j = _place(R, J)
-    u, w, normed = _due(u, number, chunk, width, who, B * D), flat + who * stride, normed + who * B * D
-    every = tl.arange(0, ALL)
-    whole = _read(u, m, every, D, B, D)
-    mean = tl.sum(whole, 1) / D
-    off = tl.where((every < D)[None, :], whole - mean[:, None], 0.0)
-    inverse = 1.0 / tl.sqrt(tl.sum(off * off, 1) / D + 1e-5)
+    client, m, j = _place(R, J)
+    u = _next_batch(u, number, chunk, width, client, B * D)
+    w = flat + client * stride
+    normed = normed + client * B * D
+    all_inputs = tl.arange(0, ALL)
+    rows = _read(u, m, all_inputs, D, B, D)
+    mean = tl.sum(rows, 1) / D
+    centred = tl.where((all_inputs < D)[None, :], rows - mean[:, None], 0.0)
+    var = tl.sum(centred * centred, 1) / D
+    inverse = 1.0 / tl.sqrt(var + 1e-5)
     if tl.program_id(2) == 0:
-        _write(normed, m, every, D, B, D, off * inverse[:, None])
+        _write(normed, m, all_inputs, D, B, D, centred * inverse[:, None])
     h = tl.zeros((R, J), tl.float32)
     for k in range(0, D, K):
         f = k + tl.arange(0, K)
         x = (_read(u, m, f, D, B, D) - mean[:, None]) * inverse[:, None]
-        v = tl.where((f < D)[None, :], x * _row(w + SCALE, f, D)[None, :] + _row(w + SHIFT, f, D)[None, :], 0.0)
-        h = tl.dot(v, _turned(w + DOWN, j, f, D, N, D), h, input_precision="tf32x3")
-    h = tl.maximum(h + _row(w + DOWN_BIAS, j, N)[None, :], 0.0)
-    _write(hidden + who * B * N, m, j, N, B, N, h)
+        scaled = x * _read_vector(w + SCALE, f, D)[None, :]
+        shifted = scaled + _read_vector(w + SHIFT, f, D)[None, :]
+        v = tl.where((f < D)[None, :], shifted, 0.0)
+        down = _read_transposed(w + DOWN, j, f, D, N, D)
+        h = tl.dot(v, down, h, input_precision="tf32x3")
+    bias = _read_vector(w + DOWN_BIAS, j, N)
+    h = tl.maximum(h + bias[None, :], 0.0)
+    _write(hidden + client * B * N, m, j, N, B, N, h)
 
 
 @triton.jit
-def _times(
-    other, number, chunk, width, flat, stride, a, made, B: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    R: tl.constexpr, AT: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr, ADDS: tl.constexpr,
+def _product(
+    other, number, chunk, width, flat, stride, a, result, B: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    R: tl.constexpr, MATRIX: tl.constexpr, BIAS: tl.constexpr, TRANSPOSED: tl.constexpr, ADDS: tl.constexpr,
     RECTIFIED: tl.constexpr, K: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """The product of `a` with a client's matrix or its transpose. ADDS: plus the batch and a bias. RECTIFIED: masked by
     `other` > 0."""
-    who, m, j = _place(R, J)
-    a, w, total = a + who * B * IN, flat + who * stride, tl.zeros((R, J), tl.float32)
+    client, m, j = _place(R, J)
+    a = a + client * B * IN
+    w = flat + client * stride
+    total = tl.zeros((R, J), tl.float32)
     for k in range(0, IN, K):
         f = k + tl.arange(0, K)
-        b = _turned(w + AT, j, f, IN, OUT, IN) if TURNED else _read(w + AT, f, j, OUT, IN, OUT)
+        b = _read_transposed(w + MATRIX, j, f, IN, OUT, IN) if TRANSPOSED else _read(w + MATRIX, f, j, OUT, IN, OUT)
         total = tl.dot(_read(a, m, f, IN, B, IN), b, total, input_precision="tf32x3")
     if ADDS:
-        u = _due(other, number, chunk, width, who, B * OUT)
-        total += _read(u, m, j, OUT, B, OUT) + _row(w + BIAS, j, OUT)[None, :]
+        u = _next_batch(other, number, chunk, width, client, B * OUT)
+        inputs = _read(u, m, j, OUT, B, OUT)
+        total += inputs + _read_vector(w + BIAS, j, OUT)[None, :]
     if RECTIFIED:
-        total = tl.where(_read(other + who * B * OUT, m, j, OUT, B, OUT) > 0, total, 0.0)
-    _write(made + who * B * OUT, m, j, OUT, B, OUT, total)
+        activation = _read(other + client * B * OUT, m, j, OUT, B, OUT)
+        total = tl.where(activation > 0, total, 0.0)
+    _write(result + client * B * OUT, m, j, OUT, B, OUT, total)
 
 
 @triton.jit
 def _softmax(
-    y, number, chunk, width, flat, stride, allowed, logits, slope, dz, losses, B: tl.constexpr, D: tl.constexpr,
+    y, number, chunk, width, flat, stride, allowed, logits, dlogits, dz, losses, B: tl.constexpr, D: tl.constexpr,
     C: tl.constexpr, R: tl.constexpr, ALL: tl.constexpr, WEIGHT: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """g = (softmax − one-hot) / B over the allowed classes, and dz = g weight. The programs of the first columns also
     store g and the loss."""
-    who, m, j = _place(R, J)
-    q, y = tl.arange(0, ALL), _due(y, number, chunk, width, who, B)
-    may = tl.load(allowed + who * C + q, mask=q < C, other=0) != 0
-    value = tl.where(may[None, :], _read(logits + who * B * C, m, q, C, B, C), float("-inf"))
-    top = tl.max(value, 1)
-    e = tl.exp(value - top[:, None])
+    client, m, j = _place(R, J)
+    q = tl.arange(0, ALL)  # classes
+    y = _next_batch(y, number, chunk, width, client, B)
+    is_allowed = tl.load(allowed + client * C + q, mask=q < C, other=0) != 0
+    logit = _read(logits + client * B * C, m, q, C, B, C)
+    value = tl.where(is_allowed[None, :], logit, float("-inf"))
+    largest = tl.max(value, 1)
+    e = tl.exp(value - largest[:, None])
     total = tl.sum(e, 1)
-    true = q[None, :] == tl.load(y + m, mask=m < B, other=0)[:, None]
-    g = tl.where(may[None, :] & (m < B)[:, None], (e / total[:, None] - true.to(tl.float32)) / B, 0.0)
+    label = tl.load(y + m, mask=m < B, other=0)
+    one_hot = q[None, :] == label[:, None]
+    difference = e / total[:, None] - one_hot.to(tl.float32)
+    g = tl.where(is_allowed[None, :] & (m < B)[:, None], difference / B, 0.0)
     if tl.program_id(2) == 0:
-        loss = tl.log(total) + top - tl.sum(tl.where(true, value, 0.0), 1)
-        tl.store(losses + who * tl.num_programs(1) + tl.program_id(1), tl.sum(tl.where(m < B, loss, 0.0), 0) / B)
-        _write(slope + who * B * C, m, q, C, B, C, g)
-    d = tl.dot(g, _read(flat + who * stride + WEIGHT, q, j, D, C, D), input_precision="tf32x3")
-    _write(dz + who * B * D, m, j, D, B, D, d)
+        loss = tl.log(total) + largest - tl.sum(tl.where(one_hot, value, 0.0), 1)
+        part = losses + client * tl.num_programs(1) + tl.program_id(1)
+        tl.store(part, tl.sum(tl.where(m < B, loss, 0.0), 0) / B)
+        _write(dlogits + client * B * C, m, q, C, B, C, g)
+    weight = _read(flat + client * stride + WEIGHT, q, j, D, C, D)
+    d = tl.dot(g, weight, input_precision="tf32x3")
+    _write(dz + client * B * D, m, j, D, B, D, d)
 
 
 @triton.jit
-def _over(
-    flat, normed, hidden, out, slope, dz, dh, grad, stride, apart, first, second, B: tl.constexpr, D: tl.constexpr,
-    N: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, DOWN: tl.constexpr,
+def _batch_sums(
+    flat, normed, hidden, out, dlogits, dz, dh, grad, stride, grad_stride, head_tiles, up_tiles, B: tl.constexpr,
+    D: tl.constexpr, N: tl.constexpr, C: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, DOWN: tl.constexpr,
     DOWN_BIAS: tl.constexpr, UP: tl.constexpr, UP_BIAS: tl.constexpr, WEIGHT: tl.constexpr, K: tl.constexpr,
     BN: tl.constexpr, TALL: tl.constexpr, SLIM: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the batch: tiles of the gradients of the head and of `up` with its bias, then columns of `_before`."""
-    who, tile = tl.program_id(0), tl.program_id(1)
-    m, w, to = tl.arange(0, K), flat + who * stride, grad + who * apart
-    if tile < first:
-        i, j = _spot(tile, D, TALL, J)
-        g = _turned(slope + who * B * C, m, i, C, B, C)
-        made = tl.dot(g, _read(out + who * B * D, m, j, D, B, D), input_precision="tf32x3")
-        _write(to + WEIGHT, i, j, D, C, D, made)
-    elif tile < first + second:
-        i, j = _spot(tile - first, N, TALL, J)
-        g = _turned(dz + who * B * D, m, i, D, B, D)
-        made = tl.dot(g, _read(hidden + who * B * N, m, j, N, B, N), input_precision="tf32x3")
-        _write(to + UP, i, j, N, D, N, made)
-        tl.store(to + UP_BIAS + i, tl.sum(g, 1), mask=i < tl.where((tile - first) % tl.cdiv(N, J) == 0, D, 0))
+    """Sums over the batch: tiles of the gradients of the head and of `up` with its bias, then columns of
+    `_adapter_input_gradients`."""
+    client = tl.program_id(0)
+    tile = tl.program_id(1)
+    m = tl.arange(0, K)
+    w = flat + client * stride
+    own_grad = grad + client * grad_stride
+    if tile < head_tiles:
+        i, j = _tile(tile, D, TALL, J)
+        g = _read_transposed(dlogits + client * B * C, m, i, C, B, C)
+        features = _read(out + client * B * D, m, j, D, B, D)
+        dweight = tl.dot(g, features, input_precision="tf32x3")
+        _write(own_grad + WEIGHT, i, j, D, C, D, dweight)
+    elif tile < head_tiles + up_tiles:
+        i, j = _tile(tile - head_tiles, N, TALL, J)
+        g = _read_transposed(dz + client * B * D, m, i, D, B, D)
+        h = _read(hidden + client * B * N, m, j, N, B, N)
+        dup = tl.dot(g, h, input_precision="tf32x3")
+        _write(own_grad + UP, i, j, N, D, N, dup)
+        first_column = (tile - head_tiles) % tl.cdiv(N, J) == 0
+        tl.store(own_grad + UP_BIAS + i, tl.sum(g, 1), mask=i < tl.where(first_column, D, 0))
     else:
-        column = (tile - first - second) * SLIM
-        _before(normed, dh, w, to, who, m, column, B, D, N, SCALE, SHIFT, DOWN, DOWN_BIAS, BN, SLIM)
+        column = (tile - head_tiles - up_tiles) * SLIM
+        _adapter_input_gradients(
+            normed, dh, w, own_grad, client, m, column, B, D, N, SCALE, SHIFT, DOWN, DOWN_BIAS, BN, SLIM
+        )
 
 
 @triton.jit
-def _spot(tile, columns, TALL: tl.constexpr, J: tl.constexpr):
+def _tile(tile, columns, TALL: tl.constexpr, J: tl.constexpr):
+    """Rows and columns of a tile."""
     across = tl.cdiv(columns, J)
-    return (tile // across) * TALL + tl.arange(0, TALL), (tile % across) * J + tl.arange(0, J)
+    i = (tile // across) * TALL + tl.arange(0, TALL)
+    j = (tile % across) * J + tl.arange(0, J)
+    return i, j
 
 
 @triton.jit
-def _before(
-    normed, dh, w, to, who, m, column, B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr,
+def _adapter_input_gradients(
+    normed, dh, w, grad, client, m, column, B: tl.constexpr, D: tl.constexpr, N: tl.constexpr, SCALE: tl.constexpr,
     SHIFT: tl.constexpr, DOWN: tl.constexpr, DOWN_BIAS: tl.constexpr, BN: tl.constexpr, J: tl.constexpr,
 ):  # fmt: skip
     """Some columns of the gradients of `scale`, `shift`, `down` and its bias. With G = Σ n dhᵀ and b = Σ dh, the
     gradient of `down`ᵀ is scale G + shift bᵀ, that of `scale` the row sums of `down`ᵀ ⊙ G, of `shift` `down`ᵀ b."""
-    i, j = tl.arange(0, BN), column + tl.arange(0, J)
-    g = _read(dh + who * B * N, m, i, N, B, N)
-    made = tl.dot(_turned(normed + who * B * D, m, j, D, B, D), g, input_precision="tf32x3")
-    down, bias = _turned(w + DOWN, i, j, D, N, D), tl.sum(g, 0)
-    tl.store(to + SCALE + j, tl.sum(down * made, 1), mask=j < D)
-    tl.store(to + SHIFT + j, tl.sum(down * bias[None, :], 1), mask=j < D)
-    made = made * _row(w + SCALE, j, D)[:, None] + _row(w + SHIFT, j, D)[:, None] * bias[None, :]
-    tl.store(to + DOWN + i[None, :] * D + j[:, None], made, mask=(i < N)[None, :] & (j < D)[:, None])
-    tl.store(to + DOWN_BIAS + i, bias, mask=i < tl.where(column == 0, N, 0))
+    i = tl.arange(0, BN)
+    j = column + tl.arange(0, J)
+    dh_rows = _read(dh + client * B * N, m, i, N, B, N)
+    n = _read_transposed(normed + client * B * D, m, j, D, B, D)
+    g = tl.dot(n, dh_rows, input_precision="tf32x3")
+    down = _read_transposed(w + DOWN, i, j, D, N, D)
+    b = tl.sum(dh_rows, 0)
+    tl.store(grad + SCALE + j, tl.sum(down * g, 1), mask=j < D)
+    tl.store(grad + SHIFT + j, tl.sum(down * b[None, :], 1), mask=j < D)
+    scaled = g * _read_vector(w + SCALE, j, D)[:, None]
+    ddown = scaled + _read_vector(w + SHIFT, j, D)[:, None] * b[None, :]
+    tl.store(grad + DOWN + i[None, :] * D + j[:, None], ddown, mask=(i < N)[None, :] & (j < D)[:, None])
+    tl.store(grad + DOWN_BIAS + i, b, mask=i < tl.where(column == 0, N, 0))
 
 
 @triton.jit
 def _count(losses, total, number, active, width, parts, W: tl.constexpr):
     i = tl.arange(0, W)
-    at_work = (i < width) & (tl.load(active + i, mask=i < width, other=0) != 0)
-    loss = tl.load(total + i, mask=i < width, other=0.0)
+    exists = i < width
+    is_active = exists & (tl.load(active + i, mask=exists, other=0) != 0)
+    loss = tl.load(total + i, mask=exists, other=0.0)
     for part in range(parts):
-        loss += tl.load(losses + i * parts + part, mask=at_work, other=0.0)
-    tl.store(total + i, loss, mask=i < width)
+        loss += tl.load(losses + i * parts + part, mask=is_active, other=0.0)
+    tl.store(total + i, loss, mask=exists)
     tl.store(number, tl.load(number) + 1)

@@ -22,25 +22,29 @@ FEW = 8  # channels whose pieces one program sums
 def forward(x, weight, bias, added, running_mean, running_var, momentum, eps, groups, rectify, sums=None):
     """See `resnet.forward`. `sums`: partial sums of equal pieces of all pixels, in order, where they are known."""
     mean, scale = _statistics(x, running_mean, running_var, momentum, eps, groups, sums)
-    return _normalised(x, weight, bias, added, mean, scale, groups, rectify), mean, scale
+    y = _normalised(x, weight, bias, added, mean, scale, groups, rectify)
+    return y, mean, scale
 
 
-def apply(x, weight, bias, added, mean, var, eps, rectify):
+def eval_forward(x, weight, bias, added, mean, var, eps, rectify):
     """Eval-mode BatchNorm: the same with given mean and variance."""
-    return _normalised(x, weight, bias, added, mean, (var + eps).rsqrt(), 1, rectify)
+    scale = (var + eps).rsqrt()
+    return _normalised(x, weight, bias, added, mean, scale, 1, rectify)
 
 
 def moments(x, sums=None):
     """Every channel's mean and variance: running statistics with momentum 1."""
-    mean, var = x.new_zeros(2, x.shape[1], dtype=torch.float32)
+    channels = x.shape[1]
+    count = x.numel() // channels
+    mean, var = x.new_zeros(2, channels, dtype=torch.float32)
     _statistics(x, mean, var, 1.0, 0.0, 1, sums)
-    count = x.numel() // x.shape[1]
     return mean, var * ((count - 1) / count)
 
 
 def affine(x, mean, factor, shift):
     """(x − mean) factor + shift, with one number a channel each."""
-    return _normalised(x, factor, shift, None, mean, torch.ones_like(mean), 1, False)
+    scale = torch.ones_like(mean)
+    return _normalised(x, factor, shift, None, mean, scale, 1, False)
 
 
 def _statistics(x, running_mean, running_var, momentum, eps, groups, sums=None):
@@ -48,27 +52,33 @@ def _statistics(x, running_mean, running_var, momentum, eps, groups, sums=None):
     rows, channels, pieces, _ = _layout(x, groups, PIXELS)
     mean = x.new_empty(groups, channels, dtype=torch.float32)
     scale = torch.empty_like(mean)
-    if known := sums is not None and len(sums) <= groups * TILES:
+    known = sums is not None and len(sums) <= groups * TILES
+    if known:
         pieces = len(sums) // groups
-        per = rows // pieces
+        piece_rows = rows // pieces
     else:
-        per = triton.cdiv(triton.cdiv(rows, pieces), PIXELS) * PIXELS
+        tiles = triton.cdiv(triton.cdiv(rows, pieces), PIXELS)
+        piece_rows = tiles * PIXELS
         sums = x.new_empty(groups * pieces, 2, channels, dtype=torch.float32)
-        _moments[(pieces, triton.cdiv(channels, CHANNELS), groups)](
-            x, sums, rows, channels, pieces, per, PIXELS, CHANNELS
-        )
-    _settle[(triton.cdiv(channels, FEW),)](
-        sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
-        TILES if known else PIECES, FEW,
+        grid = (pieces, triton.cdiv(channels, CHANNELS), groups)
+        _moments_of_pieces[grid](x, sums, rows, channels, pieces, piece_rows, PIXELS, CHANNELS)
+    most_pieces = TILES if known else PIECES
+    grid = (triton.cdiv(channels, FEW),)
+    _combine_moments[grid](
+        sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, piece_rows,
+        most_pieces, FEW,
     )  # fmt: skip
     return mean, scale
 
 
 def _normalised(x, weight, bias, added, mean, scale, groups, rectify):
-    y, (rows, channels, _, tiles) = torch.empty_like(x), _layout(x, groups, PIXELS)
-    _forward[(tiles, triton.cdiv(channels, CHANNELS), groups)](
-        x, x if added is None else added, y, mean, scale, weight, bias, rows, channels, added is not None, rectify,
-        PIXELS, CHANNELS,
+    rows, channels, _, tiles = _layout(x, groups, PIXELS)
+    y = torch.empty_like(x)
+    adds = added is not None
+    addend = added if adds else x  # a placeholder for a missing tensor is not read
+    grid = (tiles, triton.cdiv(channels, CHANNELS), groups)
+    _forward[grid](
+        x, addend, y, mean, scale, weight, bias, rows, channels, adds, rectify, PIXELS, CHANNELS
     )  # fmt: skip
     return y
 
@@ -77,101 +87,153 @@ def backward(grads, x, y, weight, bias, mean, scale, groups, rectify, adds):
     """See `resnet.backward`."""
     both = len(grads) == 2
     writes = adds or both
-    grad, other, y = grads[0], grads[-1], x if y is None else y  # placeholders for missing tensors are not read
+    grad = grads[0]
+    other_grad = grads[-1]
+    if y is None:
+        y = x  # a placeholder that is not read
     pixels = FEWER if writes else MANY
     rows, channels, pieces, tiles = _layout(x, groups, pixels)
-    dx, slope = torch.empty_like(x), torch.empty_like(x) if writes else grad
+    dx = torch.empty_like(x)
+    relu_grad = torch.empty_like(x) if writes else grad  # the gradient before ReLU
     partial = x.new_empty(groups, pieces, 2, channels, dtype=torch.float32)
     sums = x.new_empty(groups, 2, channels, dtype=torch.float32)
-    dw, db = torch.empty_like(weight), torch.empty_like(weight)
-    wide = triton.cdiv(channels, CHANNELS)
-    _products[(pieces, wide, groups)](
-        grad, other, x, y, slope, mean, scale, weight, bias, partial, rows, channels, pieces,
+    dw = torch.empty_like(weight)
+    db = torch.empty_like(weight)
+    channel_tiles = triton.cdiv(channels, CHANNELS)
+    _gradient_sums_of_pieces[(pieces, channel_tiles, groups)](
+        grad, other_grad, x, y, relu_grad, mean, scale, weight, bias, partial, rows, channels, pieces,
         adds, both, rectify, pixels, CHANNELS,
     )  # fmt: skip
-    _collect[(triton.cdiv(channels, FEW),)](partial, sums, dw, db, groups, channels, pieces, PIECES, FEW)
-    _backward[(tiles, wide, groups)](
-        slope, x, dx, mean, scale, weight, bias, sums, rows, channels, rectify and not writes, PIXELS, CHANNELS
+    grid = (triton.cdiv(channels, FEW),)
+    _add_gradient_sums[grid](partial, sums, dw, db, groups, channels, pieces, PIECES, FEW)
+    rectify_again = rectify and not writes
+    _backward[(tiles, channel_tiles, groups)](
+        relu_grad, x, dx, mean, scale, weight, bias, sums, rows, channels, rectify_again, PIXELS, CHANNELS
     )
-    return dx, dw, db, slope if adds else None
+    dadded = relu_grad if adds else None
+    return dx, dw, db, dadded
 
 
-def through(grads, x, y, weight, bias, mean, scale, rectify, adds, line=None):
-    """Eval-mode backward: gradients of x and of what was added. With `line` = (centre, stretch, shift), one number a
-    channel each, (x − centre) stretch + shift is added to the gradient of x."""
+def eval_backward(grads, x, y, weight, bias, mean, scale, rectify, adds, linear=None):
+    """Eval-mode backward: gradients of x and of what was added. With `linear` = (centre, factor, shift), one number a
+    channel each, (x − centre) factor + shift is added to the gradient of x."""
     rows, channels, _, tiles = _layout(x, 1, PIXELS)
-    dx, slope = torch.empty_like(x), torch.empty_like(x) if adds else x
-    centre, stretch, shift = line or (mean, mean, mean)
-    _through[(tiles, triton.cdiv(channels, CHANNELS))](
-        grads[0], grads[-1], x, x if y is None else y, slope, dx, mean, scale, weight, bias, centre, stretch, shift,
-        rows, channels, adds, len(grads) == 2, rectify, line is not None, PIXELS, CHANNELS,
+    both = len(grads) == 2
+    if y is None:
+        y = x  # a placeholder that is not read, as are the next ones
+    dx = torch.empty_like(x)
+    dadded = torch.empty_like(x) if adds else x
+    centre, factor, shift = linear or (mean, mean, mean)
+    grid = (tiles, triton.cdiv(channels, CHANNELS))
+    _eval_backward[grid](
+        grads[0], grads[-1], x, y, dadded, dx, mean, scale, weight, bias, centre, factor, shift,
+        rows, channels, adds, both, rectify, linear is not None, PIXELS, CHANNELS,
     )  # fmt: skip
-    return dx, slope if adds else None
+    return dx, dadded if adds else None
 
 
 def _layout(x: Tensor, groups: int, pixels: int) -> tuple[int, int, int, int]:
     """Pixels in a group, channels, pieces of a sum, and tiles."""
-    rows = x.numel() // x.shape[1] // groups
-    pieces = max(triton.cdiv(rows, LONG * pixels), min(LEAST, triton.cdiv(rows, pixels)))
-    return rows, x.shape[1], min(PIECES, pieces), triton.cdiv(rows, PIXELS)
+    channels = x.shape[1]
+    rows = x.numel() // channels // groups
+    long_pieces = triton.cdiv(rows, LONG * pixels)
+    fewest = min(LEAST, triton.cdiv(rows, pixels))
+    pieces = max(long_pieces, fewest)
+    return rows, channels, min(PIECES, pieces), triton.cdiv(rows, PIXELS)
 
 
 @triton.jit
-def _tile(block, channels, B: tl.constexpr):
+def _channels(block, channels, B: tl.constexpr):
+    """The channels of a block, and the mask of those that exist."""
     c = block * B + tl.arange(0, B)
     return c, c < channels
 
 
-@triton.jit(do_not_specialize=["pieces", "per"])  # otherwise every number of pieces would compile a new variant
-def _moments(x, sums, rows, channels, pieces, per, BM: tl.constexpr, BC: tl.constexpr):
-    """Σ x, and Σ (x − mean)² with the mean over this piece of a group's pixels."""
-    piece, g = tl.program_id(0), tl.program_id(2)
-    c, real = _tile(tl.program_id(1), channels, BC)
-    start, begin, end = x + g * rows * channels, piece * per, tl.minimum((piece + 1) * per, rows)
-    near = tl.load(start + c, mask=real, other=0.0).to(tl.float32)
-    one, two = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for r in range(begin, end, BM):
-        m = r + tl.arange(0, BM)
-        there = (m < rows)[:, None] & real[None, :]
-        v = tl.load(start + m[:, None] * channels + c[None, :], mask=there, other=0.0).to(tl.float32)
-        v = tl.where(there, v - near[None, :], 0.0)
-        one += v
-        two += v * v
-    count = tl.maximum(end - begin, 0)
-    shift = tl.sum(one, 0)
-    at = sums + (g * pieces + piece) * 2 * channels + c
-    tl.store(at, shift + near * count, mask=real)
-    tl.store(at + channels, tl.sum(two, 0) - shift * shift / tl.maximum(count, 1), mask=real)
-
-
-@triton.jit(do_not_specialize=["pieces", "per", "groups"])
-def _settle(
-    sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, per,
-    BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Combines the pieces into each group's mean and inverse standard deviation; updates the running statistics."""
-    c, real = _tile(tl.program_id(0), channels, BC)
-    rm, rv = tl.load(running_mean + c, mask=real, other=0.0), tl.load(running_var + c, mask=real, other=0.0)
-    count = tl.minimum(tl.maximum(rows - tl.arange(0, BP) * per, 0), per)[:, None]
-    for g in range(groups):
-        one, two = _pieces(sums, g, c, real, channels, pieces, BP)
-        mu = tl.sum(one, 0) / rows
-        off = one / tl.maximum(count, 1) - mu[None, :]
-        var = tl.maximum(tl.sum(two + count * off * off, 0) / rows, 0.0)
-        tl.store(mean + g * channels + c, mu, mask=real)
-        tl.store(scale + g * channels + c, 1.0 / tl.sqrt(var + eps), mask=real)
-        rm += momentum * (mu - rm)
-        rv += momentum * (var * (rows / (rows - 1.0)) - rv)
-    tl.store(running_mean + c, rm, mask=real)
-    tl.store(running_var + c, rv, mask=real)
+@triton.jit
+def _rows(first, rows, B: tl.constexpr):
+    """The B rows from `first` on, and the mask of those that exist."""
+    m = first + tl.arange(0, B)
+    return m, m < rows
 
 
 @triton.jit
-def _pieces(partial, g, c, real, channels, pieces, BP: tl.constexpr):
+def _read(pointer, mask):
+    return tl.load(pointer, mask=mask, other=0.0)
+
+
+@triton.jit
+def _read_float(pointer, mask):
+    return tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _tile_mask(rows, columns):
+    """The mask of a tile from those of its rows and columns."""
+    return rows[:, None] & columns[None, :]
+
+
+@triton.jit(do_not_specialize=["pieces", "piece_rows"])  # otherwise every number of pieces would compile a new variant
+def _moments_of_pieces(x, sums, rows, channels, pieces, piece_rows, BM: tl.constexpr, BC: tl.constexpr):
+    """Σ x, and Σ (x − mean)² with the mean over this piece of a group's pixels."""
+    piece = tl.program_id(0)
+    g = tl.program_id(2)
+    c, exists = _channels(tl.program_id(1), channels, BC)
+    group = x + g * rows * channels
+    begin = piece * piece_rows
+    end = tl.minimum((piece + 1) * piece_rows, rows)
+    first = _read_float(group + c, exists)  # sums are of differences from the first pixel, against cancellation
+    total = tl.zeros((BM, BC), tl.float32)
+    squares = tl.zeros((BM, BC), tl.float32)
+    for r in range(begin, end, BM):
+        m, row_exists = _rows(r, rows, BM)
+        inside = _tile_mask(row_exists, exists)
+        v = _read_float(group + m[:, None] * channels + c[None, :], inside)
+        v = tl.where(inside, v - first[None, :], 0.0)
+        total += v
+        squares += v * v
+    count = tl.maximum(end - begin, 0)
+    shift = tl.sum(total, 0)
+    result = sums + (g * pieces + piece) * 2 * channels + c
+    tl.store(result, shift + first * count, mask=exists)
+    square = tl.sum(squares, 0) - shift * shift / tl.maximum(count, 1)
+    tl.store(result + channels, square, mask=exists)
+
+
+@triton.jit(do_not_specialize=["pieces", "piece_rows", "groups"])
+def _combine_moments(
+    sums, mean, scale, running_mean, running_var, momentum, eps, groups, rows, channels, pieces, piece_rows,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Combines the pieces into each group's mean and inverse standard deviation; updates the running statistics."""
+    c, exists = _channels(tl.program_id(0), channels, BC)
+    new_mean = _read(running_mean + c, exists)
+    new_var = _read(running_var + c, exists)
+    rows_left = tl.maximum(rows - tl.arange(0, BP) * piece_rows, 0)
+    count = tl.minimum(rows_left, piece_rows)[:, None]
+    for g in range(groups):
+        total, squares = _read_pieces(sums, g, c, exists, channels, pieces, BP)
+        mu = tl.sum(total, 0) / rows
+        difference = total / tl.maximum(count, 1) - mu[None, :]
+        square = tl.sum(squares + count * difference * difference, 0)
+        var = tl.maximum(square / rows, 0.0)
+        tl.store(mean + g * channels + c, mu, mask=exists)
+        tl.store(scale + g * channels + c, 1.0 / tl.sqrt(var + eps), mask=exists)
+        new_mean += momentum * (mu - new_mean)
+        unbiased = var * (rows / (rows - 1.0))
+        new_var += momentum * (unbiased - new_var)
+    tl.store(running_mean + c, new_mean, mask=exists)
+    tl.store(running_var + c, new_var, mask=exists)
+
+
+@triton.jit
+def _read_pieces(partial, g, c, exists, channels, pieces, BP: tl.constexpr):
+    """Both sums of all pieces of a group."""
     p = tl.arange(0, BP)
-    at = partial + (g * pieces + p)[:, None] * 2 * channels + c[None, :]
-    there = (p < pieces)[:, None] & real[None, :]
-    return tl.load(at, mask=there, other=0.0), tl.load(at + channels, mask=there, other=0.0)
+    pointer = partial + (g * pieces + p)[:, None] * 2 * channels + c[None, :]
+    inside = _tile_mask(p < pieces, exists)
+    first = _read(pointer, inside)
+    second = _read(pointer + channels, inside)
+    return first, second
 
 
 @triton.jit
@@ -181,122 +243,140 @@ def _forward(
 ):  # fmt: skip
     """y = relu(w (x − mean) scale + b + added)."""
     g = tl.program_id(2)
-    c, real = _tile(tl.program_id(1), channels, BC)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    there = (m < rows)[:, None] & real[None, :]
-    at = g * rows * channels + m[:, None] * channels + c[None, :]
-    factor = tl.load(weight + c, mask=real, other=0.0) * tl.load(scale + g * channels + c, mask=real, other=0.0)
-    mu, shift = tl.load(mean + g * channels + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
-    v = (tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]) * factor[None, :] + shift[None, :]
+    c, exists = _channels(tl.program_id(1), channels, BC)
+    m, row_exists = _rows(tl.program_id(0) * BM, rows, BM)
+    inside = _tile_mask(row_exists, exists)
+    offset = g * rows * channels + m[:, None] * channels + c[None, :]
+    w = _read(weight + c, exists)
+    factor = w * _read(scale + g * channels + c, exists)
+    mu = _read(mean + g * channels + c, exists)
+    b = _read(bias + c, exists)
+    centred = _read_float(x + offset, inside) - mu[None, :]
+    v = centred * factor[None, :] + b[None, :]
     if ADDS:
-        v += tl.load(added + at, mask=there, other=0.0).to(tl.float32)
+        v += _read_float(added + offset, inside)
     if RECTIFY:
         v = tl.maximum(v, 0.0)
-    tl.store(y + at, v.to(y.dtype.element_ty), mask=there)
+    tl.store(y + offset, v.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _relu_gradient(grad, other, y, at, there, before, ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr):
+def _relu_gradient(
+    grad, other, y, offset, inside, preactivation, ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr
+):
     """The gradient before ReLU. Where nothing was added, the sign follows from x, and y is not read."""
-    d = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+    d = _read_float(grad + offset, inside)
     if BOTH:
-        d += tl.load(other + at, mask=there, other=0.0).to(tl.float32)
+        d += _read_float(other + offset, inside)
     if RECTIFY and ADDS:
-        d = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0, d, 0.0)
+        output = _read_float(y + offset, inside)
+        d = tl.where(output > 0, d, 0.0)
     elif RECTIFY:
-        d = tl.where(before > 0, d, 0.0)
+        d = tl.where(preactivation > 0, d, 0.0)
     return d
 
 
 @triton.jit(do_not_specialize=["pieces"])
-def _products(
-    grad, other, x, y, slope, mean, scale, weight, bias, partial, rows, channels, pieces,
+def _gradient_sums_of_pieces(
+    grad, other, x, y, relu_grad, mean, scale, weight, bias, partial, rows, channels, pieces,
     ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Σ d and Σ d x̂ over a piece of a group's pixels; stores d where it is needed again."""
-    piece, g = tl.program_id(0), tl.program_id(2)
-    c, real = _tile(tl.program_id(1), channels, BC)
-    mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
-    s = tl.load(scale + g * channels + c, mask=real, other=0.0)
-    w, b = tl.load(weight + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
-    per = tl.cdiv(tl.cdiv(rows, pieces), BM) * BM
-    one, two = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for r in range(piece * per, tl.minimum((piece + 1) * per, rows), BM):
-        m = r + tl.arange(0, BM)
-        there = (m < rows)[:, None] & real[None, :]
-        at = g * rows * channels + m[:, None] * channels + c[None, :]
-        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
-        d = _relu_gradient(grad, other, y, at, there, v * (w * s)[None, :] + b[None, :], ADDS, BOTH, RECTIFY)
+    piece = tl.program_id(0)
+    g = tl.program_id(2)
+    c, exists = _channels(tl.program_id(1), channels, BC)
+    mu = _read(mean + g * channels + c, exists)
+    s = _read(scale + g * channels + c, exists)
+    w = _read(weight + c, exists)
+    b = _read(bias + c, exists)
+    piece_rows = tl.cdiv(tl.cdiv(rows, pieces), BM) * BM
+    total = tl.zeros((BM, BC), tl.float32)
+    products = tl.zeros((BM, BC), tl.float32)
+    for r in range(piece * piece_rows, tl.minimum((piece + 1) * piece_rows, rows), BM):
+        m, row_exists = _rows(r, rows, BM)
+        inside = _tile_mask(row_exists, exists)
+        offset = g * rows * channels + m[:, None] * channels + c[None, :]
+        centred = _read_float(x + offset, inside) - mu[None, :]
+        preactivation = centred * (w * s)[None, :] + b[None, :]
+        d = _relu_gradient(grad, other, y, offset, inside, preactivation, ADDS, BOTH, RECTIFY)
         if ADDS or BOTH:
-            rounded = d.to(slope.dtype.element_ty)
-            tl.store(slope + at, rounded, mask=there)
+            rounded = d.to(relu_grad.dtype.element_ty)
+            tl.store(relu_grad + offset, rounded, mask=inside)
             d = rounded.to(tl.float32)
-        one += d
-        two += d * (v * s[None, :])
-    at = partial + (g * pieces + piece) * 2 * channels + c
-    tl.store(at, tl.sum(one, 0), mask=real)
-    tl.store(at + channels, tl.sum(two, 0), mask=real)
+        total += d
+        products += d * (centred * s[None, :])
+    result = partial + (g * pieces + piece) * 2 * channels + c
+    tl.store(result, tl.sum(total, 0), mask=exists)
+    tl.store(result + channels, tl.sum(products, 0), mask=exists)
 
 
 @triton.jit(do_not_specialize=["pieces", "groups"])
-def _collect(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, BC: tl.constexpr):
+def _add_gradient_sums(partial, sums, dw, db, groups, channels, pieces, BP: tl.constexpr, BC: tl.constexpr):
     """Sums the pieces of each group, and the groups for the gradients of weight and bias."""
-    c, real = _tile(tl.program_id(0), channels, BC)
-    w, b = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    c, exists = _channels(tl.program_id(0), channels, BC)
+    w = tl.zeros((BC,), tl.float32)
+    b = tl.zeros((BC,), tl.float32)
     for g in range(groups):
-        one, two = _pieces(partial, g, c, real, channels, pieces, BP)
-        one, two = tl.sum(one, 0), tl.sum(two, 0)
-        tl.store(sums + g * 2 * channels + c, one, mask=real)
-        tl.store(sums + (g * 2 + 1) * channels + c, two, mask=real)
-        b += one
-        w += two
-    tl.store(dw + c, w, mask=real)
-    tl.store(db + c, b, mask=real)
+        pieces_d, pieces_product = _read_pieces(partial, g, c, exists, channels, pieces, BP)
+        total = tl.sum(pieces_d, 0)
+        products = tl.sum(pieces_product, 0)
+        tl.store(sums + g * 2 * channels + c, total, mask=exists)
+        tl.store(sums + (g * 2 + 1) * channels + c, products, mask=exists)
+        b += total
+        w += products
+    tl.store(dw + c, w, mask=exists)
+    tl.store(db + c, b, mask=exists)
 
 
 @triton.jit
 def _backward(
-    slope, x, dx, mean, scale, weight, bias, sums, rows, channels, RECTIFY: tl.constexpr,
+    relu_grad, x, dx, mean, scale, weight, bias, sums, rows, channels, RECTIFY: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx = w scale (d − mean d − x̂ mean(d x̂))."""
     g = tl.program_id(2)
-    c, real = _tile(tl.program_id(1), channels, BC)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    there = (m < rows)[:, None] & real[None, :]
-    at = g * rows * channels + m[:, None] * channels + c[None, :]
-    mu = tl.load(mean + g * channels + c, mask=real, other=0.0)
-    s = tl.load(scale + g * channels + c, mask=real, other=0.0)
-    w, b = tl.load(weight + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
-    one = tl.load(sums + g * 2 * channels + c, mask=real, other=0.0) / rows
-    two = tl.load(sums + (g * 2 + 1) * channels + c, mask=real, other=0.0) / rows
-    v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - mu[None, :]
-    d = _relu_gradient(slope, slope, x, at, there, v * (w * s)[None, :] + b[None, :], False, False, RECTIFY)
-    out = (d - one[None, :] - v * s[None, :] * two[None, :]) * (w * s)[None, :]
-    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
+    c, exists = _channels(tl.program_id(1), channels, BC)
+    m, row_exists = _rows(tl.program_id(0) * BM, rows, BM)
+    inside = _tile_mask(row_exists, exists)
+    offset = g * rows * channels + m[:, None] * channels + c[None, :]
+    mu = _read(mean + g * channels + c, exists)
+    s = _read(scale + g * channels + c, exists)
+    w = _read(weight + c, exists)
+    b = _read(bias + c, exists)
+    mean_d = _read(sums + g * 2 * channels + c, exists) / rows
+    mean_product = _read(sums + (g * 2 + 1) * channels + c, exists) / rows
+    centred = _read_float(x + offset, inside) - mu[None, :]
+    preactivation = centred * (w * s)[None, :] + b[None, :]
+    d = _relu_gradient(relu_grad, relu_grad, x, offset, inside, preactivation, False, False, RECTIFY)
+    difference = d - mean_d[None, :] - centred * s[None, :] * mean_product[None, :]
+    out = difference * (w * s)[None, :]
+    tl.store(dx + offset, out.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _through(
-    grad, other, x, y, slope, dx, mean, scale, weight, bias, centre, stretch, shift, rows, channels,
-    ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, LINE: tl.constexpr, BM: tl.constexpr,
+def _eval_backward(
+    grad, other, x, y, dadded, dx, mean, scale, weight, bias, centre, factor, shift, rows, channels,
+    ADDS: tl.constexpr, BOTH: tl.constexpr, RECTIFY: tl.constexpr, LINEAR: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """dx = w scale d, plus (x − centre) stretch + shift with LINE."""
-    c, real = _tile(tl.program_id(1), channels, BC)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    there = (m < rows)[:, None] & real[None, :]
-    at = m[:, None] * channels + c[None, :]
-    mu, b = tl.load(mean + c, mask=real, other=0.0), tl.load(bias + c, mask=real, other=0.0)
-    factor = tl.load(weight + c, mask=real, other=0.0) * tl.load(scale + c, mask=real, other=0.0)
-    v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-    before = (v - mu[None, :]) * factor[None, :] + b[None, :]
-    d = _relu_gradient(grad, other, y, at, there, before, ADDS, BOTH, RECTIFY)
+    """dx = w scale d, plus (x − centre) factor + shift with LINEAR."""
+    c, exists = _channels(tl.program_id(1), channels, BC)
+    m, row_exists = _rows(tl.program_id(0) * BM, rows, BM)
+    inside = _tile_mask(row_exists, exists)
+    offset = m[:, None] * channels + c[None, :]
+    mu = _read(mean + c, exists)
+    b = _read(bias + c, exists)
+    w = _read(weight + c, exists)
+    norm_factor = w * _read(scale + c, exists)
+    v = _read_float(x + offset, inside)
+    preactivation = (v - mu[None, :]) * norm_factor[None, :] + b[None, :]
+    d = _relu_gradient(grad, other, y, offset, inside, preactivation, ADDS, BOTH, RECTIFY)
     if ADDS:
-        tl.store(slope + at, d.to(slope.dtype.element_ty), mask=there)
-    out = d * factor[None, :]
-    if LINE:
-        near = tl.load(centre + c, mask=real, other=0.0)
-        steep, up = tl.load(stretch + c, mask=real, other=0.0), tl.load(shift + c, mask=real, other=0.0)
-        out += (v - near[None, :]) * steep[None, :] + up[None, :]
-    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=there)
+        tl.store(dadded + offset, d.to(dadded.dtype.element_ty), mask=inside)
+    out = d * norm_factor[None, :]
+    if LINEAR:
+        difference = v - _read(centre + c, exists)[None, :]
+        slope = _read(factor + c, exists)
+        intercept = _read(shift + c, exists)
+        out += difference * slope[None, :] + intercept[None, :]
+    tl.store(dx + offset, out.to(dx.dtype.element_ty), mask=inside)

@@ -35,53 +35,69 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-KNOWN = ((3, 3, 1), (3, 3, 2), (1, 1, 2))  # rows and columns of filters, and stride
+SUPPORTED = ((3, 3, 1), (3, 3, 2), (1, 1, 2))  # rows and columns of filters, and stride
 DEPTH = 64  # block size along the summed channels
 NARROW = (128, 64, 4, 3)  # pixels and channels of a tile, warps, pipeline stages, for 64 channels
 WIDE = (128, 128, 4, 3)  # the same for more channels
-SLOPES = {  # pixels, outputs and inputs of a product, parts of a sum, warps, stages; by the smaller channel number
+GRADIENT_TILES = {  # pixels, outputs and inputs of a product, parts of a sum, warps, stages; by the fewer channels
     64: (128, 64, 64, 8, 4, 3),
     128: (128, 128, 128, 4, 8, 3),
     256: (128, 128, 128, 1, 8, 3),
     512: (64, 128, 256, 1, 8, 3),
 }
-ALONE = 32  # parts of a sum for filters of one tap
+ONE_TAP_PARTS = 32  # parts of a sum for filters of one tap
 PORTION = 512  # weights whose parts one program adds
 ROUNDING = 1e-2  # tolerance of the self-check in bfloat16, relative to the largest value
 
 
-def takes(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
+def supports(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
     """Whether the kernels support this: images and channels are multiples of a tile, no tile spans two groups, and the
     self-check passes."""
     n, c, h, w = x.shape
-    k, high, wide = weight.shape[0], h // step, w // step
-    known = weight.shape[1] == c and (*weight.shape[2:], step) in KNOWN
-    if not known or h % step or w % step or c % DEPTH or k % DEPTH:
+    k = weight.shape[0]
+    high = h // step
+    wide = w // step
+    if weight.shape[1] != c or (*weight.shape[2:], step) not in SUPPORTED:
         return False
-    if wide & (wide - 1) or not 4 <= wide <= 32 or weight.data_ptr() % 16 or x.data_ptr() % 16:
+    if h % step or w % step or c % DEPTH or k % DEPTH:
         return False
-    summed, outputs, inputs, *_ = _gradient_tile(c, k)
-    boxes = [_box(wide, pixels) for pixels in (_shape(c)[0], _shape(k)[0], summed)]
-    whole = all(n // groups % images == 0 and high % rows == 0 for images, rows, _ in boxes)
-    divides = all(channels % _shape(channels)[1] == 0 for channels in (c, k)) and k % outputs == c % inputs == 0
-    last = weight.is_contiguous(memory_format=torch.channels_last)
-    return whole and divides and last and agrees(c, k, wide, step, x.device)
+    power_of_two = wide & (wide - 1) == 0
+    aligned = weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
+    if not power_of_two or not 4 <= wide <= 32 or not aligned:
+        return False
+    if not _multiples_of_tiles(c, k) or not weight.is_contiguous(memory_format=torch.channels_last):
+        return False
+    summed_pixels, *_ = _gradient_tile(c, k)
+    for pixels in (_tile(c)[0], _tile(k)[0], summed_pixels):
+        images, rows, _ = _box(wide, pixels)
+        if n // groups % images or high % rows:
+            return False
+    return agrees(c, k, wide, step, x.device)
+
+
+def _multiples_of_tiles(inputs: int, outputs: int) -> bool:
+    """Whether these numbers of channels are multiples of the tiles of all three kernels."""
+    for channels in (inputs, outputs):
+        if channels % _tile(channels)[1]:
+            return False
+    _, tile_outputs, tile_inputs, *_ = _gradient_tile(inputs, outputs)
+    return outputs % tile_outputs == 0 and inputs % tile_inputs == 0
 
 
 @cache
 def agrees(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
     """The self-check of one kind of kernel: it compiles, and agrees with the formula on generated images."""
-    return right(_compare, channels, outputs, wide, step, device)
+    return passes(_compare, channels, outputs, wide, step, device)
 
 
 @torch.no_grad()
-def right(compare: Callable[..., bool], *kind: Any) -> bool:
+def passes(self_check: Callable[..., bool], *kind: Any) -> bool:
     """Runs a self-check. Where it fails, a warning gives the reason."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a convolution's first call came inside a recording")
     try:
         with torch.autocast("cuda", enabled=False):  # otherwise the formula would be rounded, too
-            wrong = "" if compare(*kind) else "their results are wrong"
+            wrong = "" if self_check(*kind) else "their results are wrong"
     except Exception as error:  # any error of the compiler
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
@@ -90,134 +106,175 @@ def right(compare: Callable[..., bool], *kind: Any) -> bool:
 
 
 def _compare(channels: int, outputs: int, wide: int, step: int, device: torch.device) -> bool:
-    size, sides = wide * step, (3, 1)[:step]  # with stride 2, there is a 1x1 filter, too
-    images, outer = (32, channels, size, size), (32, outputs, wide, wide)
-    x, *rest = drawn(images, *(s for side in sides for s in ((outputs, channels, side, side), outer)), device=device)
-    found, expected, read, folded = [], [], [], 0
-    for side, weight, d in zip(sides, rest[::2], rest[1::2], strict=True):
+    size = wide * step
+    sides = (3, 1)[:step]  # with stride 2, there is a 1x1 filter, too
+    shapes = [(32, channels, size, size)]
+    for side in sides:
+        shapes += (outputs, channels, side, side), (32, outputs, wide, wide)
+    x, *others = random_images(*shapes, device=device)
+    computed: list[Tensor] = []
+    expected: list[Tensor] = []
+    convolutions = []  # output gradients and filters, up to the current one
+    expected_dx = 0
+    for side, weight, d in zip(sides, others[::2], others[1::2], strict=True):
         weight *= (side * side * channels) ** -0.5  # outputs of order one
-        read.append((d, weight))
-        (y, sums), dx, dw = ahead(x, weight, step), back(*read[0], step, *read[1:]), slopes(d, x, step, side)
+        convolutions.append((d, weight))
+        y, sums = forward(x, weight, step)
+        dx = input_gradient(*convolutions[0], step, *convolutions[1:])
+        dw = filter_gradient(d, x, step, side)
+        computed += y, sums[:, 0], sums[:, 1], dw, dx
         columns = weight.float().flatten(1).T @ d.float().flatten(2)
-        folded = folded + F.fold(columns, (size, size), side, padding=side // 2, stride=step)
-        found += y, sums[:, 0], sums[:, 1], dw, dx
-        expected += *formula(x, weight, d, step, len(sums)), folded
-    return near(found, expected)
+        expected_dx = expected_dx + F.fold(columns, (size, size), side, padding=side // 2, stride=step)
+        expected += *formula(x, weight, d, step, len(sums)), expected_dx
+    return close(computed, expected)
 
 
-def drawn(*shapes: tuple[int, ...], device: torch.device) -> list[Tensor]:
+def random_images(*shapes: tuple[int, ...], device: torch.device) -> list[Tensor]:
     """Random tensors of these shapes with a fixed seed."""
     rng = torch.Generator(device).manual_seed(0)
-    made = (torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16) for shape in shapes)
-    return [t.to(memory_format=torch.channels_last) for t in made]
+    tensors = []
+    for shape in shapes:
+        values = torch.randn(shape, generator=rng, device=device, dtype=torch.bfloat16)
+        tensors.append(values.to(memory_format=torch.channels_last))
+    return tensors
 
 
 def formula(x: Tensor, weight: Tensor, d: Tensor, step: int, tiles: int) -> tuple[Tensor, ...]:
     """The convolution, both sums of its tiles, and the gradient of the filters, in float32."""
     side = weight.shape[-1]
-    under = F.unfold(x.float(), side, padding=side // 2, stride=step)  # the pixels under every tap, as columns
-    made = weight.float().flatten(1) @ under
-    parts = made.transpose(1, 2).reshape(tiles, -1, len(weight))
-    sums, squares = parts.sum(1), parts.var(1, correction=0) * parts.shape[1]
-    outputs, inputs = (t.transpose(0, 1).flatten(1) for t in (d.float().flatten(2), under))
-    return made.view(d.shape), sums, squares, (outputs @ inputs.T).view(weight.shape)
+    inputs = F.unfold(x.float(), side, padding=side // 2, stride=step)  # the pixels under every tap, as columns
+    y = weight.float().flatten(1) @ inputs
+    by_tile = y.transpose(1, 2).reshape(tiles, -1, len(weight))
+    sums = by_tile.sum(1)
+    squares = by_tile.var(1, correction=0) * by_tile.shape[1]
+    d_rows = d.float().flatten(2).transpose(0, 1).flatten(1)
+    input_rows = inputs.transpose(0, 1).flatten(1)
+    dw = d_rows @ input_rows.T
+    return y.view(d.shape), sums, squares, dw.view(weight.shape)
 
 
-def near(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    pairs = zip(found, expected, strict=True)
-    return all(bool((a.float() - b).abs().max() <= ROUNDING * b.abs().max()) for a, b in pairs)
+def close(computed: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether all tensors agree up to rounding in bfloat16."""
+    for a, b in zip(computed, expected, strict=True):
+        error = (a.float() - b).abs().max()
+        if not bool(error <= ROUNDING * b.abs().max()):  # also where the error is NaN
+            return False
+    return True
 
 
-def ahead(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """The convolution, and for each tile every channel's sum and sum of squared differences from the tile's mean."""
-    (_, c, h, w), (k, _, side, _) = x.shape, weight.shape
-    pixels, channels, warps, stages = _shape(k)
-    images, rows, columns = _box(w // step, pixels)
-    y = _empty(x, k, h // step, w // step)
+    _, c, h, w = x.shape
+    k, _, side, _ = weight.shape
+    high = h // step
+    wide = w // step
+    pixels, channels, warps, stages = _tile(k)
+    box = _box(wide, pixels)
+    y = _empty(x, k, high, wide)
     tiles = y.numel() // k // pixels
     sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
+    inputs = _image_tiles(x, [*box, DEPTH], step)
+    outputs = _image_tiles(y, [*box, channels])
+    filters = _filter_tiles(weight, [channels, DEPTH])
     _forward[(tiles, k // channels)](
-        _tiles(x, [images, rows, columns, DEPTH], step), _matrix(weight, [channels, DEPTH]),
-        _tiles(y, [images, rows, columns, channels]), sums, h // step,
-        c, k, images, rows, columns, DEPTH, channels, step, side, num_warps=warps, num_stages=stages,
+        inputs, filters, outputs, sums, high,
+        c, k, *box, DEPTH, channels, step, side, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y, sums
 
 
-def back(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+def input_gradient(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """The gradient of the inputs of a 3x3 convolution. `beside`: output gradient and filters of a 1x1 convolution of
     the same inputs, with stride 2 and as many outputs."""
-    (n, k, h, w), c = d.shape, weight.shape[1]
-    pixels, channels, warps, stages = _shape(c)
-    images, rows, columns = _box(w, pixels)
-    x = _empty(d, c, h * step, w * step)
-
-    def read(d: Tensor, weight: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
-        return _tiles(d, [images, rows, columns, DEPTH]), _matrix(weight, [DEPTH, channels])
-
-    _backward[(n * h * w // pixels, c // channels, step * step)](
-        *read(d, weight), *(read(*beside) if beside else (None, None)),
-        _tiles(x, [images, rows, columns, channels], step), h,
-        k, c, images, rows, columns, DEPTH, channels, step, num_warps=warps, num_stages=stages,
+    n, k, h, w = d.shape
+    c = weight.shape[1]
+    pixels, channels, warps, stages = _tile(c)
+    box = _box(w, pixels)
+    dx = _empty(d, c, h * step, w * step)
+    output_grads = _image_tiles(d, [*box, DEPTH])
+    filters = _filter_tiles(weight, [DEPTH, channels])
+    thin_grads = None
+    thin_filters = None
+    if beside is not None:
+        thin_d, thin = beside
+        thin_grads = _image_tiles(thin_d, [*box, DEPTH])
+        thin_filters = _filter_tiles(thin, [DEPTH, channels])
+    input_grads = _image_tiles(dx, [*box, channels], step)
+    grid = (n * h * w // pixels, c // channels, step * step)
+    _input_gradient[grid](
+        output_grads, filters, thin_grads, thin_filters, input_grads, h,
+        k, c, *box, DEPTH, channels, step, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return x
+    return dx
 
 
-def slopes(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
+def filter_gradient(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
     """The gradient of the filters, summed in a number of parts that divides the pixels."""
-    (n, k, h, w), c = d.shape, x.shape[1]
-    pixels, outputs, inputs, parts, warps, stages = _gradient_tile(c, k)
-    images, rows, columns = _box(w, pixels)
+    n, k, h, w = d.shape
+    c = x.shape[1]
+    pixels, outputs, inputs, tap_parts, warps, stages = _gradient_tile(c, k)
+    box = _box(w, pixels)
     tiles = n * h * w // pixels
-    parts = math.gcd(parts if side == 3 else ALONE, tiles)
-    made = x.new_empty(k, side, side, c)
-    sums = x.new_empty(parts, *made.shape, dtype=torch.float32) if parts > 1 else made
-    _filter_gradient[(side * side * (c // inputs) * (k // outputs), parts)](
-        TensorDescriptor.from_tensor(d.permute(0, 2, 3, 1).reshape(-1, k), [pixels, outputs]),
-        _tiles(x, [images, rows, columns, inputs], step), sums, h, tiles // parts,
-        c, k, images, rows, columns, inputs, outputs, step, side, num_warps=warps, num_stages=stages,
+    parts = math.gcd(tap_parts if side == 3 else ONE_TAP_PARTS, tiles)
+    dw = x.new_empty(k, side, side, c)
+    sums = x.new_empty(parts, *dw.shape, dtype=torch.float32) if parts > 1 else dw
+    d_rows = d.permute(0, 2, 3, 1).reshape(-1, k)
+    output_grads = TensorDescriptor.from_tensor(d_rows, [pixels, outputs])
+    images = _image_tiles(x, [*box, inputs], step)
+    weight_tiles = side * side * (c // inputs) * (k // outputs)
+    _filter_gradient[(weight_tiles, parts)](
+        output_grads, images, sums, h, tiles // parts,
+        c, k, *box, inputs, outputs, step, side, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts > 1:
-        _add[(made.numel() // PORTION,)](sums, made, made.numel(), parts, PORTION)
-    return made.permute(0, 3, 1, 2)
+        weights = dw.numel()
+        _add_parts[(weights // PORTION,)](sums, dw, weights, parts, PORTION)
+    return dw.permute(0, 3, 1, 2)
 
 
-def _shape(channels: int) -> tuple[int, int, int, int]:
+def _tile(channels: int) -> tuple[int, int, int, int]:
+    """Pixels and channels of a tile, warps and pipeline stages."""
     return NARROW if channels <= NARROW[1] else WIDE
 
 
 def _gradient_tile(inputs: int, outputs: int) -> tuple[int, int, int, int, int, int]:
-    return SLOPES[max(channels for channels in SLOPES if channels <= min(inputs, outputs))]
+    fewer = min(inputs, outputs)
+    largest = max(channels for channels in GRADIENT_TILES if channels <= fewer)
+    return GRADIENT_TILES[largest]
 
 
 def _box(columns: int, pixels: int) -> tuple[int, int, int]:
     """Images, rows and columns of a tile."""
     rows = min(columns, pixels // columns)
-    return pixels // (rows * columns), rows, columns
+    images = pixels // (rows * columns)
+    return images, rows, columns
 
 
 def _empty(like: Tensor, channels: int, high: int, wide: int) -> Tensor:
     return like.new_empty(len(like), high, wide, channels).permute(0, 3, 1, 2)
 
 
-def _tiles(x: Tensor, block: list[int], step: int = 1) -> TensorDescriptor:
+def _image_tiles(x: Tensor, block: list[int], step: int = 1) -> TensorDescriptor:
     """A descriptor of images; with stride 2, even and odd rows and columns are separate axes."""
-    seen, (images, rows, columns, channels) = x.permute(0, 2, 3, 1), block
+    pixels = x.permute(0, 2, 3, 1)
     if step == 2:
-        n, h, w, c = seen.shape
-        seen, block = seen.view(n, h // 2, 2, w // 2, 2 * c), [images, rows, 1, columns, channels]
-    return TensorDescriptor.from_tensor(seen, block)
+        n, h, w, c = pixels.shape
+        pixels = pixels.view(n, h // 2, 2, w // 2, 2 * c)
+        images, rows, columns, channels = block
+        block = [images, rows, 1, columns, channels]
+    return TensorDescriptor.from_tensor(pixels, block)
 
 
-def _matrix(weight: Tensor, block: list[int]) -> TensorDescriptor:
+def _filter_tiles(weight: Tensor, block: list[int]) -> TensorDescriptor:
     """Filters as [outputs, taps x inputs]."""
-    return TensorDescriptor.from_tensor(weight.permute(0, 2, 3, 1).reshape(len(weight), -1), block)
+    matrix = weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
+    return TensorDescriptor.from_tensor(matrix, block)
 
 
 @triton.jit
-def _place(high, BI: tl.constexpr, BH: tl.constexpr):
-    """The first image and row of this program's tile."""
-    m, rows = tl.program_id(0), high // BH
+def _tile_start(m, high, BI: tl.constexpr, BH: tl.constexpr):
+    """The first image and row of tile m."""
+    rows = high // BH
     return (m // rows) * BI, (m % rows) * BH
 
 
@@ -236,81 +293,99 @@ def _forward(
     BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """IN input and OUT output channels; filters have SIDE x SIDE taps."""
-    i, h = _place(high, BI, BH)
+    i, h = _tile_start(tl.program_id(0), high, BI, BH)
     out = tl.program_id(1) * BO
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
     for t in range(SIDE * SIDE * (IN // BR)):
-        c, tap = (t // (SIDE * SIDE)) * BR, t % (SIDE * SIDE)
-        a = _inputs_under_tap(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(
-            BI * BH * BW, BR
-        )
-        total = tl.dot(w.load([out, tap * IN + c]), a.T, total)
-    one = tl.sum(total, 1)
-    off = total - one[:, None] / (BI * BH * BW)
-    at = sums + tl.program_id(0) * 2 * OUT + out + tl.arange(0, BO)
-    tl.store(at, one)
-    tl.store(at + OUT, tl.sum(off * off, 1))
-    y.store([i, h, 0, out], total.T.to(y.dtype).reshape(BI, BH, BW, BO))
+        c = (t // (SIDE * SIDE)) * BR
+        tap = t % (SIDE * SIDE)
+        r = tap // SIDE - SIDE // 2
+        s = tap % SIDE - SIDE // 2
+        inputs = _inputs_under_tap(x, i, h, r, s, c, IN, STEP)
+        inputs = inputs.reshape(BI * BH * BW, BR)
+        filters = w.load([out, tap * IN + c])
+        total = tl.dot(filters, inputs.T, total)
+    channel_sum = tl.sum(total, 1)
+    difference = total - channel_sum[:, None] / (BI * BH * BW)
+    pointer = sums + tl.program_id(0) * 2 * OUT + out + tl.arange(0, BO)
+    tl.store(pointer, channel_sum)
+    tl.store(pointer + OUT, tl.sum(difference * difference, 1))
+    outputs = total.T.to(y.dtype)
+    y.store([i, h, 0, out], outputs.reshape(BI, BH, BW, BO))
 
 
 @triton.jit
-def _backward(
-    d, w, beside, thin, x, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
+def _input_gradient(
+    d, w, thin_d, thin, dx, high, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
     BW: tl.constexpr, BR: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """`_forward` with reversed taps. With stride 2, even rows are under the centre tap only and odd rows under the two
     others; columns likewise. Each of the four combinations has its own programs. Pixels with even row and column are
-    also under the 1x1 filters, if `beside` is given."""
-    i, h = _place(high, BI, BH)
-    out, odd, across = tl.program_id(1) * BO, tl.program_id(2) // 2, tl.program_id(2) % 2
-    taps = 9 if STEP == 1 else (1 + odd) * (1 + across)
+    also under the 1x1 filters `thin`, if they are given."""
+    i, h = _tile_start(tl.program_id(0), high, BI, BH)
+    out = tl.program_id(1) * BO
+    odd_row = tl.program_id(2) // 2
+    odd_column = tl.program_id(2) % 2
+    taps = 9 if STEP == 1 else (1 + odd_row) * (1 + odd_column)
     total = tl.zeros((BO, BI * BH * BW), tl.float32)
     for t in range(taps * (IN // BR)):
-        c, j = (t // taps) * BR, t % taps
+        c = (t // taps) * BR
+        j = t % taps
         if STEP == 1:
-            r, s, tap = 1 - j // 3, 1 - j % 3, j
+            r = 1 - j // 3
+            s = 1 - j % 3
+            tap = j
         else:
-            r, s = j // (1 + across), j % (1 + across)
-            tap = (odd * (1 - 2 * r) + 1) * 3 + across * (1 - 2 * s) + 1
-        a = d.load([i, h + r, s, c]).reshape(BI * BH * BW, BR)
-        total = tl.dot(w.load([c, tap * OUT + out]).T, a.T, total)
-    if beside is not None:
-        for t in range((1 - odd) * (1 - across) * (IN // BR)):
-            a = beside.load([i, h, 0, t * BR]).reshape(BI * BH * BW, BR)
-            total = tl.dot(thin.load([t * BR, out]).T, a.T, total)
-    made = total.T.to(x.dtype)
+            r = j // (1 + odd_column)
+            s = j % (1 + odd_column)
+            tap = (odd_row * (1 - 2 * r) + 1) * 3 + odd_column * (1 - 2 * s) + 1
+        grads = d.load([i, h + r, s, c]).reshape(BI * BH * BW, BR)
+        filters = w.load([c, tap * OUT + out])
+        total = tl.dot(filters.T, grads.T, total)
+    if thin_d is not None:
+        for t in range((1 - odd_row) * (1 - odd_column) * (IN // BR)):
+            grads = thin_d.load([i, h, 0, t * BR]).reshape(BI * BH * BW, BR)
+            filters = thin.load([t * BR, out])
+            total = tl.dot(filters.T, grads.T, total)
+    result = total.T.to(dx.dtype)
     if STEP == 1:
-        x.store([i, h, 0, out], made.reshape(BI, BH, BW, BO))
+        dx.store([i, h, 0, out], result.reshape(BI, BH, BW, BO))
     else:
-        x.store([i, h, odd, 0, across * OUT + out], made.reshape(BI, BH, 1, BW, BO))
+        dx.store([i, h, odd_row, 0, odd_column * OUT + out], result.reshape(BI, BH, 1, BW, BO))
 
 
 @triton.jit(
     do_not_specialize=["number"]
 )  # otherwise other batch sizes would compile variants that no self-check has seen
 def _filter_gradient(
-    d, x, made, high, number, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
+    d, x, dw, high, number, IN: tl.constexpr, OUT: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A tap's weights from IN to OUT channels, summed over this many tiles of pixels."""
-    tap, tile, part = tl.program_id(0) % (SIDE * SIDE), tl.program_id(0) // (SIDE * SIDE), tl.program_id(1)
-    c, out = tile % (IN // BC) * BC, tile // (IN // BC) * BO
-    rows = high // BH
+    tap = tl.program_id(0) % (SIDE * SIDE)
+    tile = tl.program_id(0) // (SIDE * SIDE)
+    part = tl.program_id(1)
+    c = tile % (IN // BC) * BC
+    out = tile // (IN // BC) * BO
     total = tl.zeros((BO, BC), tl.float32)
     for m in range(part * number, (part + 1) * number):
-        i, h = (m // rows) * BI, (m % rows) * BH
-        a = _inputs_under_tap(x, i, h, tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2, c, IN, STEP).reshape(
-            BI * BH * BW, BC
-        )
-        total = tl.dot(d.load([m * BI * BH * BW, out]).T, a, total)
-    at = made + ((part * OUT + out + tl.arange(0, BO)) * (SIDE * SIDE) * IN)[:, None] + tap * IN + c + tl.arange(0, BC)
-    tl.store(at, total.to(made.dtype.element_ty))
+        i, h = _tile_start(m, high, BI, BH)
+        r = tap // SIDE - SIDE // 2
+        s = tap % SIDE - SIDE // 2
+        inputs = _inputs_under_tap(x, i, h, r, s, c, IN, STEP)
+        inputs = inputs.reshape(BI * BH * BW, BC)
+        grads = d.load([m * BI * BH * BW, out])
+        total = tl.dot(grads.T, inputs, total)
+    filters = part * OUT + out + tl.arange(0, BO)
+    rows = dw + (filters * (SIDE * SIDE) * IN)[:, None]
+    pointer = rows + tap * IN + c + tl.arange(0, BC)
+    tl.store(pointer, total.to(dw.dtype.element_ty))
 
 
 @triton.jit
-def _add(parts, made, size, PARTS: tl.constexpr, PORTION: tl.constexpr):
-    at = tl.program_id(0) * PORTION + tl.arange(0, PORTION)
-    total = tl.load(parts + at)
+def _add_parts(parts, dw, size, PARTS: tl.constexpr, PORTION: tl.constexpr):
+    offset = tl.program_id(0) * PORTION + tl.arange(0, PORTION)
+    total = tl.load(parts + offset)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(parts + part * size + at)
-    tl.store(made + at, total.to(made.dtype.element_ty))
+        total += tl.load(parts + part * size + offset)
+    tl.store(dw + offset, total.to(dw.dtype.element_ty))

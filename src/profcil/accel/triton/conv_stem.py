@@ -24,69 +24,81 @@ from profcil.accel.triton import conv3x3
 
 COLUMNS = 32  # of a product: at least nine taps of three channels
 PIXELS, CHANNELS = 128, 64  # of a tile
-AHEAD, SLOPES = (4, 1), (8, 3)  # warps and pipeline stages, forward and for the gradient of the filters
+FORWARD = {"num_warps": 4, "num_stages": 1}
+GRADIENT = {"num_warps": 8, "num_stages": 3}  # for the gradient of the filters
 PARTS = 256  # most parts of the gradient of the filters, a power of two: about two programs for each of 132 SMs
 
 
-def takes(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, groups: int) -> bool:
+def supports(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, groups: int) -> bool:
     """Whether the kernels support this: pixels and filters are multiples of a tile, no tile spans two groups, and the
     self-check passes."""
     if x.dim() != 4 or x.dtype not in (torch.float32, torch.bfloat16) or step != 1 or padding != (1, 1):
         return False
     n, c, h, w = x.shape
-    if weight.shape[1:] != (c, 3, 3) or 9 * c > COLUMNS or len(weight) % CHANNELS or x.numel() == 0 or n % groups:
+    outputs = len(weight)
+    if weight.shape[1:] != (c, 3, 3) or 9 * c > COLUMNS or outputs % CHANNELS:
         return False
-    return n // groups * h * w % PIXELS == 0 and agrees(c, len(weight), h, w, x.dtype, x.device)
+    if x.numel() == 0 or n % groups:
+        return False
+    group_pixels = n // groups * h * w
+    return group_pixels % PIXELS == 0 and agrees(c, outputs, h, w, x.dtype, x.device)
 
 
 @cache
 def agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
     """The self-check of one kind of kernel: it compiles, and agrees with the formula on generated images."""
-    return conv3x3.right(_compare, channels, outputs, high, wide, dtype, device)
+    return conv3x3.passes(_compare, channels, outputs, high, wide, dtype, device)
 
 
 def _compare(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
-    whole = PIXELS // math.gcd(PIXELS, high * wide)  # images
-    number = whole * triton.cdiv(2 * PARTS * PIXELS, whole * high * wide)  # so that parts have several tiles
+    pixels = high * wide
+    multiple = PIXELS // math.gcd(PIXELS, pixels)  # the fewest images with a multiple of PIXELS
+    number = multiple * triton.cdiv(2 * PARTS * PIXELS, multiple * pixels)  # so that parts have several tiles
     shapes = (number, channels, high, wide), (outputs, channels, 3, 3), (number, outputs, high, wide)
-    x, weight, d = conv3x3.drawn(*shapes, device=device)
+    x, weight, d = conv3x3.random_images(*shapes, device=device)
     weight *= (9 * channels) ** -0.5
-    (y, sums), dw = ahead(x.to(dtype), weight), slopes(d, x.to(dtype), weight)
-    return conv3x3.near((y, sums[:, 0], sums[:, 1], dw), conv3x3.formula(x, weight, d, 1, len(sums)))
+    images = x.to(dtype)
+    y, sums = forward(images, weight)
+    dw = filter_gradient(d, images, weight)
+    expected = conv3x3.formula(x, weight, d, 1, len(sums))
+    return conv3x3.close((y, sums[:, 0], sums[:, 1], dw), expected)
 
 
-def ahead(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The convolution, and for each tile every channel's sum and sum of squared differences from the tile's mean."""
-    (n, c, h, w), k, (warps, stages) = x.shape, len(weight), AHEAD
+    n, c, h, w = x.shape
+    k = len(weight)
     y = weight.new_empty(n, h, w, k).permute(0, 3, 1, 2)
     tiles = n * h * w // PIXELS
     sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
     _forward[(tiles, k // CHANNELS)](
-        x, weight, _tiles(y), sums, *x.stride(), *weight.stride(),
-        c, k, h, w, PIXELS, CHANNELS, COLUMNS, num_warps=warps, num_stages=stages,
+        x, weight, _pixel_rows(y), sums, *x.stride(), *weight.stride(),
+        c, k, h, w, PIXELS, CHANNELS, COLUMNS, **FORWARD,
     )  # fmt: skip
     return y, sums
 
 
-def slopes(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def filter_gradient(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the filters, in their memory format. The last part may have fewer tiles."""
-    (n, c, h, w), k, (warps, stages) = x.shape, len(weight), SLOPES
+    n, c, h, w = x.shape
+    k = len(weight)
     tiles = n * h * w // PIXELS
     number = triton.cdiv(tiles, PARTS)
     parts = triton.cdiv(tiles, number)
-    made = torch.empty_like(weight)
+    dw = torch.empty_like(weight)
     sums = x.new_empty(parts, k, COLUMNS, dtype=torch.float32)
     _filter_gradient[(k // CHANNELS, parts)](
-        _tiles(d), x, sums, tiles, number, *x.stride(),
-        c, k, h, w, PIXELS, CHANNELS, COLUMNS, num_warps=warps, num_stages=stages,
+        _pixel_rows(d), x, sums, tiles, number, *x.stride(),
+        c, k, h, w, PIXELS, CHANNELS, COLUMNS, **GRADIENT,
     )  # fmt: skip
-    _add[(k,)](sums, made, parts, *made.stride(), c, k, PARTS, COLUMNS)
-    return made
+    _add_parts[(k,)](sums, dw, parts, *dw.stride(), c, k, PARTS, COLUMNS)
+    return dw
 
 
-def _tiles(y: Tensor) -> TensorDescriptor:
+def _pixel_rows(y: Tensor) -> TensorDescriptor:
     """Images as [pixels, channels]."""
-    return TensorDescriptor.from_tensor(y.permute(0, 2, 3, 1).reshape(-1, y.shape[1]), [PIXELS, CHANNELS])
+    rows = y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
+    return TensorDescriptor.from_tensor(rows, [PIXELS, CHANNELS])
 
 
 @triton.jit
@@ -104,12 +116,16 @@ def _inputs_under_tap(
     """The inputs under every tap at a tile's pixels, zeros outside; neighbouring pixels are read together. A bit mask
     for each pixel marks the taps outside the image, and all after the ninth."""
     p = tile * PIXELS + tl.arange(0, PIXELS)
-    i, h, w = p // (HIGH * WIDE), p // WIDE % HIGH, p % WIDE
+    i = p // (HIGH * WIDE)
+    h = p // WIDE % HIGH
+    w = p % WIDE
     outside = -0b1000000000 | tl.where(h == 0, 0b000000111, 0) | tl.where(h == HIGH - 1, 0b111000000, 0)
     outside |= tl.where(w == 0, 0b001001001, 0) | tl.where(w == WIDE - 1, 0b100100100, 0)
     c, r, s = _taps(IN, COLUMNS)
-    pixel, tap = i * image + h * row + w * column, c * channel + (r - 1) * row + (s - 1) * column
-    inside = (outside[None, :] & (1 << (3 * r + s))[:, None]) == 0
+    pixel = i * image + h * row + w * column
+    tap = c * channel + (r - 1) * row + (s - 1) * column
+    tap_bit = 1 << (3 * r + s)
+    inside = (outside[None, :] & tap_bit[:, None]) == 0
     return tl.load(x + (pixel[None, :] + tap[:, None]), mask=inside, other=0.0)
 
 
@@ -122,18 +138,19 @@ def _forward(
     HIGH: tl.constexpr, WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """IN input and OUT output channels; the strides are those of the images and of the filters."""
-    tile, out = tl.program_id(0), tl.program_id(1) * BO
-    a = _inputs_under_tap(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
+    tile = tl.program_id(0)
+    out = tl.program_id(1) * BO
+    inputs = _inputs_under_tap(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
     c, r, s = _taps(IN, COLUMNS)
     k = out + tl.arange(0, BO)
-    at = weight + k[:, None] * outer + (c * inner + r * across + s * along)[None, :]
-    filters = tl.load(at, mask=(r < 3)[None, :], other=0.0)
-    total = tl.dot(filters, a.to(filters.dtype))
-    one = tl.sum(total, 1)
-    off = total - one[:, None] / PIXELS
-    at = sums + tile * 2 * OUT + k
-    tl.store(at, one)
-    tl.store(at + OUT, tl.sum(off * off, 1))
+    tap = c * inner + r * across + s * along
+    filters = tl.load(weight + k[:, None] * outer + tap[None, :], mask=(r < 3)[None, :], other=0.0)
+    total = tl.dot(filters, inputs.to(filters.dtype))
+    channel_sum = tl.sum(total, 1)
+    difference = total - channel_sum[:, None] / PIXELS
+    pointer = sums + tile * 2 * OUT + k
+    tl.store(pointer, channel_sum)
+    tl.store(pointer + OUT, tl.sum(difference * difference, 1))
     y.store([tile * PIXELS, out], total.T.to(y.dtype))
 
 
@@ -145,24 +162,29 @@ def _filter_gradient(
     WIDE: tl.constexpr, PIXELS: tl.constexpr, BO: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the weights from IN to OUT channels, summed over `number` tiles of pixels."""
-    out, part = tl.program_id(0) * BO, tl.program_id(1)
+    out = tl.program_id(0) * BO
+    part = tl.program_id(1)
     total = tl.zeros((BO, COLUMNS), tl.float32)
     for tile in range(part * number, tl.minimum((part + 1) * number, tiles)):
-        a = _inputs_under_tap(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
-        total = tl.dot(d.load([tile * PIXELS, out]).T, a.to(d.dtype).T, total)
-    at = sums + ((part * OUT + out + tl.arange(0, BO)) * COLUMNS)[:, None] + tl.arange(0, COLUMNS)
-    tl.store(at, total)
+        inputs = _inputs_under_tap(x, tile, image, channel, row, column, IN, HIGH, WIDE, PIXELS, COLUMNS)
+        grads = d.load([tile * PIXELS, out])
+        total = tl.dot(grads.T, inputs.to(d.dtype).T, total)
+    filters = part * OUT + out + tl.arange(0, BO)
+    pointer = sums + (filters * COLUMNS)[:, None] + tl.arange(0, COLUMNS)
+    tl.store(pointer, total)
 
 
 @triton.jit(do_not_specialize=["parts", "outer", "inner", "across", "along"])
-def _add(
-    sums, made, parts, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
+def _add_parts(
+    sums, dw, parts, outer, inner, across, along, IN: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Adds the parts of one filter."""
-    k, p = tl.program_id(0), tl.arange(0, PARTS)[:, None]
-    at = sums + (p * OUT + k) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    total = tl.sum(tl.load(at, mask=p < parts, other=0.0), 0)
+    k = tl.program_id(0)
+    p = tl.arange(0, PARTS)[:, None]
+    pointer = sums + (p * OUT + k) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    by_part = tl.load(pointer, mask=p < parts, other=0.0)
+    total = tl.sum(by_part, 0)
     c, r, s = _taps(IN, COLUMNS)
-    at = made + k * outer + c * inner + r * across + s * along
-    tl.store(at, total.to(made.dtype.element_ty), mask=r < 3)
+    result = dw + k * outer + c * inner + r * across + s * along
+    tl.store(result, total.to(dw.dtype.element_ty), mask=r < 3)

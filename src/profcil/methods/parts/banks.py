@@ -26,8 +26,10 @@ def attach(net: Net, top: int) -> None:
     """Adds the blocks to a model whose base is a TextCNN, with space for `top` foreign adaptives. There is space for at
     least one, because empty tensors would be a special case everywhere."""
     top = max(1, top)
-    net.attach("words", nn.ModuleDict({"embedding": deepcopy(net.base.embedding)}))  # type: ignore[dict-item]
-    net.attach("shared", nn.ModuleDict({"convolutions": deepcopy(net.base.convolutions)}))  # type: ignore[dict-item]
+    embedding = deepcopy(net.base.embedding)
+    net.attach("words", nn.ModuleDict({"embedding": embedding}))  # type: ignore[dict-item]
+    convolutions = deepcopy(net.base.convolutions)
+    net.attach("shared", nn.ModuleDict({"convolutions": convolutions}))  # type: ignore[dict-item]
     banks = [c.weight for c in net.base.convolutions]  # type: ignore[union-attr]
     parts = {
         "gate": [torch.zeros(len(b)) for b in banks],
@@ -35,7 +37,8 @@ def attach(net: Net, top: int) -> None:
         "strength": [torch.zeros(top)],
         "mix": [torch.zeros(len(b), top * len(b)) for b in banks],
     }
-    net.attach("task", nn.ModuleDict({k: nn.ParameterList(v) for k, v in parts.items()}))
+    lists = {name: nn.ParameterList(tensors) for name, tensors in parts.items()}
+    net.attach("task", nn.ModuleDict(lists))
 
 
 def banks_of(shared: Mapping[str, Tensor]) -> list[Tensor]:
@@ -63,17 +66,21 @@ def fresh_task(shared: Mapping[str, Tensor], top: int) -> Tensors:
     """The initial tensors of a task: A = B/5, sigmoid(m) = 4/5, and foreign adaptives with weight 0."""
     top = max(1, top)
     banks = banks_of(shared)
-    return {
-        **named("gate", [b.new_full((len(b),), log(1 / SHARE - 1)) for b in banks]),
-        **named("adaptive", [SHARE * b for b in banks]),
-        **named("strength", [banks[0].new_zeros(top)]),
-        **named("mix", [b.new_zeros(len(b), top * len(b)) for b in banks]),
-    }
+    open_gate = log(1 / SHARE - 1)
+    gates = [b.new_full((len(b),), open_gate) for b in banks]
+    adaptives = [SHARE * b for b in banks]
+    strength = banks[0].new_zeros(top)
+    projections = [b.new_zeros(len(b), top * len(b)) for b in banks]
+    task = named("gate", gates) | named("adaptive", adaptives)
+    return task | named("strength", [strength]) | named("mix", projections)
 
 
 def compose(banks: Sequence[Tensor], gates: Sequence[Tensor], adaptives: Sequence[Tensor]) -> list[Tensor]:
     """θ = B ⊙ g + A, where `gates` are g = sigmoid(m)."""
-    return [b * g[:, None, None] + a for b, g, a in zip(banks, gates, adaptives, strict=True)]
+    composed = []
+    for bank, gate, adaptive in zip(banks, gates, adaptives, strict=True):
+        composed.append(bank * gate[:, None, None] + adaptive)
+    return composed
 
 
 def features(net: Net, tokens: Tensor, foreign: Sequence[Tensor]) -> Tensor:
@@ -85,15 +92,20 @@ def features(net: Net, tokens: Tensor, foreign: Sequence[Tensor]) -> Tensor:
     shared = parameters_of(net, "shared")
     task = parameters_of(net, "task")
     weights = parameters_of(net, "words")
-    local = compose(banks_of(shared), [m.sigmoid() for m in part(task, "gate")], part(task, "adaptive"))
+    gates = [m.sigmoid() for m in part(task, "gate")]
+    local = compose(banks_of(shared), gates, part(task, "adaptive"))
     alpha = task["strength.0"][: len(foreign[0]), None, None, None]
     for i, (own, others) in enumerate(zip(local, foreign, strict=True)):
         bias = shared[f"convolutions.{i}.bias"]
-        weights[f"convolutions.{i}.weight"] = torch.cat([own, (alpha * others).flatten(0, 1)])
-        weights[f"convolutions.{i}.bias"] = F.pad(bias, (0, len(others) * len(bias)))
+        scaled = (alpha * others).flatten(0, 1)
+        weights[f"convolutions.{i}.weight"] = torch.cat([own, scaled])
+        missing = len(others) * len(bias)
+        weights[f"convolutions.{i}.bias"] = F.pad(bias, (0, missing))
     sizes = [len(b) * (1 + len(foreign[0])) for b in local]
-    found = functional_call(net.base, weights, (tokens,)).split(sizes, 1)
-    return torch.cat([_add_projected(f, p) for f, p in zip(found, part(task, "mix"), strict=True)], 1)
+    by_width = functional_call(net.base, weights, (tokens,)).split(sizes, 1)
+    projections = part(task, "mix")
+    pairs = zip(by_width, projections, strict=True)
+    return torch.cat([_add_projected(u, projection) for u, projection in pairs], 1)
 
 
 def _add_projected(features: Tensor, projection: Tensor) -> Tensor:
@@ -110,14 +122,22 @@ def add_finished_task(own: Tensors, like: Sequence[Tensor]) -> Tensors:
         hold = [b.new_zeros(len(b)) for b in like]
         centre = [b.clone() for b in like]
         return {**named("hold", hold), **named("centre", centre)}
-    fresh = [m.sigmoid().square() for m in part(own, "gate")]
-    hold = [h + f for h, f in zip(part(own, "hold"), fresh, strict=True)]
-    rates = [(f / h)[:, None, None] for f, h in zip(fresh, hold, strict=True)]
-    centre = [c.lerp(b, r) for c, b, r in zip(part(own, "centre"), part(own, "bank"), rates, strict=True)]
+    hold = []
+    centre = []
+    parts = (part(own, "gate"), part(own, "hold"), part(own, "centre"), part(own, "bank"))
+    for gate, old_hold, old_centre, bank in zip(*parts, strict=True):
+        fresh = gate.sigmoid().square()
+        new_hold = old_hold + fresh
+        rate = fresh / new_hold
+        hold.append(new_hold)
+        centre.append(old_centre.lerp(bank, rate[:, None, None]))
     return {**named("hold", hold), **named("centre", centre)}
 
 
 def drift(shared: Sequence[Tensor], hold: Sequence[Tensor], centre: Sequence[Tensor]) -> Tensor:
     """½ Σ h (B − c)²."""
-    each = [(h[:, None, None] * (b - c).square()).sum() for b, h, c in zip(shared, hold, centre, strict=True)]
-    return torch.stack(each).sum() / 2
+    sums = []
+    for bank, h, c in zip(shared, hold, centre, strict=True):
+        weighted = h[:, None, None] * (bank - c).square()
+        sums.append(weighted.sum())
+    return torch.stack(sums).sum() / 2

@@ -34,16 +34,19 @@ def mean_codes(z: Tensor, y: Tensor) -> Block:
     """What a client sends about its classes: the mean code and the count of each. `y` should be on the CPU, so that a
     GPU is not synchronised."""
     labels, rank = torch.unique(y, return_inverse=True)
-    found = moments_of_rows(z, to_device(rank, z.device), labels.tolist(), radius=True)
-    return Block("prototype", {"mean": found.mean, "count": found.count}, found.labels)
+    moments = moments_of_rows(z, to_device(rank, z.device), labels.tolist(), radius=True)
+    return Block("prototype", {"mean": moments.mean, "count": moments.count}, moments.labels)
 
 
 def pool_means(reports: Sequence[Block]) -> Block:
     """The mean code of every reported class, weighted by counts."""
     # Second moments are not sent and not used here; `pool` gets the means in their place.
-    parts = [Moments(b.labels, b.tensors["mean"], b.tensors["mean"][:, :1], b.tensors["count"]) for b in reports]
-    found = pool(parts)
-    return Block("prototype", {"mean": found.mean}, found.labels)
+    parts = []
+    for report in reports:
+        mean = report.tensors["mean"]
+        parts.append(Moments(report.labels, mean, mean[:, :1], report.tensors["count"]))
+    pooled = pool(parts)
+    return Block("prototype", {"mean": pooled.mean}, pooled.labels)
 
 
 def potential(points: Tensor, sigma: float) -> Tensor:
@@ -56,7 +59,8 @@ def potential_gradient(new: Tensor, points: Tensor, sigma: float) -> Tensor:
     """∂V/∂p of the points `new` against all `points`, of which they are the first rows; lengths are in σ."""
     r = torch.cdist(new, points, compute_mode="donot_use_mm_for_euclid_dist") / sigma
     bounded = r.clamp(min=SHORTEST)
-    weight = 4 * (6 * bounded**-7 - 12 * bounded**-13) / r.clamp(min=1e-12)  # V'(r)/r
+    derivative = 4 * (6 * bounded**-7 - 12 * bounded**-13)  # V'(r)
+    weight = derivative / r.clamp(min=1e-12)
     weight.fill_diagonal_(0.0)  # no force between a point and itself
     return (weight.sum(1, keepdim=True) * new - weight @ points) / sigma
 
@@ -100,7 +104,8 @@ def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
     """−‖z − p_y‖² for every class id; the lowest number for a class without a centroid."""
     scores = z.new_full((len(z), classes), torch.finfo(z.dtype).min)
     if bank.labels:
-        scores[:, list(bank.labels)] = -torch.cdist(z, bank.tensors["mean"]).square()
+        distances = torch.cdist(z, bank.tensors["mean"])
+        scores[:, list(bank.labels)] = -distances.square()
     return scores
 
 

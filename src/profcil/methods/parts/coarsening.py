@@ -22,8 +22,9 @@ def coarse_graph(x: Tensor, edges: Tensor, cluster: Tensor) -> tuple[Tensor, Ten
     size = len(representatives)
     total = x.new_zeros(size, x.shape[1]).index_add(0, coarse_node, x)
     source, target = coarse_node[edges]
-    keys = torch.unique((source * size + target)[source != target])
-    return total / count[:, None], torch.stack([keys // size, keys % size]), coarse_node
+    keys = torch.unique((source * size + target)[source != target])  # one number per edge
+    coarse_edges = torch.stack([keys // size, keys % size])
+    return total / count[:, None], coarse_edges, coarse_node
 
 
 def merge_nodes(h: Tensor, y: Tensor, score: Tensor, keep: float, protected: Tensor) -> Tensor:
@@ -35,18 +36,21 @@ def merge_nodes(h: Tensor, y: Tensor, score: Tensor, keep: float, protected: Ten
     score = score.masked_fill(protected, torch.inf)
     for label in torch.unique(y).tolist():
         rows = torch.nonzero(y == label).flatten()
-        count = max(1, int(protected[rows].sum()), int(len(rows) * keep + 0.5))
+        share = int(len(rows) * keep + 0.5)
+        count = max(1, int(protected[rows].sum()), share)
         order = rows[score[rows].argsort(descending=True, stable=True)]
         retained = order[:count]
         merged = order[count:]
-        representative[merged] = retained[(direction[merged] @ direction[retained].T).argmax(1)]
+        cosine = direction[merged] @ direction[retained].T
+        representative[merged] = retained[cosine.argmax(1)]
     return representative
 
 
 def retention_score(h: Tensor, edges: Tensor, rows: Tensor, nodes: int) -> Tensor:
     """The score in [0, 1] by which nodes are retained: their centrality in the graph, and how much their features `h`
     differ from those of the others. `rows` are the scored nodes, `nodes` is the number of all nodes."""
-    return TOPOLOGY * centrality(edges, nodes)[rows].mean(1) + (1 - TOPOLOGY) * dissimilarity(h).mean(1)
+    topology = centrality(edges, nodes)[rows].mean(1)
+    return TOPOLOGY * topology + (1 - TOPOLOGY) * dissimilarity(h).mean(1)
 
 
 def centrality(edges: Tensor, nodes: int) -> Tensor:
@@ -55,14 +59,16 @@ def centrality(edges: Tensor, nodes: int) -> Tensor:
     degree = torch.bincount(edges[1], minlength=nodes).double()
     positive_degree = degree.clamp(min=1)
     mean = sum_neighbours(degree, edges) / positive_degree
-    spread = (sum_neighbours(degree.square(), edges) / positive_degree - mean.square()).clamp(min=0).sqrt()
+    mean_square = sum_neighbours(degree.square(), edges) / positive_degree
+    spread = (mean_square - mean.square()).clamp(min=0).sqrt()
     clustering = closed_pairs(edges, nodes) / (degree * (degree - 1)).clamp(min=1)
     pagerank = degree.new_full((nodes,), 1 / nodes)
     eigenvector = degree.new_full((nodes,), nodes**-0.5)
     for _ in range(POWERS):
         pagerank = (1 - DAMPING) / nodes + DAMPING * sum_neighbours(pagerank / positive_degree, edges)
         eigenvector = F.normalize(eigenvector + sum_neighbours(eigenvector, edges), dim=0)
-    return scale_columns(torch.stack([degree, clustering, pagerank, eigenvector, spread], 1)).float()
+    columns = torch.stack([degree, clustering, pagerank, eigenvector, spread], 1)
+    return scale_columns(columns).float()
 
 
 def dissimilarity(h: Tensor) -> Tensor:
@@ -72,8 +78,10 @@ def dissimilarity(h: Tensor) -> Tensor:
     direction = F.normalize(h, dim=1)
     centred = h - h.mean(0)
     ridge = 1e-3 * centred.square().mean() + torch.finfo(h.dtype).tiny
-    covariance = centred.T @ centred / len(h) + ridge * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
-    mahalanobis = (centred * torch.linalg.solve(covariance, centred.T).T).sum(1)
+    identity = torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
+    covariance = centred.T @ centred / len(h) + ridge * identity
+    whitened = torch.linalg.solve(covariance, centred.T).T
+    mahalanobis = (centred * whitened).sum(1)
     row_centred = h - h.mean(1, keepdim=True)
     correlation = F.cosine_similarity(row_centred, row_centred.mean(0, keepdim=True), dim=1)
     columns = [-direction @ direction.mean(0), -mean_kernel(h), mahalanobis, -correlation]
@@ -85,7 +93,10 @@ def mean_kernel(h: Tensor) -> Tensor:
     Gaussian, its bandwidth the root mean square distance."""
     square = 2 * (h - h.mean(0)).square().sum(1).mean()
     scale = 2 * square + torch.finfo(h.dtype).tiny
-    means = [torch.exp(-torch.cdist(chunk, h).square() / scale).mean(1) for chunk in h.split(CHUNK)]
+    means = []
+    for chunk in h.split(CHUNK):
+        kernel = torch.exp(-torch.cdist(chunk, h).square() / scale)
+        means.append(kernel.mean(1))
     return torch.cat(means)
 
 

@@ -59,7 +59,8 @@ def join_inputs(parts: Sequence[Inputs]) -> Inputs:
         joined_edges.append(edges + first_node)
         joined_nodes.append(nodes + first_node)
         first_node += len(x)
-    return torch.cat([x for x, _, _ in parts]), torch.cat(joined_edges, 1), torch.cat(joined_nodes)
+    joined_x = torch.cat([x for x, _, _ in parts])
+    return joined_x, torch.cat(joined_edges, 1), torch.cat(joined_nodes)
 
 
 class ReplaySource:

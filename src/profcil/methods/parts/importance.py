@@ -35,9 +35,17 @@ def path_integral(
 
 def importance(path: Sequence[Tensor], start: Sequence[Tensor], end: Sequence[Tensor], xi: float) -> list[Tensor]:
     """Ω_i = max(s_i, 0) / ((v_i − w_i)² + ξ) for training from w to v."""
-    return [s.relu() / ((v - w).square() + xi) for s, w, v in zip(path, start, end, strict=True)]
+    omega = []
+    for s, w, v in zip(path, start, end, strict=True):
+        distance = (v - w).square()
+        omega.append(s.relu() / (distance + xi))
+    return omega
 
 
 def penalty(parameters: Named, omega: Named, reference: Named) -> Tensor:
     """Σ_i Ω_i (w_i − w*_i)²."""
-    return torch.stack([(omega[k] * (p - reference[k]).square()).sum() for k, p in parameters.items()]).sum()
+    sums = []
+    for name, parameter in parameters.items():
+        distance = (parameter - reference[name]).square()
+        sums.append((omega[name] * distance).sum())
+    return torch.stack(sums).sum()

@@ -25,8 +25,10 @@ def make_shared_network(columns: int, classes: int, generator: torch.Generator) 
     tensors: dict[str, Tensor] = {}
     for layer, (inputs, outputs) in enumerate(pairwise((columns, *HIDDEN, classes))):
         bound = inputs**-0.5
-        for name, shape in ((f"weight{layer}", (outputs, inputs)), (f"bias{layer}", (outputs,))):
-            tensors[name] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        weight = torch.empty(outputs, inputs)
+        bias = torch.empty(outputs)
+        tensors[f"weight{layer}"] = weight.uniform_(-bound, bound, generator=generator)
+        tensors[f"bias{layer}"] = bias.uniform_(-bound, bound, generator=generator)
     return nn.ParameterDict(tensors)
 
 
@@ -50,7 +52,8 @@ def gradient_of(network: Named, x: Tensor, label: int, *, differentiable: bool =
 
 def label_of(gradient: Named) -> int:
     """The label of the vector that caused a gradient: the only negative entry of the last bias."""
-    return int(gradient[f"bias{len(gradient) // 2 - 1}"].argmin())
+    last = len(gradient) // 2 - 1
+    return int(gradient[f"bias{last}"].argmin())
 
 
 def invert(network: Named, gradient: Named, iterations: int = 300) -> Tensor:
@@ -59,16 +62,23 @@ def invert(network: Named, gradient: Named, iterations: int = 300) -> Tensor:
     gradient = {k: g.clone() for k, g in sorted(gradient.items())}
     label = label_of(gradient)
     first = network["weight0"]
-    found = first.new_zeros(first.shape[1], requires_grad=True)
-    size = {k: g.square().sum().clamp(min=torch.finfo(g.dtype).tiny) for k, g in gradient.items()}
-    search = torch.optim.LBFGS([found], lr=1.0, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
+    vector = first.new_zeros(first.shape[1], requires_grad=True)
+    size = {}
+    for name, g in gradient.items():
+        smallest = torch.finfo(g.dtype).tiny
+        size[name] = g.square().sum().clamp(min=smallest)
+    search = torch.optim.LBFGS([vector], lr=1.0, max_iter=iterations, history_size=20, line_search_fn="strong_wolfe")
 
     def mismatch() -> Tensor:
         search.zero_grad()
-        own = gradient_of(network, found, label, differentiable=True)
-        loss = torch.stack([(own[k] - g).square().sum() / size[k] for k, g in gradient.items()]).sum()
+        own = gradient_of(network, vector, label, differentiable=True)
+        errors = []
+        for name, g in gradient.items():
+            error = (own[name] - g).square().sum()
+            errors.append(error / size[name])
+        loss = torch.stack(errors).sum()
         loss.backward()
         return loss.detach()
 
     search.step(mismatch)
-    return found.detach()
+    return vector.detach()

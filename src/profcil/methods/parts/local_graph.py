@@ -24,13 +24,12 @@ def local_graph(client: Client) -> Nodes:
 
 def add_isolated(graph: Nodes, rows: Tensor) -> Nodes:
     """The graph with copies of some examples appended, which have no edges."""
-    nodes = torch.arange(len(graph.x), len(graph.x) + len(rows), device=rows.device)
-    return replace(
-        graph,
-        x=torch.cat([graph.x, graph.x[graph.nodes[rows]]]),
-        y=torch.cat([graph.y, graph.y[rows]]),
-        nodes=torch.cat([graph.nodes, nodes]),
-    )
+    size = len(graph.x)
+    copies = torch.arange(size, size + len(rows), device=rows.device)
+    x = torch.cat([graph.x, graph.x[graph.nodes[rows]]])
+    y = torch.cat([graph.y, graph.y[rows]])
+    nodes = torch.cat([graph.nodes, copies])
+    return replace(graph, x=x, y=y, nodes=nodes)
 
 
 def graph_constants(graph: Nodes) -> Tensors:

@@ -13,13 +13,16 @@ from torch import Tensor
 def merge_weights(updates: Tensor, part: float) -> Tensor:
     """The weight in [0, 1] of every client on every coordinate, from updates [clients, coordinates]. The `part` of a
     client's coordinates with the largest products has weights above 0."""
-    largest = updates.abs().amax(1, keepdim=True).clamp(min=torch.finfo(updates.dtype).tiny)
+    smallest = torch.finfo(updates.dtype).tiny
+    largest = updates.abs().amax(1, keepdim=True).clamp(min=smallest)
     within = (len(updates) * (updates / largest).square()).exp()
     product = within * (updates * updates.sum(0)).tanh()
-    most = max(1, int(part * updates.shape[1]))
-    floor = product.topk(min(most + 1, updates.shape[1]), dim=1).values[:, -1:]
+    coordinates = updates.shape[1]
+    most = max(1, int(part * coordinates))
+    largest_products = product.topk(min(most + 1, coordinates), dim=1).values
+    floor = largest_products[:, -1:]
     above = (product - floor).clamp(min=0)
-    return above / above.amax(1, keepdim=True).clamp(min=torch.finfo(updates.dtype).tiny)
+    return above / above.amax(1, keepdim=True).clamp(min=smallest)
 
 
 def merged_step(updates: Tensor, share: Tensor, part: float, rest: str = "average") -> Tensor:
@@ -29,5 +32,7 @@ def merged_step(updates: Tensor, share: Tensor, part: float, rest: str = "averag
     weight = merge_weights(updates, part) * share[:, None]
     total = weight.sum(0)
     chosen = (weight * updates).sum(0) / torch.where(total > 0, total, 1)
-    others = (share[:, None] * updates).sum(0) if rest == "average" else torch.zeros_like(chosen)
+    others = torch.zeros_like(chosen)
+    if rest == "average":
+        others = (share[:, None] * updates).sum(0)
     return torch.where(total > 0, chosen, others)

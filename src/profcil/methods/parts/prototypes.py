@@ -9,6 +9,7 @@ Rows follow `labels`, ascending class ids; a class with several prototypes has s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -52,7 +53,8 @@ def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]
     mean = (weight @ points / weight.sum())[None]
     chosen = [torch.cdist(mean, points).argmin()]
     while len(chosen) < min(count, len(points)):
-        chosen.append(torch.cdist(points, points[torch.stack(chosen)]).amin(1).argmax())
+        distance = torch.cdist(points, points[torch.stack(chosen)]).amin(1)
+        chosen.append(distance.argmax())
     found = points[torch.stack(chosen)]
     mass = weight.sum()[None]
     for _ in range(LLOYD if count > 1 else 1):
@@ -75,11 +77,14 @@ def merge(bank: Block, reports: Sequence[Block], share: float = 1.0, count: int 
     reported = [y for r in reports for y in r.labels]
     rows = {label: rows_of(bank, label) for label in set(bank.labels)}
     for label in set(reported):
-        index = to_device(torch.tensor([i for i, y in enumerate(reported) if y == label]), points.device)
-        rows[label] = move_prototypes(rows.get(label), points[index], weight[index], share, count)
+        places = [i for i, y in enumerate(reported) if y == label]
+        index = to_device(torch.tensor(places), points.device)
+        old = rows.get(label)
+        rows[label] = move_prototypes(old, points[index], weight[index], share, count)
     labels = sorted(rows)
     mean = torch.cat([rows[y] for y in labels])
-    return Block("prototype", {"mean": mean}, repeat_labels(labels, [len(rows[y]) for y in labels]))
+    counts = [len(rows[y]) for y in labels]
+    return Block("prototype", {"mean": mean}, repeat_labels(labels, counts))
 
 
 def move_prototypes(old: Tensor | None, points: Tensor, weight: Tensor, share: float, count: int) -> Tensor:
@@ -95,7 +100,9 @@ def move_prototypes(old: Tensor | None, points: Tensor, weight: Tensor, share: f
     nearest = torch.cdist(points - new_mean, old - old_mean).argmin(1)
     assigned = one_hot(nearest, len(old)).double().T * weight
     mass = assigned.sum(1, keepdim=True)
-    goal = torch.where(mass > 0, assigned @ points / mass.clamp(min=1), old - old_mean + new_mean)
+    assigned_mean = assigned @ points / mass.clamp(min=1)
+    drifted = old - old_mean + new_mean
+    goal = torch.where(mass > 0, assigned_mean, drifted)
     return torch.lerp(old, goal.float(), share)
 
 
@@ -106,7 +113,8 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
     rows = mean.new_zeros(classes, count, mean.shape[1])
     for label in set(bank.labels):
         own = rows_of(bank, label)
-        rows[label] = own.repeat(-(-count // len(own)), 1)[:count]
+        repeats = ceil(count / len(own))
+        rows[label] = own.repeat(repeats, 1)[:count]
     known = torch.isin(torch.arange(classes), torch.tensor(bank.labels, dtype=torch.long))
     return rows, to_device(known, mean.device)
 
@@ -121,7 +129,8 @@ def class_means(bank: Block) -> Block:
     """The bank with one row per class, the mean of its prototypes."""
     labels = tuple(sorted(set(bank.labels)))
     rows = [rows_of(bank, y).mean(0) for y in labels]
-    return Block("prototype", {"mean": torch.stack(rows) if rows else bank.tensors["mean"]}, labels)
+    mean = torch.stack(rows) if rows else bank.tensors["mean"]
+    return Block("prototype", {"mean": mean}, labels)
 
 
 def repeat_labels(labels: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:

@@ -26,10 +26,15 @@ def pack(tensors: Mapping[str, Tensor], threshold: float) -> dict[str, Tensor]:
 
 def unpack(packed: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The dense tensors in the shapes of `like`, with zeros elsewhere."""
-    return {name: _dense(packed[f"value/{name}"], packed.get(f"index/{name}"), t) for name, t in like.items()}
+    tensors = {}
+    for name, tensor in like.items():
+        index = packed.get(f"index/{name}")
+        tensors[name] = _dense(packed[f"value/{name}"], index, tensor)
+    return tensors
 
 
 def _dense(value: Tensor, index: Tensor | None, like: Tensor) -> Tensor:
     if index is None:
         return value.view_as(like)
-    return torch.zeros_like(like).flatten().index_copy(0, index.long(), value).view_as(like)
+    zeros = torch.zeros_like(like).flatten()
+    return zeros.index_copy(0, index.long(), value).view_as(like)

@@ -36,7 +36,8 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     style.legend_below(figure, axes, columns=6)
     numbers = {}
     for name, by_kind in zip(names, sums, strict=True):
-        numbers[name] = {f"{kind}, {direction}": count for (kind, direction), count in sorted(by_kind.items())}
+        ordered = sorted(by_kind.items())
+        numbers[name] = {f"{kind}, {direction}": count for (kind, direction), count in ordered}
     return figure, numbers
 
 
@@ -48,11 +49,14 @@ def draw_direction(ax: Axes, totals: Sequence[dict[str, float]], kinds: Sequence
     """One direction. Every kind has its own colour and marker; a kind that was not sent has no dot."""
     ax.set_xscale("log")
     heights = np.arange(len(totals))
-    ax.plot([sum(by_kind.values()) for by_kind in totals], heights, "|", color="black", markersize=11, label="sum")
+    sums = [sum(by_kind.values()) for by_kind in totals]
+    ax.plot(sums, heights, "|", color="black", markersize=11, label="sum")
     for i, kind in enumerate(kinds):
         sent = [row for row, by_kind in enumerate(totals) if by_kind.get(kind)]
         counts = [totals[row][kind] for row in sent]
-        ax.plot(np.array(counts), np.array(sent), label=kind, **style.look(i) | {"linestyle": "none"})
+        look = style.look(i)
+        look["linestyle"] = "none"
+        ax.plot(np.array(counts), np.array(sent), label=kind, **look)
     ax.tick_params(axis="y", length=0)
 
 
@@ -60,4 +64,8 @@ def mean_bytes(group: Group) -> dict[tuple[str, str], float]:
     """Mean over seeds by (kind, direction); a seed that sent nothing of a kind counts as zero."""
     by_seed = [bytes_by_kind(run) for run in group.runs]
     keys = dict.fromkeys(key for sums in by_seed for key in sums)
-    return {key: sum(sums.get(key, 0) for sums in by_seed) / len(by_seed) for key in keys}
+    means = {}
+    for key in keys:
+        total = sum(sums.get(key, 0) for sums in by_seed)
+        means[key] = total / len(by_seed)
+    return means

@@ -39,7 +39,9 @@ def draw_curves(groups: Sequence[Group], values: Values, title: str) -> tuple[Fi
     numbers: dict[str, dict[str, Any]] = {}
     for stream, ax in zip(streams, axes, strict=True):
         own = [group for group in groups if group.stream == stream]
-        offsets = min(OFFSET, 0.3 / len(own)) * (np.arange(len(own)) - (len(own) - 1) / 2)
+        count = len(own)
+        distance = min(OFFSET, 0.3 / count)
+        offsets = distance * (np.arange(count) - (count - 1) / 2)
         numbers[stream] = {}
         for group, offset in zip(own, offsets, strict=True):
             numbers[stream][group.label] = draw_line(ax, group, values, looks[group.label], offset)
@@ -59,15 +61,18 @@ def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
     groups = load_groups(paths, warn)
     streams = list(dict.fromkeys(group.stream for group in groups))
     looks = looks_by_label(groups)
-    figure = Figure(figsize=(style.COLUMN if len(streams) == 1 else style.PAGE, 3.6), layout="constrained")
+    width = style.COLUMN if len(streams) == 1 else style.PAGE
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
     axes = figure.subplots(2, len(streams), squeeze=False, sharex="col", sharey="row")
     numbers: dict[str, dict[str, Any]] = {stream: {} for stream in streams}
     quantities = {"accuracy": series.seen_accuracy, "centred": series.alignment}
     for row, (name, values) in enumerate(quantities.items()):
         for stream, ax in zip(streams, axes[row], strict=True):
             own = [group for group in groups if group.stream == stream]
-            with_values = [group for group in own if has_values(group, values)]
-            lines = {group.label: draw_line(ax, group, values, looks[group.label], 0.0) for group in with_values}
+            lines = {}
+            for group in own:
+                if has_values(group, values):
+                    lines[group.label] = draw_line(ax, group, values, looks[group.label], 0.0)
             numbers[stream][name] = lines
             style.positions_axis(ax, own[0].runs[0].plan.positions)
     for stream, above, below in zip(streams, *axes, strict=True):

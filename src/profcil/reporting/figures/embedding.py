@@ -29,32 +29,38 @@ Features = dict[str, np.ndarray]  # real, real_label, replay, replay_label
 
 def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """A row per run and a panel per technique. Real and replayed features are embedded together."""
-    found = load_features(find_run_folders(paths), warn)
+    folders = find_run_folders(paths)
+    features_by_run = load_features(folders, warn)
     techniques = {"t-SNE": tsne, "UMAP": umap}
     if find_spec("umap") is None:
         warn("UMAP is left out, umap-learn is not installed; install it with `pip install 'profcil[report]'`")
         techniques.pop("UMAP")
-    figure, axes = style.panels(len(found) * len(techniques), len(techniques), style.PAGE * 0.8, 2.5)
-    labels = [data[key] for data, _ in found.values() for key in ("real_label", "replay_label")]
+    columns = len(techniques)
+    figure, axes = style.panels(len(features_by_run) * columns, columns, style.PAGE * 0.8, 2.5)
+    labels = []
+    for data, _ in features_by_run.values():
+        labels += [data["real_label"], data["replay_label"]]
     classes = np.unique(np.concatenate(labels))
     facts: dict[str, Any] = {}
     remaining_axes = iter(axes)
-    for name, (data, about) in found.items():
+    for name, (data, about) in features_by_run.items():
         facts[name] = about | {"real": len(data["real"]), "replay": len(data["replay"])}
         for technique, embed in techniques.items():
-            points, settings = embed(np.concatenate([data["real"], data["replay"]]))
+            features = np.concatenate([data["real"], data["replay"]])
+            points, settings = embed(features)
             facts[name][technique] = settings
             ax = next(remaining_axes)
             draw_panel(ax, points, data, classes)
             ax.set_title(f"{about['method']}: {technique}")
-    spaces = dict.fromkeys(about["space"] for _, about in found.values())
-    style.legend_below(figure, axes, style.folded(f"features: {'; '.join(spaces)}", 90), columns=9)
+    spaces = dict.fromkeys(about["space"] for _, about in features_by_run.values())
+    legend_title = style.folded(f"features: {'; '.join(spaces)}", 90)
+    style.legend_below(figure, axes, legend_title, columns=9)
     return figure, facts
 
 
 def load_features(runs: Sequence[Path], warn: Callable[[str], None]) -> dict[str, tuple[Features, dict[str, Any]]]:
     """By run, its features and facts about them. Runs without features are left out with a warning."""
-    found: dict[str, tuple[Features, dict[str, Any]]] = {}
+    features_by_run: dict[str, tuple[Features, dict[str, Any]]] = {}
     for run in runs:
         try:
             data, about = inputs.read_replay(run)
@@ -63,11 +69,11 @@ def load_features(runs: Sequence[Path], warn: Callable[[str], None]) -> dict[str
                 raise
             warn(f"left out: {error}")
             continue
-        name = run.name if run.name not in found else str(run)
-        found[name] = thin_out(select_weak_task(data, run)), about
-    if not found:
+        name = run.name if run.name not in features_by_run else str(run)
+        features_by_run[name] = thin_out(select_weak_task(data, run)), about
+    if not features_by_run:
         raise RunFolderError(f"none of the {len(runs)} runs given has a replay.npz; `profcil diagnose RUN` writes it")
-    return found
+    return features_by_run
 
 
 def select_weak_task(data: Features, run: Path) -> Features:

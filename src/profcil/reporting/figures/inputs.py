@@ -27,15 +27,15 @@ def read_snapshots(run: Path) -> dict[str, np.ndarray]:
     """The stored means of a run at several positions."""
     path = run / "snapshots.npz"
     advice = f"`profcil diagnose {run}` writes it if the run was made with --set keep_memories=true"
-    found = read_arrays(path, "position", "kind", "labels", "means", "oracle", advice=advice)
-    lengths = {len(found[name]) for name in ("position", "kind", "labels", "means")}
-    same_shape = found["means"].ndim == 2 and found["means"].shape == found["oracle"].shape
+    arrays = read_arrays(path, "position", "kind", "labels", "means", "oracle", advice=advice)
+    lengths = {len(arrays[name]) for name in ("position", "kind", "labels", "means")}
+    same_shape = arrays["means"].ndim == 2 and arrays["means"].shape == arrays["oracle"].shape
     if not same_shape or len(lengths) > 1 or 0 in lengths:
         raise invalid_file(path, "its arrays do not have the same number of rows, at least one")
-    unknown = sorted(set(found["kind"].tolist()) - set(KINDS))
+    unknown = sorted(set(arrays["kind"].tolist()) - set(KINDS))
     if unknown:
         raise invalid_file(path, f"it has kind '{unknown[0]}', allowed are {', '.join(KINDS)}")
-    return found | read_real_features(path, found["means"].shape[1])
+    return arrays | read_real_features(path, arrays["means"].shape[1])
 
 
 def read_real_features(path: Path, width: int) -> dict[str, np.ndarray]:
@@ -43,26 +43,28 @@ def read_real_features(path: Path, width: int) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as stored:
         if "real" not in stored.files:
             return {"real": np.zeros((0, width)), "real_position": np.zeros(0, dtype=np.int64)}
-    found = read_arrays(path, "real", "real_position", advice="")
-    if found["real"].shape != (len(found["real_position"]), width):
+    arrays = read_arrays(path, "real", "real_position", advice="")
+    if arrays["real"].shape != (len(arrays["real_position"]), width):
         raise invalid_file(path, "its real features must be as wide as the means, with a position for each row")
-    return found
+    return arrays
 
 
 def read_replay(run: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Real and replayed features of a run in one space, and the names of method and space."""
     path = run / "replay.npz"
     names = ("real", "replay", "real_label", "replay_label")
-    found = read_arrays(path, *names, "attrs", advice=f"`profcil diagnose {run}` writes it for methods that replay")
-    real = found["real"]
-    replay = found["replay"]
+    advice = f"`profcil diagnose {run}` writes it for methods that replay"
+    arrays = read_arrays(path, *names, "attrs", advice=advice)
+    real = arrays["real"]
+    replay = arrays["replay"]
     same_width = real.ndim == replay.ndim == 2 and real.shape[1] == replay.shape[1]
-    labelled = len(real) == len(found["real_label"]) > 0 and len(replay) == len(found["replay_label"]) > 0
-    if not same_width or not labelled:
+    real_labelled = len(real) == len(arrays["real_label"]) > 0
+    replay_labelled = len(replay) == len(arrays["replay_label"]) > 0
+    if not (same_width and real_labelled and replay_labelled):
         raise invalid_file(path, "real and replayed features must have the same width, and a label for each row")
     try:
-        attributes = json.loads(str(found.pop("attrs")))
-        return found, {"method": str(attributes["method"]), "space": str(attributes["space"])}
+        attributes = json.loads(str(arrays.pop("attrs")))
+        return arrays, {"method": str(attributes["method"]), "space": str(attributes["space"])}
     except (ValueError, KeyError, TypeError):
         raise invalid_file(path, "its attrs must be a JSON text with method and space") from None
 

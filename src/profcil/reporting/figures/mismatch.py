@@ -20,7 +20,10 @@ MARKERS = {"mild": "o", "medium": "s", "severe": "^"}  # as in the paper
 
 def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """The figure of all runs of the given studies."""
-    return draw_rows([row for path in paths for row in inputs.read_mismatch(Path(path))])
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        rows += inputs.read_mismatch(Path(path))
+    return draw_rows(rows)
 
 
 def draw_rows(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
@@ -56,11 +59,15 @@ def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[st
             ax.scatter(x[chosen], y[chosen], s=18, marker=marker, color=colour, alpha=0.8, linewidths=0)
             ax.scatter([], [], s=18, marker=marker, color="#444444", label=strength)
     ax.axhline(0, color="#888888", linewidth=0.6)
+    facts: dict[str, Any] = {"runs": len(x), "rho": None, "interval": None, "slope": None}
+    text = "no correlation computed"
     rank = correlation(x, y)
-    slope = draw_trend(ax, x, y) if rank else None
-    text = f"ρ = {rank[0]:.2f} [{rank[1]:.2f}, {rank[2]:.2f}]" if rank else "no correlation computed"
+    if rank is not None:
+        rho, low, high = rank
+        text = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]"
+        facts |= {"rho": rho, "interval": [low, high], "slope": draw_trend(ax, x, y)}
     ax.set_title(f"{rows[0]['method']}, {len(x)} runs\n{text}")
-    return {"runs": len(x), "rho": rank and rank[0], "interval": rank and rank[1:], "slope": slope}
+    return facts
 
 
 def draw_trend(ax: Axes, x: np.ndarray, y: np.ndarray) -> float:

@@ -35,15 +35,18 @@ def draw_memory(memory: dict[str, np.ndarray]) -> tuple[Figure, dict[str, Any]]:
     """A panel per position. All panels share one PCA, so that distances between panels are comparable."""
     (points, oracle, real), shares = shared_pca(memory["means"], memory["oracle"], memory["real"])
     positions = np.unique(memory["position"])
-    chosen = np.linspace(0, len(positions) - 1, min(MAX_PANELS, len(positions))).round().astype(int)
-    shown = positions[chosen]
+    panels = min(MAX_PANELS, len(positions))
+    evenly = np.linspace(0, len(positions) - 1, panels)
+    shown = positions[evenly.round().astype(int)]
     width = style.COLUMN if len(shown) == 1 else style.PAGE
     figure, axes = style.panels(len(shown), MAX_PANELS, width, 2.4, sharex=True, sharey=True)
     for position, ax in zip(shown, axes, strict=True):
         here = memory["position"] == position
         real_here = real[memory["real_position"] == position]
         style.dots(ax, real_here, s=4, color="#BBBBBB", linewidths=0, label="real feature")
-        draw_panel(ax, points[here], oracle[here], memory["kind"][here], memory["labels"][here])
+        kinds = memory["kind"][here]
+        labels = memory["labels"][here]
+        draw_panel(ax, points[here], oracle[here], kinds, labels)
         ax.set_title(f"position {position + 1}")
         ax.set_xlabel(f"PC 1 ({shares[0]:.0f} %)")
     axes[0].set_ylabel(f"PC 2 ({shares[1]:.0f} %)")
@@ -62,7 +65,8 @@ def shared_pca(*parts: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     centre = pooled.mean(axis=0)
     _, sizes, axes = np.linalg.svd(pooled - centre, full_matrices=False)
     largest = np.abs(axes).argmax(axis=1)
-    axes = axes * np.sign(axes[np.arange(len(axes)), largest])[:, None]  # the SVD leaves the signs open
+    signs = np.sign(axes[np.arange(len(axes)), largest])
+    axes = axes * signs[:, None]  # the SVD leaves the signs open
     plane = np.zeros((2, pooled.shape[1]))
     plane[: min(2, len(axes))] = axes[:2]
     variances = np.append(sizes**2, [0.0, 0.0])  # two more, as there may be a single component

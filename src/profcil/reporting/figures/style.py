@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -66,8 +67,8 @@ def panels(count: int, across: int, width: float, height: float, **more: Any) ->
     """A figure of `count` panels in full rows, at most `across` side by side, each `height` inches high."""
     from matplotlib.figure import Figure
 
-    rows = -(-count // across)
-    columns = -(-count // rows)  # evenly filled: four panels are two by two, not three and one
+    rows = ceil(count / across)
+    columns = ceil(count / rows)  # evenly filled: four panels are two by two, not three and one
     figure = Figure(figsize=(width, rows * height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **more).ravel().tolist()
     for unused in axes[count:]:
@@ -94,23 +95,27 @@ def folded(label: str, width: int) -> str:
 
 def positions_axis(axes: Axes, count: int) -> None:
     """Ticks at whole positions from 1; with many positions at some of them only."""
-    step = -(-count // 10)
+    step = ceil(count / 10)
     axes.set_xticks(np.arange(1, count + 1, step))
     axes.set_xlim(0.8, count + 0.2)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 4) -> None:
     """One legend for all panels below them, with every label once. The figure grows by the height of the legend."""
-    found: dict[str, Any] = {}
+    handle_by_label: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()
-        found |= {text: handle for text, handle in zip(labels, handles, strict=True) if text not in found}
-    longest = max(map(len, found), default=1)
+        for label, handle in zip(labels, handles, strict=True):
+            handle_by_label.setdefault(label, handle)
+    longest = max(map(len, handle_by_label), default=1)
     fit = max(1, int(figure.get_figwidth() / (0.36 + 0.055 * longest)))
-    columns = max(1, min(columns, fit, len(found)))
-    lines = -(-len(found) // columns) + (title is not None)
+    columns = max(1, min(columns, fit, len(handle_by_label)))
+    lines = ceil(len(handle_by_label) / columns)
+    if title is not None:
+        lines += 1
     figure.set_figheight(figure.get_figheight() + 0.15 * lines + 0.1)
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, title=title)
+    handles = list(handle_by_label.values())
+    figure.legend(handles, list(handle_by_label), loc="outside lower center", ncols=columns, title=title)
 
 
 def parse_formats(text: str) -> list[str]:

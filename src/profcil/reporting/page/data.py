@@ -37,12 +37,14 @@ FACTS = ("version", "plan", "data", "warmup_cached")
 
 def page_data(runs: Sequence[Run], warnings: Sequence[str] = ()) -> dict[str, Any]:
     """All data of the page. A plan that several runs share is included once."""
-    plans = {run.plan.digest: run.plan for run in runs}
     rows = zip(runs, compare(runs), short_names(runs), strict=True)
+    described = [describe_run(run, row, name) for run, row, name in rows]
+    plans = {run.plan.digest: run.plan for run in runs}
+    described_plans = {digest: describe_plan(plan) for digest, plan in plans.items()}
     return {
-        "runs": [describe_run(run, row, name) for run, row, name in rows],
+        "runs": described,
         "groups": describe_groups(runs),
-        "plans": {digest: describe_plan(plan) for digest, plan in plans.items()},
+        "plans": described_plans,
         "notes": list(warnings),
     }
 
@@ -62,17 +64,20 @@ def short_names(runs: Sequence[Run]) -> list[str]:
 def describe_run(run: Run, row: dict[str, Any], name: str) -> dict[str, Any]:
     """One run; `row` is its row of `compare`."""
     facts = {key: plain_value(run.facts.get(key)) for key in FACTS}
+    names = {key: row[key] for key in ("method", "dataset", "setting", "seed")}
+    measured = {key: finite_or_none(row[key]) for key in MEASURED}
+    config = {key: plain_value(value) for key, value in flatten_settings(run.config).items()}
     return {
         "name": name,
         "done": run.done,
         "played": series.scored_positions(run),
         "stream": stream_name(run),
-        **{key: row[key] for key in ("method", "dataset", "setting", "seed")},
-        **{key: finite_or_none(row[key]) for key in MEASURED},
+        **names,
+        **measured,
         "tasks": to_lists(series.task_accuracy(run)),
         "plan": run.plan.digest,
         "ledger": describe_ledger(run),
-        "config": {key: plain_value(value) for key, value in flatten_settings(run.config).items()},
+        "config": config,
         "environment": {"folder": run.path.name, **facts, **environment(run)},
     }
 
@@ -88,8 +93,10 @@ def describe_ledger(run: Run) -> list[dict[str, Any]]:
 
 
 def environment(run: Run) -> dict[str, Any]:
-    found = run.facts.get("environment")
-    return {key: plain_value(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    facts = run.facts.get("environment")
+    if not isinstance(facts, dict):
+        return {}
+    return {key: plain_value(value) for key, value in facts.items()}
 
 
 def describe_groups(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -127,9 +134,15 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 def to_lists(values: np.ndarray) -> list[list[float | None]]:
     """The values with three decimals, and None in place of NaN."""
-    return [[round(float(value), 3) if math.isfinite(value) else None for value in row] for row in values]
+    return [[rounded_or_none(value) for value in row] for row in values]
+
+
+def rounded_or_none(value: float) -> float | None:
+    return round(float(value), 3) if math.isfinite(value) else None
 
 
 def plain_value(value: Any) -> Any:
     """A value that the page can show: text, number, boolean or null; anything else as JSON text."""
-    return value if isinstance(value, str | int | float | bool) or value is None else json.dumps(value, default=str)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return json.dumps(value, default=str)
