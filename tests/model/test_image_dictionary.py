@@ -256,18 +256,19 @@ def test_in_the_end_all_patches_of_digits_are_nearer_to_their_centres(seed):
     assert mean_distance(patches, found_ones) < 0.97 * mean_distance(patches, random)
 
 
-def test_the_grid_of_patches_reaches_every_place_of_an_image_in_turn():
-    """Each patch is known by its brightest pixel: an image has one bright pixel, at each place in turn."""
-    made = ImageDictionary(20, (1, 17, 17))
-    hits = torch.zeros(12, 12)
-    for r in range(36):
-        row, column = divmod(r * 7 % 36, 6)
-        x = torch.zeros(4, 1, 17, 17)
-        corners = [(row + i, column + j) for i in (0, 6) for j in (0, 6)]
-        for n, (i, j) in enumerate(corners):
-            x[n, 0, i, j] = 1.0
-            hits[i, j] += 1
-        patches = made.patches(x, r).reshape(4, 4, 36)
-        for n in range(4):  # the patch at this corner has the pixel first
-            assert int(patches[n, n].argmax()) == 0 and float(patches[n, n].max()) > 1
-    assert torch.equal(hits, torch.ones(12, 12))
+@pytest.mark.parametrize(("side", "step"), [(8, 2), (17, 4), (32, 6)])
+def test_the_grid_of_patches_reaches_every_place_of_an_image_in_turn(side, step):
+    """A patch is known by its place: the pixels are numbered, and patches are compared before normalisation."""
+    made = ImageDictionary(20, (1, side, side))
+    assert made.step == step
+    x = torch.rand(1, 1, side, side, generator=torch.Generator().manual_seed(0))
+    every = ImageDictionary(20, (1, side, side))
+    every.step = 1
+    places = every.patches(x, 0)
+    hits = torch.zeros(len(places))
+    for r in range(step * step):
+        chosen = made.patches(x, r)
+        nearest = torch.cdist(chosen, places).min(1)
+        assert float(nearest.values.max()) < 1e-4
+        hits[nearest.indices] += 1
+    assert torch.equal(hits, torch.ones(len(places)))

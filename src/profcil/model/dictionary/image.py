@@ -76,8 +76,8 @@ class ImageDictionary:
         return {"sum": (chosen.T @ whitened).double(), "count": chosen.sum(0).double()}
 
     def patches(self, x: Tensor, round: int) -> Tensor:
-        """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each has zero
-        mean and about unit variance."""
+        """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each patch
+        has zero mean and about unit variance."""
         places = x.unfold(2, self.size, 1).unfold(3, self.size, 1)
         row, column = divmod(round * (self.step + 1), self.step)  # every shift is used in turn
         chosen = places[:, :, row % self.step :: self.step, column :: self.step]
