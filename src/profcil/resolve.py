@@ -86,7 +86,10 @@ def check_types(values: Mapping[str, Any]) -> None:
     """Checks that sections are tables and that names are texts."""
     tables = {key: values.get(key, {}) for key in (*SECTIONS, "params", "methods")}
     if isinstance(tables["methods"], Mapping):
-        tables |= {f"methods.{name}": table for name, table in tables["methods"].items()}
+        for name, table in tables["methods"].items():
+            tables[f"methods.{name}"] = table
+            if isinstance(table, Mapping):
+                tables |= {f"methods.{name}.{key}": table[key] for key in SETTINGS if key in table}
     for key, table in tables.items():
         if not isinstance(table, Mapping):
             raise ConfigError(f"{key} = {table!r} is not a table; write its settings below [{key}]")
@@ -98,7 +101,7 @@ def check_types(values: Mapping[str, Any]) -> None:
 def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     """Checks nested values and makes the configuration. The tables of methods are under `methods`."""
     cls = registry.find("methods", method).METHOD
-    choose_method(values, method)
+    choose_method(values, method, chosen_setting(values, sets))
     apply_sets(values, sets, cls.Params)
     regime = cls.regimes.get(str(values.get("regime", "matched")), {})
     values["params"] = merge(regime, values["params"])
@@ -111,13 +114,24 @@ def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     return RunConfig(**top_level_values(values), **sections)
 
 
-def choose_method(values: dict[str, Any], method: str) -> None:
-    """Moves the table of the chosen method below the given params, and drops the tables of the others."""
+def chosen_setting(values: Mapping[str, Any], sets: Sets) -> str:
+    """The heterogeneity setting, which `--set` may choose, too."""
+    pairs = sets.items() if isinstance(sets, Mapping) else map(split, sets)
+    named = {key.strip(): value for key, value in pairs}
+    return str(named.get("setting", values.get("setting", "severe")))
+
+
+def choose_method(values: dict[str, Any], method: str, setting: str) -> None:
+    """Moves the table of the chosen method below the given params, and drops the tables of the others. A table may have
+    sub-tables `severe` and `homogeneous`, for one heterogeneity setting each."""
     tables = values.pop("methods", {})
     for name in tables:
         if name not in registry.names("methods"):
             raise unknown("method", name, registry.names("methods"))
-    values["params"] = merge(tables.get(method, {}), values.get("params", {}))
+    table = tables.get(method, {})
+    common = {key: value for key, value in table.items() if key not in SETTINGS}
+    chosen = merge(common, table.get(setting, {}))
+    values["params"] = merge(chosen, values.get("params", {}))
     values["method"] = method
 
 

@@ -26,23 +26,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
 
 ANY = ("fedavg", "fedprox", "fedproto", "fedspace", "fedssi", "fedcbdr", "pro", "promax", "prolin")
-# "prolin-dictionary" belongs in TEXT and GRAPH, too, once there are dictionaries of texts and graphs.
-IMAGE = (*ANY, "hr", "promax-global", "pro-literal", "prolin-dictionary")
+IMAGE = (*ANY, "hr", "promax-global", "promax-covariance", "pro-literal", "prolin-dictionary")
 DEEP = ("fedavg", "pro", "promax", "prolin", "target", "mfcl", "fedssi")
-TEXT = (*ANY, "fedseit")
-GRAPH = (*ANY, "power", "motion", "promax-global")
+TEXT = (*ANY, "fedseit", "prolin-dictionary", "prolin-contexts")
+GRAPH = (*ANY, "power", "motion", "promax-global", "prolin-dictionary")
 GPU = ("fedavg", "fedprox", "promax", "prolin", "target", "mfcl", "hr", "fedssi", "fedcbdr", "fedspace")
 
-# A server's own training takes most of these methods' time: a few steps show every line of it.
+# Settings of a method's plain run. A server's own training takes most of the time of some: a few steps show every line.
 BRIEF: dict[str, dict[str, Any]] = {
     "target": {"synthesis_rounds": 1, "synthesis_steps": 3, "student_steps": 3, "pool": 8},
     "mfcl": {"iterations": 4},
+    # Defaults of 0.2.0, so that a change of defaults changes no digest.
+    "pro": {"fit_space": "remembered", "merge": "counts"},
+    "promax": {"fit_space": "remembered", "merge": "counts"},
 }
 # Settings that take other lines of a method than its defaults do.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "promax-global": ("promax", {"transport": "global", "head": "cosine", "adapted_bank": True, "base_rounds": 1}),
     "pro-literal": ("pro", {"fit_when_frozen": True, "refresh_at": "final", "norm": "batch"}),
     "prolin-dictionary": ("prolin", {"dictionary": 60, "base_rounds": 1}),
+    "prolin-contexts": ("prolin", {"dictionary": 60, "text_entries": "contexts", "base_rounds": 0}),
+    "promax-covariance": ("promax", {"covariance": "shared", "closed_head": True, "keep_scores": 1.0}),
 }
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 HERE = Path(__file__).parent
 DIGESTS = json.loads((HERE / "digests.json").read_text())
 EXACT = ("weights", "scores", "ledger")
-NOT_REPRODUCIBLE = {"cifar/hr"}  # on the accelerated path of a GPU, two runs of the same code differ
 COMPARE = "`make golden-compare BASE=rev` compares two commits on this machine"
 
 
@@ -35,10 +35,13 @@ def check(path: str, device: str) -> None:
         for other in known.values():
             check_nearly(found["runs"], other)
         pytest.skip(f"no digests for {found['key']}; {COMPARE}")
-    assert found["runs"].keys() == exact.keys()
-    checked = exact.keys() - (NOT_REPRODUCIBLE if path == "default" else set())
-    changed = [f"{n}: {k}" for n in sorted(checked) for k in EXACT if found["runs"][n][k] != exact[n][k]]
+    changed = [f"{n}: {k}" for n in sorted(exact) for k in EXACT if found["runs"][n][k] != exact[n][k]]
     assert not changed, f"{COMPARE}; changed: {', '.join(changed)}"
+    unrecorded = sorted(found["runs"].keys() - exact.keys())
+    if device == "cpu":
+        assert not unrecorded
+    elif unrecorded:
+        warnings.warn(f"no digests on {device} for {', '.join(unrecorded)}; record them", stacklevel=2)
 
 
 def check_nearly(found: dict[str, Any], known: dict[str, Any]) -> None:

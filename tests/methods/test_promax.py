@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from profcil.memory.transport import combine
-from profcil.methods.pro import bank_of
+from profcil.methods.parts.memory_blocks import bank_of
 from profcil.methods.promax import calibration_subset
 
 BANKS = ("memory", "adapted")
@@ -131,8 +131,8 @@ def test_global_transport_moves_means_in_plastic_rounds_only_and_sends_as_much_a
 @pytest.mark.parametrize("fits", ["true", "false"])
 def test_adapted_memory_follows_the_fitting_phase_of_frozen_rounds(tiny, fits, transport):
     """In a frozen round the fitting phase moves the adapter but not the base. Rehearsal from adapted memory moves
-    neither."""
-    more = {"old_memory": "adapted", "fit_when_frozen": fits, "transport": transport}
+    neither. Remembered classes compete in the fitting loss, since a client with one class of its own has no loss else."""
+    more = {"fit_space": "remembered", "old_memory": "adapted", "fit_when_frozen": fits, "transport": transport}
     run = tiny("promax", train__rounds=4, **more)
     found = []
     for (position, round), server in run.before().items():

@@ -10,7 +10,7 @@ from profcil.errors import ConfigError
 from profcil.memory import linear
 from profcil.memory.linear import unpack
 from profcil.memory.rehearsal import Rehearsal
-from profcil.methods.pro import ProParams
+from profcil.methods.parts.pro_settings import ProParams
 from profcil.runs.folder import RunFolder
 
 LAST = 2  # the last of three rounds

@@ -106,3 +106,8 @@ def test_a_file_that_is_not_the_page_is_not_overwritten(tmp_path, capsys, kind):
     assert main(["list", kind, "--page", str(file)]) != 0
     assert file.read_text() == "mine"
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_indented_paragraph_of_a_docstring_is_printed_as_it_is():
+    _, paragraphs = split_docstring("Name: what.\n\nFirst.\n\n    step one   does a\n    step two   does b\n\nLast.\n")
+    assert paragraphs == [("", "First."), ("", "```\nstep one   does a\nstep two   does b\n```"), ("", "Last.")]

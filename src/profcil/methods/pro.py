@@ -25,131 +25,40 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profcil.config import Checked, TrainSettings, setting
+from profcil.config import TrainSettings
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
-from profcil.errors import ConfigError
 from profcil.memory import covariance, linear
-from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows, pool, restore, update
+from profcil.memory.bank import Bank, empty_bank, moments_of_rows, pool, restore, update
 from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
+from profcil.methods.parts.kept_scores import score_constants
+from profcil.methods.parts.memory_blocks import (
+    bank_of,
+    block_of,
+    block_of_covariance,
+    block_of_moments,
+    covariance_of,
+    moments_of,
+    with_tensor,
+)
+from profcil.methods.parts.pro_settings import ProParams
 from profcil.model import losses
 from profcil.model.losses import contrast, cross_entropy, soft_cross_entropy
 from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
 
-SCHEDULES = ("constant", "cosine")
 STARTING = ("starting_base", "starting_adapter", "starting_head")  # copies of a position's first model
-
-
-@dataclass(frozen=True)
-class ProParams(Checked):
-    """Settings of PRO. The defaults are the paper's values, where it gives one. `fit_when_frozen` and `refresh_at` were
-    chosen on validation seeds (docs/results.md); the paper's text says `true` and `"final"`."""
-
-    base_rounds: int = setting(2, "rounds at the start of each position in which the base encoder moves", low=0)
-    fit_when_frozen: bool = setting(False, "fit adapter and head on current features alone in frozen rounds too")
-    auxiliary: float = setting(0.05, "weight of the contrastive regulariser while the base moves", low=0.0)
-    temperature: float = setting(0.5, "temperature of the contrastive regulariser", low=1e-3)
-    proximal: float = setting(0.01, "λ of the proximal term towards the broadcast model during fitting", low=0.0)
-    old_memory: str = setting(
-        "base",
-        "where old classes are rehearsed: before the adapter, after it (head only), or nowhere",
-        choices=("base", "adapted", "none"),
-    )
-    quota: int = setting(20, "features per class, client and local epoch in the balanced set", low=1)
-    noise: float = setting(0.1, "γ: scale of the spread in pseudo-features", low=0.0)
-    covariance: str = setting(
-        "diagonal",
-        "spread of pseudo-features: per class and coordinate, or (beyond the paper) one matrix that all classes share",
-        choices=("diagonal", "shared"),
-    )
-    fit_space: str = setting(
-        "remembered",
-        "classes the loss of Eq. (sup) competes over: the client's own, those and the remembered ones, or all of Y^(p)",
-        choices=("own", "remembered", "seen"),
-    )
-    rehearse_space: str = setting(
-        "remembered",
-        "classes the loss of Eq. (pro-loss) competes over: the client's own and remembered ones, or all of Y^(p)",
-        choices=("remembered", "seen"),
-    )
-    fit_lr: float = setting(
-        0.0, "learning rate of Eq. (plastic); 0 = train.lr, the paper's one rate for everything", low=0.0
-    )
-    rehearse_lr: float = setting(
-        0.0, "learning rate of Eq. (pro-loss); 0 = train.lr, the paper's one rate for everything", low=0.0
-    )
-    fit_epochs: int = setting(
-        0, "local epochs of fitting, which the paper calls short and gives no number; 0 = train.epochs", low=0
-    )
-    rehearse_epochs: int = setting(
-        0, "local epochs of rehearsal; 0 = train.epochs, the local epochs of the protocol table", low=0
-    )
-    fit_schedule: str = setting(
-        "constant",
-        "learning rate of fitting over a position's rounds; the paper calls its rate initial and gives no schedule",
-        choices=SCHEDULES,
-    )
-    rehearse_schedule: str = setting(
-        "constant", "learning rate of rehearsal over a position's rounds", choices=SCHEDULES
-    )
-    batch_statistics: str = setting(
-        "averaged",
-        "BatchNorm statistics that a client sends after fitting: its own, averaged by Eq. (fedavg), or those of the "
-        "broadcast model",
-        choices=("averaged", "broadcast"),
-    )
-    refresh: str = setting(
-        "global",
-        "model under which statistics are measured: the aggregated or the local one",
-        choices=("global", "local"),
-    )
-    refresh_at: str = setting(
-        "both",
-        "when memory is refreshed: after the last round, when the base is frozen, or both",
-        choices=("final", "freeze", "both"),
-    )
-    merge: str = setting(
-        "counts", "statistics of a class that returns: pooled by counts, or replaced", choices=("counts", "replace")
-    )
-    adapted_bank: bool = setting(False, "also store the auxiliary adapted-space memory M^z")
-    keep_scores: float = setting(
-        0.0,
-        "beyond the paper: weight of keeping the scores of remembered classes as they were at the start of a position, "
-        "while the base moves",
-        low=0.0,
-    )
-    keep_temperature: float = setting(1.0, "temperature of the soft-max over kept scores", low=1e-3)
-    closed_head: bool = setting(
-        False,
-        "beyond the paper: predict by a linear discriminant head from the means and the shared covariance; needs "
-        'covariance = "shared"',
-    )
-    shrink: float = setting(0.05, "λ of that head, in units of the mean variance", low=0.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.closed_head and (self.covariance != "shared" or self.old_memory == "none"):
-            raise ConfigError(
-                'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
-                'old_memory = "base"'
-            )
-        if self.covariance == "shared" and self.old_memory == "adapted":
-            raise ConfigError(
-                'covariance = "shared" is a covariance of base features, but old_memory = "adapted" rehearses adapted '
-                'ones; set old_memory = "base" or covariance = "diagonal"'
-            )
 
 
 Banks = dict[str, Bank]  # by the names of `Pro.banks`
@@ -506,28 +415,6 @@ def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tenso
     return {name: other[name] if name in buffers else tensor for name, tensor in base.items()}
 
 
-def score_constants(client: Client, inbox: Inbox) -> dict[str, Tensor]:
-    """Constants of `score_keeping_loss`: the position's starting head, a mask of the remembered classes without current
-    data, and a weight, which is 0 if there are none."""
-    head = inbox["starting_head"]
-    adapter = inbox["starting_adapter"].tensors if "starting_adapter" in inbox else {}
-    remembered = head.labels or (inbox["memory"].labels if "memory" in inbox else ())
-    old = tuple(y for y in remembered if y not in client.labels)
-    return {
-        **{f"starting_{k}": t for k, t in adapter.items()},
-        **{f"starting_{k}": dense(t, head.labels, client) for k, t in head.tensors.items()},
-        "remembered": client.allowed(old or client.labels),
-        "remembered_weight": head.tensors["weight"].new_full((), float(bool(old))),
-    }
-
-
-def dense(rows: Tensor, labels: Sequence[int], client: Client) -> Tensor:
-    """Rows for all class ids; those without a label are zero. Without labels the rows are complete already."""
-    if not labels:
-        return rows
-    return rows.new_zeros(client.net.classes, *rows.shape[1:]).index_copy(0, client.tensor(labels), rows)
-
-
 def fresh_projector(client: Client) -> dict[str, Tensor]:
     """A new auxiliary head, the same for all clients in this round. It is discarded after the phase."""
     rng = torch_generator(client.seed, "projector", client.when.position, client.when.round)
@@ -535,42 +422,6 @@ def fresh_projector(client: Client) -> dict[str, Tensor]:
     shapes = {k: v.shape for k, v in client.net.projector.items()}
     drawn = {k: torch.empty(shape).uniform_(-bound, bound, generator=rng) for k, shape in shapes.items()}
     return {k: client.tensor(v) for k, v in drawn.items()}
-
-
-def bank_of(block: Block) -> Bank:
-    """The bank in a block."""
-    return Bank(block.labels, block.tensors["mean"], block.tensors["spread"], block.tensors["count"])
-
-
-def block_of(bank: Bank) -> Block:
-    """The block of a bank."""
-    return Block("memory", {"mean": bank.mean, "spread": bank.spread, "count": bank.count}, bank.labels)
-
-
-def moments_of(block: Block) -> Moments:
-    """The moments in a block."""
-    return Moments(block.labels, block.tensors["mean"], block.tensors["second"], block.tensors["count"])
-
-
-def block_of_moments(m: Moments) -> Block:
-    """The block of moments."""
-    return Block("statistics", {"mean": m.mean, "second": m.second, "count": m.count}, m.labels)
-
-
-def with_tensor(block: Block, **tensors: Tensor) -> Block:
-    """The block with further tensors."""
-    return replace(block, tensors={**block.tensors, **tensors})
-
-
-def covariance_of(block: Block) -> Covariance:
-    """The covariance in a block."""
-    return Covariance(linear.unpack(block.tensors["matrix"]), int(block.tensors["count"]))
-
-
-def block_of_covariance(c: Covariance) -> Block:
-    """The block of a covariance: a packed triangle, and the number of its examples."""
-    count = torch.tensor([c.count], dtype=torch.int32, device=c.matrix.device)
-    return Block("memory", {"matrix": linear.pack(c.matrix), "count": count})
 
 
 METHOD = Pro

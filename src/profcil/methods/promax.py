@@ -30,7 +30,9 @@ from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Turn
 from profcil.memory.bank import Bank
 from profcil.memory.transport import combine, local_transport
-from profcil.methods.pro import Banks, Pro, ProParams, bank_of, block_of
+from profcil.methods.parts.memory_blocks import bank_of, block_of
+from profcil.methods.parts.pro_settings import ProParams
+from profcil.methods.pro import Banks, Pro
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
 

@@ -2,8 +2,8 @@
 
 A method's docstring begins with one line, "NAME (paper): what it is". Its paragraphs begin with a word of `MARKS` and
 a colon. "Stored: on the server ...; on a client ..." says what is stored between rounds in addition to the model. A
-paragraph without such a word continues the previous one. The section between the two experiment markers is written by
-hand and is kept.
+paragraph without such a word continues the previous one. An indented paragraph is printed as it is. The section
+between the two experiment markers is written by hand and is kept.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,9 @@ def split_docstring(doc: str) -> tuple[str, list[tuple[str, str]]]:
     marks = "|".join(MARKS)
     paragraphs = []
     for raw in re.split(rf"\n\n|\n(?=(?:{marks})\b[^:.\n]*:)", rest.strip()):
+        if raw.startswith("    "):
+            paragraphs.append(("", f"```\n{textwrap.dedent(raw)}\n```"))
+            continue
         text = " ".join(raw.split())
         mark = re.match(rf"({marks})( [^:.]+)?: ?", text)
         if mark:

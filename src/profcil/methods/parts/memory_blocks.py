@@ -1,0 +1,49 @@
+"""Banks, moments and the shared covariance as blocks: what PRO and PRO-MAX store and send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from profcil.engine.payload import Block
+from profcil.memory import linear
+from profcil.memory.bank import Bank, Moments
+from profcil.memory.covariance import Covariance
+
+
+def bank_of(block: Block) -> Bank:
+    """The bank in a block."""
+    return Bank(block.labels, block.tensors["mean"], block.tensors["spread"], block.tensors["count"])
+
+
+def block_of(bank: Bank) -> Block:
+    """The block of a bank."""
+    return Block("memory", {"mean": bank.mean, "spread": bank.spread, "count": bank.count}, bank.labels)
+
+
+def moments_of(block: Block) -> Moments:
+    """The moments in a block."""
+    return Moments(block.labels, block.tensors["mean"], block.tensors["second"], block.tensors["count"])
+
+
+def block_of_moments(m: Moments) -> Block:
+    """The block of moments."""
+    return Block("statistics", {"mean": m.mean, "second": m.second, "count": m.count}, m.labels)
+
+
+def with_tensor(block: Block, **tensors: Tensor) -> Block:
+    """The block with further tensors."""
+    return replace(block, tensors={**block.tensors, **tensors})
+
+
+def covariance_of(block: Block) -> Covariance:
+    """The covariance in a block."""
+    return Covariance(linear.unpack(block.tensors["matrix"]), int(block.tensors["count"]))
+
+
+def block_of_covariance(c: Covariance) -> Block:
+    """The block of a covariance: a packed triangle, and the number of its examples."""
+    count = torch.tensor([c.count], dtype=torch.int32, device=c.matrix.device)
+    return Block("memory", {"matrix": linear.pack(c.matrix), "count": count})
