@@ -339,7 +339,7 @@ def test_every_table_has_studies_with_a_smoke_scale():
         (["study", "severe", "--scale", "tiny"], "paper, smoke"),
         (["study", "demo", "--seeds", "a"], "whole numbers"),
         (["study", "demo", "--jobs", "0"], "at least 1"),
-        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its methods: fedavg, promax"),
+        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its methods: fedavg, promax, prolin"),
         (["study", "demo", "--methods", "fedavg,fedprox"], "method 'fedprox' is not in the study"),
         (["study", "demo", "--methods", "fedavg,fedporx"], "did you mean fedprox"),
         (["table", "severe", "--methods", "fedavg,fedporx"], "did you mean fedprox"),
@@ -423,4 +423,4 @@ def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
 def test_every_built_in_study_is_listed_and_resolves(capsys):
     assert main(["list", "studies", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["demo"]["runs"] == 2 and all(row["runs"] > 0 and row["title"] for row in rows.values())
+    assert rows["demo"]["runs"] == 3 and all(row["runs"] > 0 and row["title"] for row in rows.values())
