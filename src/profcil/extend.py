@@ -18,14 +18,16 @@ from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, DataError, Failure, NotApplicable, ProfcilError
 from profcil.methods.base import Method, Params, Samples, average, reply
+from profcil.model.dictionary import Dictionary, make_dictionary
 from profcil.model.layers import BatchNorm, Pixels, drawn, image_shape
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Weights
 
 __all__ = [  # noqa: RUF022 - by use
     # for methods
-    "MODEL", "Batch", "Block", "Client", "Inbox", "Method", "Net", "Params", "Reply", "Samples", "Server",
-    "ServerState", "Turn", "Weights", "When", "average", "cross_entropy", "reply", "setting", "weights_of",
+    "MODEL", "Batch", "Block", "Client", "Dictionary", "Inbox", "Method", "Net", "Params", "Reply", "Samples", "Server",
+    "ServerState", "Turn", "Weights", "When", "average", "cross_entropy", "make_dictionary",
+    "reply", "setting", "weights_of",
     # for datasets
     "Bundle", "Facts", "File", "Nodes", "Rows", "locate",
     # for encoders
