@@ -30,6 +30,8 @@ from profcil.contract.stream import (
     short_server_training,
 )
 from profcil.engine.channel import Channel, When
+from profcil.engine.dictionary import compute as compute_dictionary
+from profcil.engine.dictionary import prepare_dictionary
 from profcil.engine.executor import Executor
 from profcil.engine.loop import RunState, play, stream, task_totals
 from profcil.engine.payload import KINDS, ServerState
@@ -40,7 +42,7 @@ from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL
 from profcil.protocol.participation import participants
 from profcil.protocol.plan import make_plan
-from profcil.resolve import resolve
+from profcil.resolve import recipe_of, resolve
 from profcil.runs.folder import RunFolder
 
 TINY = {"warmup.rounds": 0, "train.rounds": 3, "train.epochs": 1, "train.batch": 8, "model.width": 4, "workers": 1}
@@ -88,8 +90,8 @@ class Case:
     def begin(self, planned: bool = True, setting: str = "severe", **settings: Any) -> ContractRun:
         """A new run that has not started, with a normalisation that the method accepts."""
         flags = {"method": self.name, "dataset": DATASET[self.modality], "setting": setting}
-        params = {f"params.{key}": value for key, value in short_server_training(self.name).items()}
-        wanted = {**TINY, **STREAM, **params, **settings}
+        brief = {f"params.{key}": value for key, value in short_server_training(self.name).items()}
+        wanted = {**TINY, **STREAM, **without_recipe(self.name, flags["dataset"]), **brief, **settings}
         try:
             return build_run(resolve(None, flags, wanted), self.modality, planned)
         except NotApplicable:
@@ -110,6 +112,13 @@ class Case:
         return self.reference
 
 
+def without_recipe(name: str, dataset: str) -> dict[str, Any]:
+    """Defaults of a method, in place of the settings that a dataset's recipe has chosen for it."""
+    chosen = recipe_of(dataset).get("methods", {}).get(name, {})
+    fields = dataclasses.fields(registry.find("methods", name).METHOD.Params)
+    return {f"params.{field.name}": field.default for field in fields if field.name in chosen}
+
+
 def build_run(config: Any, modality: str, planned: bool) -> ContractRun:
     """A run that has not started, on the plan of the contract or on one that is drawn from the settings."""
     bundle = BUNDLES[modality]()
@@ -118,8 +127,9 @@ def build_run(config: Any, modality: str, planned: bool) -> ContractRun:
     plan = draw_plan(labels, bundle.facts.classes, config.stream, config.seed)
     world = build_world(config, bundle, plan)
     method = registry.find("methods", config.method).METHOD(config.params)
+    dictionary = prepare_dictionary(world, method, lambda *_: None, compute_dictionary)
     with torch.no_grad():
-        server = method.begin(world.net.weights((*MODEL, *world.net.attached)))
+        server = method.begin(dictionary.added_to(world.net.weights((*MODEL, *world.net.attached))))
     scores = Scores.empty(world.plan.positions, task_totals(world))
     return ContractRun(world, method, RunState(server, scores, Ledger()))
 
