@@ -22,6 +22,7 @@ from hypothesis import settings as hypothesis_settings
 from torch import Tensor
 
 from profcil import registry
+from profcil.contract.promises import without_recipe
 from profcil.engine import world as worlds
 from profcil.engine.channel import Channel, When
 from profcil.engine.dictionary import find_entries, prepare_dictionary
@@ -137,7 +138,8 @@ def begin(
     is_pro = method in ("pro", "promax")
     literal = LITERAL if is_pro else {}
     label_spaces = dict.fromkeys(PHASES if is_pro else ("label_space",), "seen") if all_seen else {}
-    wanted = TINY | literal | label_spaces | {k.replace("__", "."): v for k, v in settings.items()}
+    plain = without_recipe(method, dataset) if method == "prolin" else {}  # its chosen settings have no moving base
+    wanted = TINY | literal | plain | label_spaces | {k.replace("__", "."): v for k, v in settings.items()}
     flags = {"method": method, "dataset": dataset, "setting": setting, "seed": seed}
     world = make_world(resolve(None, flags, [f"{k}={v}" for k, v in wanted.items()]), Path("nowhere"))
     warmed = warm(world, lambda *a: None)

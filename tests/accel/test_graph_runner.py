@@ -384,7 +384,7 @@ def test_a_loss_that_runs_the_starting_model_replays_too(fresh, max_difference):
                 run.state.server = run.method.end_position(run.server, run.when(0, 1))
             run.play(position, round)
     assert max_difference(eager.server, replayed.server) < 1e-4
-    assert graphs.made and not graphs.eager
+    assert graphs.recordings and not graphs.eager
 
 
 def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
@@ -614,7 +614,7 @@ def test_the_filters_of_every_client_are_aligned(fresh, method):
     run.world.net.set_precision("bf16")
     graphs = replaying(run)
     run.play(0, 0)
-    nets = [net for bodies in graphs.bodies.values() for net in bodies.nets]
+    nets = [net for models in graphs.models.values() for net in models.nets]
     filters = [p for net in nets for p in net.parameters() if p.dtype == torch.bfloat16]
     assert len(nets) > 1 and filters
     assert all(p.data_ptr() % 16 == 0 for p in filters)

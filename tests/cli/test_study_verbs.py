@@ -339,7 +339,10 @@ def test_every_table_has_studies_with_a_smoke_scale():
         (["study", "severe", "--scale", "tiny"], "paper, smoke"),
         (["study", "demo", "--seeds", "a"], "whole numbers"),
         (["study", "demo", "--jobs", "0"], "at least 1"),
-        (["study", "demo", "--methods", "fedprox"], "not in the study; choose among its methods: fedavg, prolin, promax"),
+        (
+            ["study", "demo", "--methods", "fedprox"],
+            "choose among its methods: fedavg, prolin, promax",
+        ),
         (["study", "demo", "--methods", "fedavg,fedprox"], "method 'fedprox' is not in the study"),
         (["study", "demo", "--methods", "fedavg,fedporx"], "did you mean fedprox"),
         (["table", "severe", "--methods", "fedavg,fedporx"], "did you mean fedprox"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from profcil.contract.promises import without_recipe
 from profcil.engine import run
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, ServerState
@@ -42,7 +43,8 @@ def tiny(method: str = "fedavg", **more: Any) -> RunConfig:
     """A configuration; `a__b=1` sets a.b."""
     spaces = ("fit_space", "rehearse_space") if method in ("pro", "promax") else ("label_space",)
     seen = {f"params.{name}": "seen" for name in spaces}
-    sets = TINY | seen | {k.replace("__", "."): v for k, v in more.items()}
+    plain = without_recipe(method, "digits") if method == "prolin" else {}  # its chosen settings have no moving base
+    sets = TINY | seen | plain | {k.replace("__", "."): v for k, v in more.items()}
     return resolve(flags={"dataset": "digits", "method": method}, sets=[f"{k}={v}" for k, v in sets.items()])
 
 

@@ -78,7 +78,7 @@ def test_a_returning_class_keeps_its_count_after_a_last_round_without_participan
 
     assign_samples(owner, orders=[[0, 1, 2, 3, 4], [1, 0, 2, 3, 4]])
     monkeypatch.setattr(loop, "participants", lambda p, *at: () if at == (0, 2) else participants(p, *at))
-    run = fresh("pro", clients=2, participants=2, train__rounds=3, refresh_at="both").stream()
+    run = fresh("pro", clients=2, participants=2, train__rounds=3, refresh_at="both", merge="counts").stream()
     assert not any(n.endswith("_before_refresh") for n in run.after_positions()[0].blocks)
     bank = run.after_positions()[1].blocks["memory"]
     counts = dict(zip(bank.labels, bank.tensors["count"].tolist(), strict=True))

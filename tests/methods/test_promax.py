@@ -131,7 +131,7 @@ def test_global_transport_moves_means_in_plastic_rounds_only_and_sends_as_much_a
 @pytest.mark.parametrize("fits", ["true", "false"])
 def test_adapted_memory_follows_the_fitting_phase_of_frozen_rounds(tiny, fits, transport):
     """In a frozen round the fitting phase moves the adapter but not the base. Rehearsal from adapted memory moves
-    neither. Remembered classes compete in the fitting loss, since a client with one class of its own has no loss else."""
+    neither. Remembered classes compete in the fitting loss: over one class of its own, a client has no loss."""
     more = {"fit_space": "remembered", "old_memory": "adapted", "fit_when_frozen": fits, "transport": transport}
     run = tiny("promax", train__rounds=4, **more)
     found = []

@@ -59,7 +59,7 @@ def test_sums_are_additive_over_a_partition_of_the_images(seed, cuts, round):
     parts = [part for part in x.tensor_split(sorted(cuts)) if len(part)]
     whole = made.sums(entries, (x,), round)
     several = [made.sums(entries, (part,), round) for part in parts]
-    assert len(whole["count"])
+    assert len(whole["patches"])
     for name, value in whole.items():
         torch.testing.assert_close(sum(s[name] for s in several), value, rtol=1e-5, atol=1e-3)
 
@@ -213,7 +213,7 @@ def test_centres_with_too_little_support_stay_random():
     start = made.begin(torch.Generator().manual_seed(0))["centres"]
     x = digits(200)
     entries = found(made, [x], rounds=1)
-    counts = made.sums(entries, (x,), 1)["count"]
+    counts = made.sums(entries, (x,), 1)["patches"]
     assert 0 < int((counts >= 8).sum()) < len(counts)
     after = found(made, [x], rounds=2)["centres"]
     unchanged = (after == start).all(1)

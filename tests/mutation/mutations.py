@@ -789,8 +789,8 @@ MUTATIONS = (
     Mutation(
         "support-ignored",
         "model/dictionary/image.py",
-        'sums["count"] >= self.min_support',
-        'sums["count"] >= 1',
+        'sums["patches"] >= self.min_support',
+        'sums["patches"] >= 1',
         "Few patches influence a centre.",
         (IMAGE_DICTIONARY,),
     ),

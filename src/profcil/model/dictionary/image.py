@@ -68,12 +68,12 @@ class ImageDictionary:
         if round == 0:
             wide = patches.double()
             count = wide.new_full((1,), len(wide))
-            return {"sum": wide.sum(0), "second": wide.T @ wide, "count": count}
+            return {"sum": wide.sum(0), "second": wide.T @ wide, "patches": count}
         whitened = (patches - entries["mean"]) @ entries["whitening"]
         nearest = (whitened @ entries["centres"].T).argmax(1)
         # A product with one-hot rows has the same bits in every run; index_add on a GPU does not.
         chosen = F.one_hot(nearest, len(entries["centres"])).to(whitened.dtype)
-        return {"sum": (chosen.T @ whitened).double(), "count": chosen.sum(0).double()}
+        return {"sum": (chosen.T @ whitened).double(), "patches": chosen.sum(0).double()}
 
     def patches(self, x: Tensor, round: int) -> Tensor:
         """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each patch
@@ -88,9 +88,9 @@ class ImageDictionary:
     def update(self, entries: Entries, sums: Entries, round: int) -> Entries:
         """The entries after a round, from the sums of all clients."""
         if round == 0:
-            mean, whitening = whiten(sums["sum"], sums["second"], sums["count"])
+            mean, whitening = whiten(sums["sum"], sums["second"], sums["patches"])
             return {**entries, "mean": mean, "whitening": whitening}
-        supported = (sums["count"] >= self.min_support)[:, None]
+        supported = (sums["patches"] >= self.min_support)[:, None]
         moved = F.normalize(sums["sum"], dim=1).to(entries["centres"].dtype)
         return {**entries, "centres": torch.where(supported, moved, entries["centres"])}
 
