@@ -47,7 +47,7 @@ class DictionarySearch(Method):
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(Checked())
-        self.dictionary_sums = dictionary
+        self.sought = dictionary
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         return ("dictionary",)
@@ -58,7 +58,7 @@ class DictionarySearch(Method):
         entries = dict(inbox["dictionary"].tensors)
         total: Entries = {}
         for chunk in client.current.split(client.examples.chunk):
-            sums = self.dictionary_sums.sums(entries, client.examples.inputs(chunk), client.when.round)
+            sums = self.sought.sums(entries, client.examples.inputs(chunk), client.when.round)
             total = {name: total[name] + value if name in total else value for name, value in sums.items()}
         return Reply(client.id, len(client.current), {"sums": Block("statistics", sent(total))})
 
@@ -68,7 +68,7 @@ class DictionarySearch(Method):
             return state
         total = {name: sum(r[name].double() for r in reports) for name in reports[0]}
         entries = dict(state.blocks["dictionary"].tensors)
-        updated = self.dictionary_sums.update(entries, total, when.round)  # type: ignore[arg-type]
+        updated = self.sought.update(entries, total, when.round)  # type: ignore[arg-type]
         return state.put(dictionary=Block("memory", updated))
 
 
@@ -103,6 +103,7 @@ def cache_key(world: World, dictionary: Dictionary) -> str:
         "seed": world.config.seed,
         "device": world.device.type,
         "transfer": world.config.transfer,
+        "class": f"{type(dictionary).__module__}.{type(dictionary).__qualname__}",
         "dictionary": {name: str(value) for name, value in sorted(vars(dictionary).items())},
     }
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
