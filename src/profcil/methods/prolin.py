@@ -16,8 +16,8 @@ Our own method, based on PRO: aggregated statistics only, no raw data, no genera
 
 So there are three ideas: heads in closed form, a base that moves but keeps its scores, and a memory that is carried by
 one linear map. With `base_rounds = 0` nothing is trained by gradient, and the result depends on which examples were
-reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it reveals as much as G, which for few
-examples is much. `min_support` withholds classes with few examples.
+reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it
+reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples.
 
 Stored: on the server mean and count of every class, one second-moment matrix, dictionary and warmed-up base; on a
 client nothing of its own, but dictionary and warmed-up base as they were sent.
