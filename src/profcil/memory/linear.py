@@ -53,13 +53,18 @@ def support_mask(y: Tensor, minimum: int) -> Tensor:
     return mask
 
 
-def summarise(features: Tensor, y: Tensor) -> Summary:
-    """The summary of some examples."""
+def class_means(features: Tensor, y: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """The classes of some examples, and count and mean of each."""
     labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
     one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
+    return tuple(labels.tolist()), count, one_hot.T @ features.double() / count[:, None]
+
+
+def summarise(features: Tensor, y: Tensor) -> Summary:
+    """The summary of some examples."""
+    labels, count, mean = class_means(features, y)
     u = append_one(features)
-    mean = one_hot.T @ u[:, :-1] / count[:, None]
-    return Summary(tuple(labels.tolist()), count.double(), mean, u.T @ u)
+    return Summary(labels, count.double(), mean, u.T @ u)
 
 
 def pool(parts: Iterable[Summary]) -> Summary:

@@ -14,13 +14,11 @@ from profcil.memory.linear import Summary
 
 def report(features: Tensor, y: Tensor) -> dict[str, Block]:
     """A client's report of some examples: means and counts per class, and a factor of the second-moment matrix."""
-    labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
-    one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
-    mean = one_hot.T @ features.double() / count[:, None]
+    labels, count, mean = linear.class_means(features, y)
     rows = {"mean": mean.float(), "count": count.to(torch.int32)}
     factor = linear.packed_factor(linear.append_one(features))
     return {
-        "class_means": Block("statistics", rows, tuple(labels.tolist())),
+        "class_means": Block("statistics", rows, labels),
         "second_moments": Block("statistics", {"factor": factor}),
     }
 
