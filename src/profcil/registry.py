@@ -24,7 +24,7 @@ GROUPS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
 # Modules in those folders that are helpers: they cannot be chosen by name.
 HELPERS = {
     "methods": {"base"},
-    "data": {"bundle", "files", "fetch", "unpickle", "loading"},
+    "data": {"bundle", "files", "fetch", "input_format", "loading", "unpickle"},
     "encoders": set(),
 }
 # Attributes that a module must define.

@@ -13,10 +13,10 @@ from memory_grid import Grid
 from test_faults import events
 
 from profcil import registry
+from profcil.data.input_format import hashed_id
 from profcil.deploy import entry, federation
 from profcil.deploy.app_folder import settings_table
 from profcil.deploy.federation import complete_orders, declaration_error, joint_plan, read_federation
-from profcil.deploy.readers import hashed_id, token_ids
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.site import read_site
 from profcil.errors import ProfcilError
@@ -147,11 +147,13 @@ def test_texts_can_be_csv_or_json(tmp_path, name):
 
 def test_token_ids_are_hashes_of_words_in_any_script():
     federation = read_federation(federation_text("text"))
-    ids = token_ids("Cough, COUGH 咳嗽 ñandú!", federation)
+    ids = federation.input_format().encode_texts(["Cough, COUGH 咳嗽 ñandú!"])[0].tolist()
     assert ids[0] == ids[1] == hashed_id("cough", 500) != ids[2]
     assert ids[4] == hashed_id("ñandú", 500)
     assert ids[5:] == [0, 0, 0]
-    assert token_ids("...", federation) == [1] + [0] * 7  # a text without words is one unknown token
+    assert (
+        federation.input_format().encode_texts(["..."])[0].tolist() == [1] + [0] * 7
+    )  # a text without words is one unknown token
     assert all(2 <= hashed_id(str(i), 500) < 500 for i in range(200))
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from profcil.data.input_format import InputFormat
+
 Inputs = tuple[Tensor, ...]
 # The augmentations that a dataset of each modality may list in `Facts.views`.
 AUGMENTATIONS = {"image": ("crop", "flip", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
@@ -144,6 +146,7 @@ class Bundle:
     mean: tuple[float, ...] = ()  # images: per channel, over the training part scaled to [0, 1]
     std: tuple[float, ...] = ()
     fingerprint: str = field(default="")  # hash of the labels and inputs; part of every cache key
+    input_format: InputFormat | None = None  # None = raw inputs other than images of this size cannot be read
 
     def to(self, device: str | torch.device) -> Bundle:
         validation = self.validation.to(device) if self.validation is not None else None

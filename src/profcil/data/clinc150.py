@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import torch
@@ -11,10 +10,10 @@ import torch
 from profcil.data import files
 from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, File, Rows
+from profcil.data.input_format import SPLITTERS, InputFormat
 
 LENGTH = 32  # tokens per request
 PARTS = ("train", "val", "test")
-WORD = re.compile(r"[a-z0-9']+")
 FACTS = Facts(
     name="clinc150",
     title="CLINC150",
@@ -53,7 +52,8 @@ def load(root: Path, seed: int = 0) -> Bundle:
     except KeyError as error:
         raise files.damaged(FACTS, path, f"has the intent {error} outside its training part") from error
     size = FIRST + len(ids)
-    return Bundle(FACTS, train_rows, test_rows, val_rows, tuple(intents), vocabulary=size)
+    form = InputFormat("text", (LENGTH,), splitter="latin_words", vocabulary=size, words=tuple(ids))
+    return Bundle(FACTS, train_rows, test_rows, val_rows, tuple(intents), vocabulary=size, input_format=form)
 
 
 def read(path: Path) -> list[list[Request]]:
@@ -67,7 +67,8 @@ def read(path: Path) -> list[list[Request]]:
 
 def parse(requests: list[tuple[str, str]]) -> list[Request]:
     """Split each request into lower-case words."""
-    return [(WORD.findall(text.lower()), intent) for text, intent in requests]
+    split = SPLITTERS["latin_words"]
+    return [(list(split(text)), intent) for text, intent in requests]
 
 
 def rows(requests: list[Request], ids: dict[str, int], labels: dict[str, int]) -> Rows:

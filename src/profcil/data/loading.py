@@ -15,6 +15,7 @@ from profcil import registry
 from profcil.data import files
 from profcil.data._checks import advice, check_classes, check_facts, check_part, named_parts
 from profcil.data.bundle import Bundle, Facts, File
+from profcil.data.input_format import InputFormat
 from profcil.errors import DataError
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel
@@ -121,7 +122,7 @@ def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
     Statistics that the loader gives are kept, and are then part of the fingerprint.
     """
     module = registry.find("data", name)
-    bundle = call_loader(module, Path(root), seed)
+    bundle = with_input_format(call_loader(module, Path(root), seed))
     partial = getattr(module, "PARTIAL", False)
     check_bundle(bundle, partial)
     if not partial:
@@ -133,6 +134,15 @@ def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
     is_image = bundle.train.x.dim() == 4
     mean, std = channel_statistics(bundle.train.x) if is_image else ((), ())
     return replace(bundle, mean=mean, std=std, fingerprint=content)
+
+
+def with_input_format(bundle: Bundle) -> Bundle:
+    """The dataset with the format of its inputs. That of images and graphs follows from their shape. How texts became
+    token ids is known to the loader alone."""
+    modality = bundle.facts.modality
+    if bundle.input_format is not None or modality == "text":
+        return bundle
+    return replace(bundle, input_format=InputFormat(modality, tuple(bundle.train.x.shape[1:])))
 
 
 def call_loader(module: ModuleType, root: Path, seed: int) -> Bundle:

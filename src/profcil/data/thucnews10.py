@@ -12,6 +12,7 @@ import torch
 from profcil.data import files
 from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, File, Rows
+from profcil.data.input_format import InputFormat
 
 SITE = "https://github.com/649453932/Chinese-Text-Classification-Pytorch"
 RAW = "https://raw.githubusercontent.com/649453932/Chinese-Text-Classification-Pytorch/master/THUCNews/data"
@@ -43,7 +44,11 @@ def load(root: Path, seed: int = 0) -> Bundle:
     ids = vocabulary(titles)
     names = tuple(files.locate(FACTS, root, "class.txt").read_text("utf-8").split())
     size = FIRST + len(ids)
-    return Bundle(FACTS, rows(train, ids), rows(test, ids), rows(dev, ids), names, vocabulary=size)
+    form = InputFormat("text", (LENGTH,), splitter="characters", vocabulary=size, words=tuple(ids))
+    train_rows = rows(train, ids)
+    dev_rows = rows(dev, ids)
+    test_rows = rows(test, ids)
+    return Bundle(FACTS, train_rows, test_rows, dev_rows, names, vocabulary=size, input_format=form)
 
 
 def rows(lines: Lines, ids: dict[str, int]) -> Rows:

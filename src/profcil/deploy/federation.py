@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Bundle, Examples, Facts
+from profcil.data.input_format import InputFormat
 from profcil.data.loading import check_bundle, fingerprint
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.plan import Plan, assemble
@@ -53,13 +54,21 @@ class Federation:
         classes = len(self.classes)
         return Facts("sites", "the federation", self.modality, classes, None, None, views=views, encoder=encoder)
 
+    def input_format(self) -> InputFormat:
+        """How a raw input becomes tensors, the same at every site."""
+        if self.modality == "text":
+            return InputFormat("text", (self.length,), splitter="words", vocabulary=self.vocabulary)
+        shape = self.shape if self.modality == "image" else (self.features,)
+        return InputFormat(self.modality, shape)
+
     def bundle(self, examples: Examples) -> Bundle:
         """Examples as a dataset. Images are scaled with the same mean and deviation at every site."""
         channels = self.shape[0] if self.modality == "image" else 0
         mean = (0.5,) * channels
         std = (0.25,) * channels
         vocabulary = self.vocabulary if self.modality == "text" else 0
-        bundle = Bundle(self.facts(), examples, examples, None, self.classes, vocabulary, mean, std)
+        form = self.input_format()
+        bundle = Bundle(self.facts(), examples, examples, None, self.classes, vocabulary, mean, std, input_format=form)
         check_bundle(bundle)
         return replace(bundle, fingerprint=fingerprint(bundle))
 

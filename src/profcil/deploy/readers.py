@@ -8,26 +8,22 @@ a graph  a folder with nodes.csv (id, label, then one column per feature) and ed
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from profcil.data._graphs import undirected
-from profcil.data._tokens import FIRST, UNKNOWN
 from profcil.data.bundle import Examples, Nodes, Rows
+from profcil.data.input_format import read_image
 from profcil.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from profcil.deploy.federation import Federation
 
-TOKEN = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")  # a Chinese character, or a word of any other script
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
@@ -62,9 +58,8 @@ def class_id(name: str, federation: Federation, path: Path) -> int:
 
 def read_texts(path: Path, federation: Federation) -> Rows:
     rows = list(read_csv(path)) if path.suffix == ".csv" else list(read_json(path))
-    tokens = [token_ids(str(row["text"]), federation) for row in rows]
+    x = federation.input_format().encode_texts([str(row["text"]) for row in rows])
     labels = [class_id(str(row["label"]), federation, path) for row in rows]
-    x = torch.tensor(tokens, dtype=torch.long).reshape(-1, federation.length)
     return Rows(x, torch.tensor(labels, dtype=torch.long))
 
 
@@ -82,19 +77,6 @@ def read_json(path: Path) -> Iterator[dict[str, Any]]:
         yield from json.loads(text)
 
 
-def token_ids(text: str, federation: Federation) -> list[int]:
-    """The hashed ids of a text's words, padded with 0. A text without words becomes one unknown token."""
-    words = TOKEN.findall(text.lower())[: federation.length]
-    ids = [hashed_id(word, federation.vocabulary) for word in words] or [UNKNOWN]
-    return ids + [0] * (federation.length - len(ids))
-
-
-def hashed_id(word: str, vocabulary: int) -> int:
-    """A word's token id. It is the same at every site, and no vocabulary has to be exchanged."""
-    value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
-    return FIRST + value % (vocabulary - FIRST)
-
-
 def read_images(path: Path, federation: Federation) -> Rows:
     """Images sorted by class folder and name, resized to the agreed size."""
     files: list[Path] = []
@@ -107,21 +89,6 @@ def read_images(path: Path, federation: Federation) -> Rows:
     images = [read_image(file, federation.shape) for file in files]
     x = torch.stack(images) if images else torch.zeros(0, *federation.shape, dtype=torch.uint8)
     return Rows(x, torch.tensor(labels, dtype=torch.long))
-
-
-def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise DataError("images need the package pillow, which is not installed; `pip install pillow`") from None
-    channels, height, width = shape
-    try:
-        with Image.open(path) as image:
-            resized = image.convert("L" if channels == 1 else "RGB").resize((width, height))
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from None
-    pixels = np.asarray(resized, dtype=np.uint8).reshape(height, width, channels)
-    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
 
 
 def read_graph(path: Path, federation: Federation) -> Nodes:
