@@ -50,7 +50,8 @@ def test_recorded_steps_train_the_generator_that_written_ones_train():
     world = world_for("mfcl", "cuda")
     method = registry.find("methods", "mfcl").METHOD(replace(world.config.params, iterations=6))
     state = method.begin(world.net.weights((*world.net.weights(), "generator")))
-    state = state.put(head=state.blocks["head"])  # a newer one than the generator knows
+    known = replace(state.blocks["trained_classes"], labels=tuple(range(world.net.classes)))
+    state = state.put(head=state.blocks["head"], trained_classes=known)  # a newer head than the generator knows
     server = world.server(When("round", 0, 0, 1))
     trained = [
         method.train_server(s, state).blocks["generator"].tensors for s in (server, replace(server, repeated=unchanged))
