@@ -1,7 +1,8 @@
 """Draw a figure of the paper from run folders, as SVG and PDF.
 
-A folder of runs (a study's) stands for all runs in it, a results store or one of its CSV files for its rows. NAME.json, written beside the figure, has the numbers and
-settings behind it. Seeds of one method are averaged. Unfinished runs are left out with a message.
+A folder of runs (a study's) stands for all runs in it, a results store or one of its CSV files for its rows. NAME.json,
+written beside the figure, has the numbers and settings behind it. Seeds of one method are averaged. Unfinished runs are
+left out with a message.
 """
 
 from __future__ import annotations

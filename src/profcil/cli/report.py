@@ -1,7 +1,8 @@
 """Write an HTML page about runs: summary, curves, heatmaps, traffic, the stream, settings and differences.
 
 The page is one file that loads nothing else. A folder of runs (a study's) stands for all runs in it, a results store
-or one of its CSV files for its rows. Unfinished runs are marked. A folder that cannot be read is left out, with a message here and on the page.
+or one of its CSV files for its rows. Unfinished runs are marked. A folder that cannot be read is left out, with a
+message here and on the page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Print a table of the paper from run folders, with the paper's values beside ours.
 
-The runs are those of the table's study under --out, or those given: run folders, or results stores. Values are mean and standard deviation over
-seeds. The best value of each column is bold. PRO-MAX is tested against the best baseline over common seeds. Missing
-runs are shown as missing.
+The runs are those of the table's study under --out, or those given: run folders, or results stores. Values are mean and
+standard deviation over seeds. The best value of each column is bold. PRO-MAX is tested against the best baseline over
+common seeds. Missing runs are shown as missing. Rows of a store with other settings than the study's name them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from profcil.errors import unknown
 
 def add(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="table of the paper; `profcil table list` lists them")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders or results stores, instead of the study's runs")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run folders or results stores, instead of the study's runs"
+    )
     parser.add_argument("--out", metavar="DIR", default="runs/study", help="folder of the study's runs (runs/study)")
     parser.add_argument("--format", default="markdown", help="markdown, latex or csv (markdown)")
     add_selection_flags(parser)

@@ -171,9 +171,8 @@ def format_cell(line: Line, column: str, lines: Sequence[Line]) -> str:
     """Mean ± standard deviation, the number of seeds if some lack the value, and the paper's value in brackets."""
     digits = COLUMNS[column][1]
     known = line.known(column)
-    is_plain = not line.label and line.dataset
-    found = paper_value("results", line.dataset, line.setting, line.method, column) if is_plain else None
-    paper = f" [{found[0]:.{digits}f}]" if found and column in (*MAIN, "comm") else ""
+    found = None if line.label else paper_value("results", line.dataset, line.setting, line.method, column)
+    paper = f" [{found[0]:.{digits}f}]" if found else ""
     if not known:
         return MISSING + paper
     text = f"{fmean(known):.{digits}f}"
@@ -204,6 +203,8 @@ def describe_origin(lines: Sequence[Line], store: Path, path: Path) -> str:
             texts = [found[0], found[-1]] if column == "date" and len(found) > 1 else found
             joined = (" to " if column == "date" else ", ").join(texts)
             parts.append(f"{title} {joined}".strip())
+    if any(run.values["origin"] == "imported" for run in runs):
+        parts.append("imported from an older table")
     files = []
     for dataset in dict.fromkeys(line.dataset for line in lines if line.runs):
         link = os.path.relpath(store / f"{dataset}.csv", path.parent)

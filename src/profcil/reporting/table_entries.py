@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,23 @@ def items_of_runs(
         warn("a results store has no replay gaps and no supporters of tasks; give run folders for those columns")
     items = []
     for run, values in zip(runs, measure_with_mismatch(runs), strict=True):
-        config = resolve(run.config)
-        key = hash_without_seed(config)
-        item = Item(plain(config), variants.get(key, ""), True, values)
-        is_planned = key in variants or not isinstance(run, StoredRun)
-        items.append(item if is_planned else labelled(item, run))
+        config, key = resolved_config(run)
+        item = Item(config, variants.get(key, ""), True, values)
+        if isinstance(run, StoredRun) and key not in variants:
+            item = labelled(item, run)
+        items.append(item)
     return items
+
+
+def resolved_config(run: Run) -> tuple[Mapping[str, Any], str]:
+    """The settings of a run, and their hash. A store may have rows whose settings no longer exist: they have none."""
+    try:
+        config = resolve(run.config)
+    except ConfigError:
+        if isinstance(run, StoredRun):
+            return run.config, ""
+        raise
+    return plain(config), hash_without_seed(config)
 
 
 def labelled(item: Item, run: StoredRun) -> Item:

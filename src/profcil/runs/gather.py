@@ -11,7 +11,7 @@ from typing import Any
 from profcil.errors import RunFolderError
 from profcil.runs.reader import Run, explain_read_errors, load_run
 from profcil.runs.settings_check import SEED_AND_MACHINE, flatten_settings
-from profcil.runs.store import is_store, load_store, newest_runs
+from profcil.runs.store import has_store_columns, is_store, load_store, newest_runs
 from profcil.runs.stored_run import StoredRun
 
 
@@ -29,10 +29,9 @@ def find_run_folders(paths: Iterable[str | Path]) -> list[Path]:
 
     Files are skipped if folders were given too: a shell pattern often matches both.
     """
-    given = [Path(path) for path in paths]
-    for path in given:
-        if is_store(path):
-            raise RunFolderError(f"{path} is a results store, which has no weights, features or means; give run folders")
+    given, stores = split_paths(paths)
+    if stores:
+        raise RunFolderError(f"{stores[0]} is a results store, which has no weights and features; give run folders")
     not_files = [path for path in given if not path.is_file()]
     found: list[Path] = []
     for path in not_files or given:
@@ -58,17 +57,19 @@ def is_run_folder(path: Path) -> bool:
 
 def load_all(paths: Iterable[str | Path], warn: Callable[[str], None]) -> list[Run]:
     """The runs of folders and stores, in the order given. A run that cannot be read is an error."""
-    runs: list[Run] = []
     given, stores = split_paths(paths)
-    for path in find_run_folders(given) if given else []:
-        runs.append(load_run(path))
-    return [*runs, *load_stores(stores, warn)]
+    folders = find_run_folders(given) if given else []
+    return [*map(load_run, folders), *load_stores(stores, warn)]
 
 
 def split_paths(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
-    """The paths that are no results stores, and those that are."""
+    """The paths that are no results stores, and those that are.
+
+    If folders were given too, a CSV file with other columns is a file to be skipped.
+    """
     given = [Path(path) for path in paths]
-    stores = [path for path in given if is_store(path)]
+    has_folders = any(path.is_dir() and not is_store(path) for path in given)
+    stores = [path for path in given if is_store(path) and (not has_folders or has_store_columns(path))]
     return [path for path in given if path not in stores], stores
 
 

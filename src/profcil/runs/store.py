@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,14 @@ def is_store(path: str | Path) -> bool:
         return False
     has_runs = any(inner.is_file() for inner in path.glob("*/config.toml"))
     return not has_runs and any(path.glob("*.csv"))
+
+
+def has_store_columns(path: Path) -> bool:
+    """Whether the files of a store begin with its columns. A folder is assumed to."""
+    if path.is_dir():
+        return True
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.readline().rstrip("\n") == ",".join(COLUMNS)
 
 
 def store_files(path: str | Path) -> list[Path]:
@@ -113,7 +121,9 @@ def read_content(file: Path) -> Content:
     rows = []
     for number, cells in enumerate(lines[1:], start=2):
         if len(cells) != len(COLUMNS):
-            raise StoreError(f"{file} line {number} has {len(cells)} cells, allowed is {len(COLUMNS)}; restore the file")
+            raise StoreError(
+                f"{file} line {number} has {len(cells)} cells, allowed is {len(COLUMNS)}; restore the file"
+            )
         rows.append(dict(zip(COLUMNS, cells, strict=True)))
     check_rows(rows, file)
     return Content(rows, read_recipes(recipe_file(file)))
@@ -128,10 +138,14 @@ def check_rows(rows: Iterable[Row], file: Path) -> None:
             raise StoreError(f"{file} line {number} is of dataset '{row['dataset']}'; move it to that dataset's file")
         key = row_key(row)
         if key in seen:
-            raise StoreError(f"{file} line {number} has the same {', '.join(KEY)} as an earlier line; remove one of them")
+            raise StoreError(
+                f"{file} line {number} has the same {', '.join(KEY)} as an earlier line; remove one of them"
+            )
         seen.add(key)
         if recipes.setdefault(averaged_key(row), row["recipe"]) != row["recipe"]:
-            raise StoreError(f"{file} line {number} has another recipe than other seeds of its method; remove one of them")
+            raise StoreError(
+                f"{file} line {number} has another recipe than other seeds of its method; remove one of them"
+            )
 
 
 def averaged_key(row: Row) -> tuple[str, ...]:
@@ -261,3 +275,5 @@ def locked(store: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+        with suppress(OSError):  # fails unless the folder is empty: a refused run leaves no new folder behind
+            store.rmdir()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +75,7 @@ COLUMNS = {
     "centred_by_position": JSON,
     "digest": TEXT,
 }
+PARSERS: dict[str, Callable[[str], Any]] = {COUNT: int, NUMBER: float, JSON: json.loads}
 KEY = ("dataset", "method", "setting", "seed", "part", "settings", "profcil", "execution")
 FACTS = ("seconds", "warmup_seconds", "dictionary_seconds", "peak_memory_mb")
 MEMORY = ("server_memory_bytes", "client_extra_bytes")
@@ -236,7 +237,7 @@ def parse_cell(text: str, column: str, where: str) -> Any:
     if not text:
         return None
     try:
-        value = {COUNT: int, NUMBER: float, JSON: json.loads}[kind](text)
+        value = PARSERS[kind](text)
         if kind == NUMBER and not math.isfinite(value):
             raise ValueError
     except ValueError:
@@ -324,5 +325,3 @@ def curve(values: list[float | None]) -> np.ndarray:
 def row_key(row: Row) -> tuple[str, ...]:
     """What distinguishes rows of a store. Two rows with one key must be of equal runs."""
     return tuple(row[column] for column in KEY)
-
-
