@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,26 @@ def test_a_failed_write_changes_no_file(folders, store, monkeypatch, call):
     with pytest.raises(OSError, match="No space left"):
         add_runs([newer], store)
     assert seen and snapshot(store) == before
+
+
+def test_two_additions_at_the_same_time_lose_no_row(folders, tmp_path, monkeypatch):
+    """The second addition begins while the first has read the store and not yet written it."""
+    from profcil.runs import store as module
+
+    store = tmp_path / "store"
+    second = threading.Thread(target=add_runs, args=(folders[2:], store))
+    real = module.write_contents
+
+    def write(contents, path):
+        if threading.current_thread() is threading.main_thread():
+            second.start()
+            second.join(0.3)  # it waits for the lock; without one it would write its rows now, to be overwritten
+        return real(contents, path)
+
+    monkeypatch.setattr(module, "write_contents", write)
+    add_runs(folders[:2], store)
+    second.join()
+    assert len(load_store(store)) == 4
 
 
 def test_probes_that_were_measured_later_are_filled_in(runs, store, tmp_path):
