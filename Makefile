@@ -1,5 +1,5 @@
 # make demo | test | test-deploy | test-slow | golden-compare | golden-record | coverage | lint | docs | bench | results
-#      | studies-smoke | deploy-demo
+#      | results-page | studies-smoke | deploy-demo
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ $(VENV)/triton: $(VENV)/installed
 	touch $@
 
 .PHONY: demo test test-deploy test-slow golden-compare golden-record coverage lint docs bench results studies-smoke
-.PHONY: deploy-demo
+.PHONY: deploy-demo results-page
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
@@ -61,6 +61,10 @@ bench: $(VENV)/installed
 
 results: $(VENV)/installed
 	$(BIN)/profcil study core --out runs/core
+
+# The tables of docs/results.md between markers, from the rows in results/.
+results-page: $(VENV)/installed
+	$(BIN)/profcil results page docs/results.md --store results
 
 STUDIES := homogeneous severe support-sweep order-sweep ablation sensitivity modality scale-up weak-task memory-snapshots cost
 SMOKE := runs/smoke

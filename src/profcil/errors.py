@@ -33,6 +33,10 @@ class RunFolderError(ProfcilError):
     """A run folder that cannot be used: locked by another process, read-only, incomplete, or on a full disk."""
 
 
+class StoreError(ProfcilError):
+    """A results store that cannot be used: damaged, edited, or in contradiction to a run."""
+
+
 class NotApplicable(ProfcilError):
     """A method that cannot be used with this modality or model."""
 

@@ -66,7 +66,10 @@ TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "param
 Sets = Iterable[str] | Mapping[str, Any]  # texts `key=value` of a command line, or keys and values
 
 
-def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
+Recipe = str | Mapping[str, Any]  # a name, a path, or the values of a recipe
+
+
+def resolve(recipe: Recipe | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
     """The configuration of a command line or of a Python call. The flag `preset` names a preset."""
     chosen = {key: value for key, value in (flags or {}).items() if value is not None}
     preset = chosen.pop("preset", None)
@@ -205,10 +208,12 @@ def find_path(key: str, paths: Iterable[str]) -> str:
     return found[0]
 
 
-def read_recipe(recipe: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
+def read_recipe(recipe: Recipe | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """A recipe by path or by built-in name. `NAME-severe` and `NAME-homogeneous` also choose the setting."""
     if recipe is None:
         return {}
+    if isinstance(recipe, Mapping):
+        return copy.deepcopy(dict(recipe))
     path = Path(recipe)
     if path.suffix == ".toml" or path.is_file():
         return load_toml(path)

@@ -15,6 +15,7 @@ from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.page import render_page, write_page
 from profcil.runs.reader import load_run
+from profcil.runs.store import add_runs, load_store
 
 WIDE = (1280, 900)
 NARROW = (420, 900)
@@ -215,3 +216,19 @@ def test_a_page_of_one_unfinished_run_with_many_clients(browser: Any, page_file:
         assert sum(widths) == pytest.approx(3 * box, rel=0.01)  # every client in every row
         tab.check("#average")
         assert tab.inner_text("#shown") == "0 of 0 shown"
+
+
+def test_rows_of_a_results_store_are_shown_without_their_stream(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    folders = [load_run(page_file.parent / name) for name in ("fedavg-0", "promax-1")]
+    add_runs(folders, tmp_path / "store")
+    fedavg, promax = load_store(tmp_path / "store")
+    write_page(tmp_path / "page.html", render_page([folders[0], promax, fedavg]))
+    with opened(browser, tmp_path / "page.html") as tab:
+        assert tab.locator("#summary tbody tr").count() == 3 and tab.locator("#stream svg path").count() == 6
+        tab.select_option("#run-choice", "1")
+        assert tab.locator("#stream svg").count() == 0
+        assert "results store, which has no plan" in tab.inner_text("#stream-readout")
+        assert tab.locator("#heatmap tbody tr").count() == 3 and "model" in tab.inner_text("#ledger")
+        tab.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})  # a resize draws the stream again
+        tab.select_option("#run-choice", "2")
+        assert tab.locator("#stream svg path").count() == 6  # a folder on the page has the same plan

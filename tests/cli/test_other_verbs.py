@@ -15,7 +15,7 @@ from profcil.resolve import recipe_names
 
 KEYS = {"method", "dataset", "setting", "seed", "faa", "cta", "af", "bytes_down", "bytes_up", "norm_comm", "seconds"}
 KEYS |= {"warmup_seconds", "peak_memory_mb"}
-EXTRA = {"done", "path", "computed", "server_memory_bytes", "client_extra_bytes"}
+EXTRA = {"done", "path", "computed", "bytes_total", "server_memory_bytes", "client_extra_bytes"}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str:

@@ -562,8 +562,8 @@ MUTATIONS = (
     Mutation(
         "norm-comm-inverse",
         "reporting/tables.py",
-        "return traffic(row) / mean",
-        "return mean / traffic(row)",
+        'return row["bytes_total"] / mean',
+        'return mean / row["bytes_total"]',
         "NormComm is the inverse.",
         ("reporting/test_run_tables.py",),
     ),

@@ -15,6 +15,7 @@ from profcil.reporting.grid import METRICS, Column, Entry, Item, Table, build_ta
 from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.paper import is_baseline, method_rank, method_title, paper_value
 from profcil.reporting.significance import best_entries, describe_tests, paired_test
+from profcil.runs.reader import Run
 
 STREAM = {"support": 0.4, "disorder": 0.6, "weak_task": -1, "weak_strength": ""}
 
@@ -162,11 +163,9 @@ def test_costs_are_split_by_transfer_and_paper_traffic_belongs_to_full():
 
 
 def test_norm_comm_is_relative_to_runs_with_the_same_transfer(monkeypatch):
-    monkeypatch.setattr("profcil.reporting.grid.read_final_alignment", lambda path: {})
+    monkeypatch.setattr(Run, "final_alignment", lambda run: {})
     sizes = [("fedavg", "changed", 50), ("fedavg", "full", 350), ("pro", "changed", 150), ("pro", "full", 750)]
     runs = [make_run(m, up=up, transfer=t) for m, t, up in sizes]
-    for number, run in enumerate(runs):
-        object.__setattr__(run, "path", run.path / str(number))
     assert [v["comm"] for v in measure_runs(runs)] == [1.0, 1.0, 2.0, 2.0]
     assert measure_runs(runs)[3]["mb_up"] == 750 / 1e6
 

@@ -2,19 +2,19 @@
 
 NormComm is the traffic of the incremental stream, divided by the traffic of the reference method's run with the same
 dataset, setting and seed, or by its mean over seeds. Unfinished runs are listed without numbers. A folder of runs (a
-study's) stands for all runs in it; files are skipped.
+study's) stands for all runs in it; files are skipped. A results store, or one of its CSV files, stands for its rows.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from profcil.cli.parser import Parser, json_flag, print_json
+from profcil.cli.parser import Parser, json_flag, print_json, print_warning
 from profcil.errors import unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, folders of runs, or results stores")
     parser.add_argument("--reference", default="fedavg", metavar="METHOD", help="method that NormComm is relative to")
     json_flag(parser)
 
@@ -22,12 +22,11 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from profcil import registry
     from profcil.reporting.tables import compare, render
-    from profcil.runs.gather import find_run_folders
-    from profcil.runs.reader import load_run
+    from profcil.runs.gather import load_all
 
     if args.reference not in registry.names("methods"):
         raise unknown("method", args.reference, registry.names("methods"))
-    runs = [load_run(path) for path in find_run_folders(args.runs)]
+    runs = load_all(args.runs, print_warning)
     if args.json:
         print_json(compare(runs, args.reference))
     else:

@@ -29,6 +29,7 @@ VERBS = (
     "table",
     "figure",
     "report",
+    "results",
     "bench",
     "doctor",
     "deploy",

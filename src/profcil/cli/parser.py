@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,3 +92,7 @@ def print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=1))
+
+
+def print_warning(sentence: str) -> None:
+    print(sentence, file=sys.stderr)

@@ -1,7 +1,8 @@
 """Write an HTML page about runs: summary, curves, heatmaps, traffic, the stream, settings and differences.
 
-The page is one file that loads nothing else. A folder of runs (a study's) stands for all runs in it. Unfinished runs
-are marked. A folder that cannot be read is left out, with a message here and on the page.
+The page is one file that loads nothing else. A folder of runs (a study's) stands for all runs in it, a results store
+or one of its CSV files for its rows. Unfinished runs are marked. A folder that cannot be read is left out, with a
+message here and on the page.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from profcil.cli.parser import Parser, json_flag, print_json
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, or folders of runs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, folders of runs, or results stores")
     parser.add_argument("--out", default="page.html", metavar="FILE", help="file to write (page.html)")
     parser.add_argument("--title", default="profcil runs", help="heading of the page")
     json_flag(parser)

@@ -5,12 +5,11 @@ Equal facts are a condition of equal bits (docs/deployment.md). They are known b
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from profcil.engine.device import processor_name
 from profcil.engine.executor import planned_report
 from profcil.resolve import RunConfig
 
@@ -33,16 +32,6 @@ def execution_facts(config: RunConfig) -> dict[str, str]:
 def gpu_name(device: torch.device) -> str | None:
     index = device.index or 0
     return torch.cuda.get_device_name(index) if index < torch.cuda.device_count() else None
-
-
-def processor_name() -> str:
-    """The processor's model name, or where the system does not tell it, the kind of machine."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
 
 
 def short_text(value: Any) -> str:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from profcil import __version__, registry
 from profcil.config import plain
 from profcil.engine.channel import When
 from profcil.engine.client_store import ClientStore
-from profcil.engine.device import device_of
+from profcil.engine.device import device_of, processor_name, usable_cores
 from profcil.engine.dictionary import DictionaryResult, find_entries, prepare_dictionary
 from profcil.engine.loop import RunState, stream, task_totals
 from profcil.engine.snapshots import save_memory
@@ -266,6 +267,7 @@ class RunRecorder:
         self.facts["client_extra_bytes"] = state.client_bytes
         self.facts["tally"] = state.tally
         self.facts["execution"] = [*self.earlier, world.executor.report()]
+        self.facts["date"] = datetime.now(UTC).date().isoformat()  # of the last saved state
         self.facts["done"] = state.position == world.plan.positions
         self.facts["bytes"] = stream_bytes(state.ledger.entries)
         if self.facts["done"]:
@@ -300,6 +302,8 @@ def environment(world: World) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
+        "processor": processor_name(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +16,44 @@ if TYPE_CHECKING:  # text and JSON are written without torch
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replaces a file atomically: after a crash there is the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    write_files({path: data})
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Replaces several files, each atomically. No file is replaced before all are written, so that a full disk or a
+    missing permission leaves all of them as they were."""
+    drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in files}
     try:
+        for path, draft in drafts.items():
+            write_draft(path, draft, files[path])
+        for path, draft in drafts.items():
+            with explain_target(path):
+                os.replace(draft, path)
+    except BaseException:
+        for draft in drafts.values():
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+        raise
+
+
+def write_draft(path: Path, draft: Path, data: bytes) -> None:
+    """Writes the temporary file of a target to the disk."""
+    with explain_target(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(draft, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            # The message names the target: a full disk names no file, and the user does not know the draft.
-            error.filename = str(path)
-            error.filename2 = None
+
+
+@contextmanager
+def explain_target(path: Path) -> Iterator[None]:
+    """Names the target in errors: a full disk names no file, and the user does not know the draft."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        error.filename2 = None
         raise
 
 

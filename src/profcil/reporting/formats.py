@@ -83,9 +83,9 @@ def latex(table: Table) -> str:
     lines = [*group_line(table, lead), latex_line([*heads, "seeds", *titles])]
     block = None
     for row, texts in zip(table.rows, body, strict=True):
-        if row.names[:-1] != block:
+        if row.block != block:
             lines.append(r"\midrule")
-        block = row.names[:-1]
+        block = row.block
         names = [escape(text) for text in texts[:lead]]
         lines.append(latex_line([*names, *texts[lead:]]))
     sentences = [f"{text.rstrip('.')}." for text in notes(table)]

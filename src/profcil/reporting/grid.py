@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from profcil.errors import RunFolderError
 from profcil.reporting.paper import PaperValue, method_rank, paper_values
 from profcil.reporting.tables import compare
-from profcil.runs.reader import Run, read_final_alignment
+from profcil.runs.reader import Run
 from profcil.runs.settings_check import SEED_AND_MACHINE, flatten_settings
 
 
@@ -37,6 +36,7 @@ METRICS = {
     "align": Metric("Align u", 3, 1),
     "align_z": Metric("Align z", 3, 1),
     "centred": Metric("centred u", 3, 1),
+    "mb": Metric("MB sent", 2, -1),
     "mb_down": Metric("S→C MB", 2, -1),
     "mb_up": Metric("C→S MB", 2, -1),
     "seconds": Metric("stream s", 1, -1),
@@ -57,6 +57,8 @@ class Item:
     variant: str = ""
     applicable: bool = True
     values: Mapping[str, float | None] | None = None  # None: the run is not finished
+    label: str = ""  # settings that keep a row of a results store apart from others of its method
+    stream: str = ""  # those of them that make another stream, whose results are not compared with the others
 
     @property
     def method(self) -> str:
@@ -109,6 +111,12 @@ class Row:
     names: tuple[str, ...]
     method: str
     entries: dict[Column, Entry]
+    stream: str = ""
+
+    @property
+    def block(self) -> tuple[str, ...]:
+        """Rows of one block are compared with each other: their names differ only in the last part."""
+        return (*self.names[:-1], self.stream)
 
 
 @dataclass(frozen=True)
@@ -138,10 +146,10 @@ class Table:
     note: str = ""
 
     def blocks(self) -> list[list[Row]]:
-        """Rows that are compared with each other: their names differ only in the last part."""
+        """Rows that are compared with each other."""
         found: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.names[:-1], []).append(row)
+            found.setdefault(row.block, []).append(row)
         return list(found.values())
 
 
@@ -150,8 +158,8 @@ def build_table(layout: Layout, items: Iterable[Item]) -> Table:
     rows: dict[tuple[str, ...], Row] = {}
     columns: dict[Column, None] = {}  # an ordered set
     for item in filter(layout.keep, items):
-        names = layout.names(item)
-        row = rows.setdefault(names, Row(names, item.method, {}))
+        names = labelled_names(layout, item)
+        row = rows.setdefault(names, Row(names, item.method, {}, item.stream))
         for metric in layout.metrics:
             group = layout.group(item, metric)
             if group is not None:
@@ -166,6 +174,12 @@ def build_table(layout: Layout, items: Iterable[Item]) -> Table:
     return Table(layout.title, layout.heads, order_columns(list(columns)), ordered_rows, layout.tested, note)
 
 
+def labelled_names(layout: Layout, item: Item) -> tuple[str, ...]:
+    """The texts of the leading columns, with the label of the item in the last one."""
+    *block, name = layout.names(item)
+    return (*block, f"{name} ({item.label})" if item.label else name)
+
+
 def order_columns(columns: Sequence[Column]) -> list[Column]:
     """Columns of one group side by side, groups in the order of their first columns."""
     groups = list(dict.fromkeys(column.group for column in columns))
@@ -174,10 +188,10 @@ def order_columns(columns: Sequence[Column]) -> list[Column]:
 
 def order_rows(rows: Sequence[Row], by_method: bool) -> list[Row]:
     """Rows of one block below each other; within a block in the order of the paper, or as given."""
-    blocks = list(dict.fromkeys(row.names[:-1] for row in rows))
+    blocks = list(dict.fromkeys(row.block for row in rows))
 
     def sort_key(row: Row) -> tuple[int, tuple[int, str]]:
-        return blocks.index(row.names[:-1]), method_rank(row.method) if by_method else (0, "")
+        return blocks.index(row.block), method_rank(row.method) if by_method else (0, "")
 
     return sorted(rows, key=sort_key)
 
@@ -216,7 +230,7 @@ def check_same_stream(rows: Iterable[Row]) -> None:
     for row in rows:
         for column, entry in row.entries.items():
             assert entry.first is not None
-            other = firsts.setdefault((row.names[:-1], column), entry.first)
+            other = firsts.setdefault((row.block, column), entry.first)
             differing = differing_settings(other.config, entry.first.config)
             of_stream = [key for key in differing if key.startswith("stream.") or key in ("evaluate", "setting")]
             if of_stream:
@@ -237,12 +251,12 @@ def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
 
 def measure_runs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
     """The results of finished runs by the names in METRICS. NormComm compares runs with the same `transfer`."""
-    rows: dict[Path, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     for transfer in dict.fromkeys(run.config["transfer"] for run in runs):
-        same = [run for run in runs if run.config["transfer"] == transfer]
-        compared = compare(same, paper_values()["reference"])
-        rows |= {run.path: row for run, row in zip(same, compared, strict=True)}
-    return [metric_values(run, rows[run.path]) for run in runs]
+        same = [i for i, run in enumerate(runs) if run.config["transfer"] == transfer]
+        compared = compare([runs[i] for i in same], paper_values()["reference"])
+        rows |= dict(zip(same, compared, strict=True))
+    return [metric_values(run, rows[i]) for i, run in enumerate(runs)]
 
 
 def metric_values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -251,13 +265,14 @@ def metric_values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
     def in_megabytes(key: str) -> float | None:
         return row[key] / 1e6 if row[key] is not None else None
 
-    alignment = read_final_alignment(run.path)
+    alignment = run.final_alignment()
     stream = row["seconds"]
     warmup = row["warmup_seconds"]
     return {
         **{key: row[key] for key in ("faa", "cta", "af", "seconds", "warmup_seconds", "peak_memory_mb")},
         "total_seconds": stream + warmup if stream is not None and warmup is not None else None,
         "comm": row["norm_comm"],
+        "mb": in_megabytes("bytes_total"),
         "mb_down": in_megabytes("bytes_down"),
         "mb_up": in_megabytes("bytes_up"),
         "server_mb": in_megabytes("server_memory_bytes"),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profcil.metrics.client_first import accuracy, cumulative_accuracy
-from profcil.runs.reader import Run, read_alignments
+from profcil.metrics.client_first import accuracy
+from profcil.runs.reader import Run
 
 
 def task_accuracy(run: Run) -> np.ndarray:
@@ -17,23 +17,17 @@ def task_accuracy(run: Run) -> np.ndarray:
 
 def scored_positions(run: Run) -> int:
     """The number of positions that have been scored; each of them has introduced at least one task."""
-    return int((run.scores.correct >= 0).any(axis=1).sum())
+    return run.scored_positions()
 
 
 def seen_accuracy(run: Run) -> np.ndarray:
     """The mean cumulative accuracy of the clients at each position; the last value is FAA. NaN if not scored yet."""
-    out = np.full(run.plan.positions, np.nan)
-    scores = run.scores
-    for p in range(scored_positions(run)):
-        by_client = cumulative_accuracy(scores.correct, scores.total, run.plan.orders, p)
-        out[p] = 100 * by_client.mean()
-    return out
+    return run.seen_accuracy()
 
 
 def current_accuracy(run: Run) -> np.ndarray:
     """CTA at each position; its mean over positions is the CTA of the run. NaN if not scored yet."""
-    positions = np.arange(run.plan.positions)
-    return task_accuracy(run)[positions[None, :], run.plan.orders].mean(axis=0)
+    return run.current_accuracy()
 
 
 def alignment(run: Run) -> np.ndarray:
@@ -41,8 +35,8 @@ def alignment(run: Run) -> np.ndarray:
 
     NaN if there are no old classes, or the method stores no means.
     """
-    out = np.full(run.plan.positions, np.nan)
-    for p, entry in enumerate(read_alignments(run.path)[: len(out)]):
+    out = np.full(run.positions, np.nan)
+    for p, entry in enumerate(run.alignments()[: len(out)]):
         value = entry.get("memory", {}).get("centred")
         out[p] = np.nan if value is None else value
     return out

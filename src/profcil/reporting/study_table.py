@@ -11,7 +11,7 @@ from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import paper_value
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
-from profcil.runs.reader import Run, load_run, read_final_alignment
+from profcil.runs.reader import Run, load_run
 from profcil.studies.definition import Cell, is_finished, read_json
 from profcil.studies.scheduler import NOT_APPLICABLE, is_not_applicable
 
@@ -53,7 +53,7 @@ def summarise_group(key: Key, group: Sequence[tuple[Run, dict]]) -> dict[str, An
     diagnostics = [read_json(run.path / "diagnostics.json") for run, _ in group]
     for name in ("probe_warm", "probe_final"):
         out[name] = mean_and_deviation([by_probe.get(name, {}).get("ridge") for by_probe in diagnostics])
-    alignments = [read_final_alignment(run.path).get("memory", {}) for run, _ in group]
+    alignments = [run.final_alignment().get("memory", {}) for run, _ in group]
     for name in ("align", "centred"):
         out[name] = mean_and_deviation([alignment.get(name) for alignment in alignments])
     return out

@@ -1,8 +1,9 @@
-"""The items of a table: planned runs of studies, or given run folders."""
+"""The items of a table: planned runs of studies, or given run folders and results stores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.grid import Column, Entry, Item, Layout, Table, measure_runs
 from profcil.resolve import RunConfig, resolve
+from profcil.runs.gather import load_all
 from profcil.runs.reader import Run, load_run
+from profcil.runs.stored_run import StoredRun
 from profcil.studies.definition import (
     SCALES,
     WITHOUT_EFFECT,
@@ -39,19 +42,44 @@ def items_of_studies(studies: Sequence[Study], out: Path) -> list[Item]:
     return items
 
 
-def items_of_runs(layout: Layout, paths: Sequence[Path]) -> list[Item]:
+def items_of_runs(
+    layout: Layout, paths: Sequence[str | Path], warn: Callable[[str], None] = lambda sentence: None
+) -> list[Item]:
     """The given runs. Their settings tell which variant of the table's studies they are."""
-    runs = [load_run(path) for path in paths]
+    runs = load_all(paths, warn)
     for run in runs:
         if not run.done:
             raise RunFolderError(f"{run.path} is not finished; continue it with `profcil resume`, or leave it out")
     variants = variant_names(layout, {run.config["dataset"] for run in runs})
+    if any(isinstance(run, StoredRun) and has_weak_task(run) for run in runs):
+        warn("a results store has no replay gaps and no supporters of tasks; give run folders for those columns")
     items = []
     for run, values in zip(runs, measure_with_mismatch(runs), strict=True):
-        config = resolve(str(run.path / "config.toml"))
-        variant = variants.get(hash_without_seed(config), "")
-        items.append(Item(plain(config), variant, True, values))
+        config, key = resolved_config(run)
+        item = Item(config, variants.get(key, ""), True, values)
+        if isinstance(run, StoredRun) and key not in variants:
+            item = labelled(item, run)
+        items.append(item)
     return items
+
+
+def resolved_config(run: Run) -> tuple[Mapping[str, Any], str]:
+    """The settings of a run, and their hash. A store may have rows whose settings no longer exist: they have none."""
+    try:
+        config = resolve(run.config)
+    except ConfigError:
+        if isinstance(run, StoredRun):
+            return run.config, ""
+        raise
+    return plain(config), hash_without_seed(config)
+
+
+def labelled(item: Item, run: StoredRun) -> Item:
+    """An item of a store that is none of the table's studies: its settings keep it apart from other rows."""
+    part = [] if run.values["part"] == "test" else [run.values["part"]]
+    differences = run.values["settings"].split()
+    of_stream = [*part, *(pair for pair in differences if pair.startswith("stream."))]
+    return replace(item, label=" ".join([*part, *differences]), stream=" ".join(of_stream))
 
 
 def variant_names(layout: Layout, datasets: set[str]) -> dict[str, str]:
@@ -81,12 +109,16 @@ def mismatch_values(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """The comparison of a weak run with its clean run; empty if there is no weak task or no clean run."""
     from profcil.diagnostics.mismatch import mismatch_point
 
-    if run.config["stream"].get("weak_task", -1) < 0:
+    if isinstance(run, StoredRun) or not has_weak_task(run):
         return {}
     try:
         return mismatch_point(run, runs) or {}
     except ConfigError:
         return {}
+
+
+def has_weak_task(run: Run) -> bool:
+    return run.config["stream"].get("weak_task", -1) >= 0
 
 
 def plain_rows(table: Table) -> list[dict[str, Any]]:

@@ -37,7 +37,8 @@ MIN_FOLD_WIDTH = 24  # text in columns up to this many characters is never folde
 def compare(runs: Sequence[Run], reference: str = "fedavg") -> list[dict[str, Any]]:
     """A row per run, in the order given, with NormComm relative to the runs of the reference method among them."""
     pairs = [(run, summarise_run(run)) for run in runs]
-    references = [(run, row) for run, row in pairs if row["done"] and row["method"] == reference]
+    of_method = [(run, row) for run, row in pairs if row["method"] == reference]
+    references = [(run, row) for run, row in of_method if row["bytes_total"] is not None]
     return [{**row, "norm_comm": relative_traffic(run, row, references)} for run, row in pairs]
 
 
@@ -50,9 +51,9 @@ def relative_traffic(
     """
     same_protocol = [other for reference, other in references if protocol(reference) == protocol(run)]
     same_seed = [other for other in same_protocol if other["seed"] == row["seed"]]
-    chosen = same_seed or same_protocol
-    mean = fmean(map(traffic, chosen)) if chosen else 0
-    return traffic(row) / mean if row["done"] and mean else None
+    chosen = [other["bytes_total"] for other in same_seed or same_protocol]
+    mean = fmean(chosen) if chosen else 0
+    return row["bytes_total"] / mean if row["bytes_total"] is not None and mean else None
 
 
 def protocol(run: Run) -> tuple[Any, ...]:
@@ -60,10 +61,6 @@ def protocol(run: Run) -> tuple[Any, ...]:
     c = run.config
     sizes = {key: value for key, value in c["model"].items() if key not in ("head", "precision")}
     return (c["dataset"], c["setting"], c["stream"], c["train"]["rounds"], sizes)
-
-
-def traffic(row: Mapping[str, Any]) -> int:
-    return row["bytes_down"] + row["bytes_up"]
 
 
 def render(runs: Sequence[Run], reference: str = "fedavg") -> str:

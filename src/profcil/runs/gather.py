@@ -1,4 +1,4 @@
-"""Finds run folders, loads their runs, and groups runs that differ only in the seed."""
+"""Finds run folders, loads their runs and those of results stores, and groups runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from profcil.errors import RunFolderError
 from profcil.runs.reader import Run, explain_read_errors, load_run
 from profcil.runs.settings_check import SEED_AND_MACHINE, flatten_settings
+from profcil.runs.store import has_store_columns, is_store, load_store, newest_runs
+from profcil.runs.stored_run import StoredRun
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ def find_run_folders(paths: Iterable[str | Path]) -> list[Path]:
 
     Files are skipped if folders were given too: a shell pattern often matches both.
     """
-    given = [Path(path) for path in paths]
+    given, stores = split_paths(paths)
+    if stores:
+        raise RunFolderError(f"{stores[0]} is a results store, which has no weights and features; give run folders")
     not_files = [path for path in given if not path.is_file()]
     found: list[Path] = []
     for path in not_files or given:
@@ -51,17 +55,50 @@ def is_run_folder(path: Path) -> bool:
         return True
 
 
+def load_all(paths: Iterable[str | Path], warn: Callable[[str], None]) -> list[Run]:
+    """The runs of folders and stores, in the order given. A run that cannot be read is an error."""
+    given, stores = split_paths(paths)
+    folders = find_run_folders(given) if given else []
+    return [*map(load_run, folders), *load_stores(stores, warn)]
+
+
+def split_paths(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
+    """The paths that are no results stores, and those that are.
+
+    If folders were given too, a CSV file with other columns is a file to be skipped.
+    """
+    given = [Path(path) for path in paths]
+    has_folders = any(path.is_dir() and not is_store(path) for path in given)
+    stores = [path for path in given if is_store(path) and (not has_folders or has_store_columns(path))]
+    return [path for path in given if path not in stores], stores
+
+
+def load_stores(stores: Iterable[Path], warn: Callable[[str], None]) -> list[StoredRun]:
+    """The runs of stores, without those that a newer version has run again."""
+    found: dict[Path, list[StoredRun]] = {path: load_store(path) for path in stores}
+    return newest_runs([run for runs in found.values() for run in runs], warn)
+
+
 def load_runs(paths: Iterable[str | Path], warn: Callable[[str], None]) -> list[Run]:
-    """The readable runs; `warn` gets a sentence about each other one. No readable run at all is an error."""
-    folders = find_run_folders(paths)
-    runs = []
+    """The readable runs; `warn` gets a sentence about each other one. No readable run at all is an error.
+
+    Rows of a store that have no scores by task, which were imported, are left out: curves and heatmaps need them.
+    """
+    given, stores = split_paths(paths)
+    folders = find_run_folders(given) if given else []
+    stored = load_stores(stores, warn)
+    runs: list[Run] = [run for run in stored if run.has_scores]
+    if len(runs) < len(stored):
+        warn(f"left out: {len(stored) - len(runs)} rows of a results store, which were imported without scores by task")
     for path in folders:
         try:
             runs.append(load_run(path))
         except RunFolderError as error:
-            if len(folders) == 1:
+            if len(folders) == 1 and not runs:
                 raise
             warn(f"left out: {error}")
+    if not runs and stores and not folders:
+        raise RunFolderError(f"{stores[0]} has no row with scores by task; add runs with `profcil results add`")
     if not runs:
         raise RunFolderError(
             f"none of the {len(folders)} folders given is a readable run; give folders that `profcil run` wrote"

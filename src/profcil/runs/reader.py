@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from profcil.errors import RunFolderError
-from profcil.metrics.client_first import summary
-from profcil.metrics.ledger import Ledger
+from profcil.metrics.client_first import accuracy, cumulative_accuracy, summary
+from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.runs.settings_check import MACHINE, check_settings, flatten_settings
@@ -43,15 +45,51 @@ class Run:
         return self.facts["done"]
 
     @property
+    def positions(self) -> int:
+        return len(self.scores.correct)
+
+    @property
     def metrics(self) -> dict[str, float] | None:
         """FAA, CTA and AF in percent, computed from scores and plan; None for an unfinished run."""
         return summary(self.scores.correct, self.scores.total, self.plan.orders) if self.done else None
 
-    def bytes(self, direction: str) -> int:
+    def bytes(self, direction: str) -> int | None:
         """Bytes that the incremental stream sent in one direction; the warm-up, the same for all, is excluded."""
         everything = self.ledger.total(direction=direction)
         warmup = self.ledger.total(direction=direction, stage="warmup")
         return everything - warmup
+
+    def bytes_total(self) -> int | None:
+        """Bytes that the incremental stream sent in both directions."""
+        return stream_bytes(self.ledger.entries)
+
+    def seen_accuracy(self) -> np.ndarray:
+        """The clients' mean accuracy on the tasks they have met, by position, in percent; NaN if not scored yet."""
+        out = np.full(self.positions, np.nan)
+        for p in range(self.scored_positions()):
+            by_client = cumulative_accuracy(self.scores.correct, self.scores.total, self.plan.orders, p)
+            out[p] = 100 * by_client.mean()
+        return out
+
+    def current_accuracy(self) -> np.ndarray:
+        """CTA at each position in percent; its mean over positions is the CTA of the run. NaN if not scored yet."""
+        positions = np.arange(self.positions)
+        percent = 100 * accuracy(self.scores.correct, self.scores.total)
+        means: np.ndarray = percent[positions[None, :], self.plan.orders].mean(axis=0)
+        return means
+
+    def scored_positions(self) -> int:
+        """The number of positions that have been scored; each of them has introduced at least one task."""
+        return int((self.scores.correct >= 0).any(axis=1).sum())
+
+    def alignments(self) -> list[dict[str, Any]]:
+        """The alignment values that the run logged after every position."""
+        return read_alignments(self.path)
+
+    def final_alignment(self) -> dict[str, Any]:
+        """The alignment after the last position; empty if there were no old classes to compare."""
+        alignments = self.alignments()
+        return alignments[-1] if alignments else {}
 
 
 def load_run(path: str | Path) -> Run:
@@ -165,6 +203,7 @@ def summarise_run(run: Run) -> dict[str, Any]:
         "af": metrics.get("af"),
         "bytes_down": run.bytes("down"),
         "bytes_up": run.bytes("up"),
+        "bytes_total": run.bytes_total(),
         "norm_comm": None,  # relative to another run; `reporting.tables.compare` fills it in
     }
     for name in ("seconds", "warmup_seconds", "peak_memory_mb", "server_memory_bytes", "client_extra_bytes"):
@@ -207,9 +246,3 @@ def parse_event(line: str) -> dict[str, Any]:
     if "event" not in event:
         raise ValueError("a line of it names no event")
     return event
-
-
-def read_final_alignment(path: Path) -> dict[str, Any]:
-    """The alignment after the last position; empty if there were no old classes to compare."""
-    alignments = read_alignments(path)
-    return alignments[-1] if alignments else {}

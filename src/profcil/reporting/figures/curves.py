@@ -47,7 +47,7 @@ def draw_curves(groups: Sequence[Group], values: Values, title: str) -> tuple[Fi
             numbers[stream][group.label] = draw_line(ax, group, values, looks[group.label], offset)
         ax.set_title(stream)
         ax.set_xlabel("position")
-        style.positions_axis(ax, own[0].runs[0].plan.positions)
+        style.positions_axis(ax, own[0].runs[0].positions)
         ax.set_ylim(0, 100)
     axes[0].set_ylabel(title)
     style.legend_below(figure, axes, legend_title(groups))
@@ -74,7 +74,7 @@ def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
                 if has_values(group, values):
                     lines[group.label] = draw_line(ax, group, values, looks[group.label], 0.0)
             numbers[stream][name] = lines
-            style.positions_axis(ax, own[0].runs[0].plan.positions)
+            style.positions_axis(ax, own[0].runs[0].positions)
     for stream, above, below in zip(streams, *axes, strict=True):
         above.set_title(stream)
         below.set_xlabel("position")

@@ -22,7 +22,7 @@ MAX_WRITTEN = 10  # with more tasks than this the cells are too small for number
 def draw_by_position(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
     """A panel per method: task by position, mean over seeds. Tasks that are not introduced yet are grey."""
     groups = load_groups(paths, warn)
-    tasks = max(group.runs[0].plan.positions for group in groups)
+    tasks = max(group.runs[0].positions for group in groups)
     across = min(len(groups), panels_across(tasks))
     width = style.COLUMN if len(groups) == 1 else style.PAGE
     figure, axes = style.panels(len(groups), across, width, 0.85 * width / across + 0.3)

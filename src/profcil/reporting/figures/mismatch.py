@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profcil.errors import DataError
+from profcil.errors import DataError, RunFolderError
 from profcil.reporting.figures import inputs, style
+from profcil.runs.store import is_store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,8 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     """The figure of all runs of the given studies."""
     rows: list[dict[str, Any]] = []
     for path in paths:
+        if is_store(path):
+            raise RunFolderError(f"{path} is a results store, which has no replay gaps; give the folder of the study")
         rows += inputs.read_mismatch(Path(path))
     return draw_rows(rows)
 

@@ -16,6 +16,7 @@ from profcil.reporting.tables import compare
 from profcil.runs.gather import group_runs, stream_name
 from profcil.runs.reader import Run, finite_or_none
 from profcil.runs.settings_check import flatten_settings
+from profcil.runs.stored_run import StoredRun
 
 MAX_CLIENT_ROWS = 200  # with more clients than this the picture of the stream shows counts
 MEASURED = (
@@ -39,7 +40,7 @@ def page_data(runs: Sequence[Run], warnings: Sequence[str] = ()) -> dict[str, An
     """All data of the page. A plan that several runs share is included once."""
     rows = zip(runs, compare(runs), short_names(runs), strict=True)
     described = [describe_run(run, row, name) for run, row, name in rows]
-    plans = {run.plan.digest: run.plan for run in runs}
+    plans = {run.plan.digest: run.plan for run in runs if not isinstance(run, StoredRun)}  # a store has no plans
     described_plans = {digest: describe_plan(plan) for digest, plan in plans.items()}
     return {
         "runs": described,

@@ -97,7 +97,12 @@ function drawStream(width) {
 }
 
 function showStream(chosen) {
-  plan = chosen;
+  plan = chosen ?? null;
+  if (!plan) {
+    for (const id of ["stream", "stream-tasks"]) byId(id).replaceChildren();
+    byId("stream-readout").textContent = "This run is a row of a results store, which has no plan of its stream.";
+    return;
+  }
   const columns = plan.rows ? "a column per client" : `shares of ${plan.clients} clients, with data first`;
   byId("stream-readout").textContent = `A row per position, ${columns}; the colour and number are the task. `
     + "A full cell trains, a thin line is idle (no data).";

@@ -1,0 +1,213 @@
+"""Tables of a Markdown page, generated from a results store.
+
+A table stands between two markers, and is replaced as a whole:
+
+    <!-- table: dataset=cora methods=prolin,promax columns=faa,cta,af,mb -->
+    <!-- end -->
+
+dataset    one or several, with commas; required
+methods    in any order; by default those that the store has. A method without rows has a dash.
+settings   severe, homogeneous or both (severe,homogeneous)
+columns    names of COLUMNS (faa,cta,af)
+part       test or validation (test)
+variants   none: only runs by the recipe; all: also runs with other settings, each kind in a row of its own (none)
+
+Values are mean ± standard deviation over seeds. The paper's value follows in brackets. The best FAA, CTA and AF of a
+dataset and setting are bold. Of several versions the newest is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from profcil.errors import StoreError, unknown
+from profcil.io.atomic_files import write_text
+from profcil.reporting.grid import METRICS, measure_runs
+from profcil.reporting.markdown import markdown_table
+from profcil.reporting.paper import method_rank, method_title, paper_value
+from profcil.reporting.store_tables import group_rows
+from profcil.runs.store import load_store, newest_runs
+from profcil.runs.stored_run import StoredRun
+
+BLOCK = re.compile(r"(?P<begin><!-- table: (?P<definition>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.S)
+BEGIN = "<!-- table:"
+COLUMNS = {
+    "faa": ("FAA", 1),
+    "cta": ("CTA", 1),
+    "af": ("AF", 1),
+    "comm": ("NormComm", 3),
+    "mb": ("MB sent", 0),
+    "gb": ("GB sent", 1),
+    "probe_warm": ("probe, warm", 1),
+    "probe_end": ("probe, end", 1),
+    "align": ("align", 2),
+    "centred": ("centred", 2),
+    "seconds": ("seconds", 0),
+    "peak_memory_mb": ("peak MB", 0),
+}
+MAIN = ("faa", "cta", "af")  # have the paper's value and a bold best
+MISSING = "–"
+DEFAULTS = {
+    "dataset": "",
+    "methods": "",
+    "settings": "severe,homogeneous",
+    "columns": ",".join(MAIN),
+    "part": "test",
+    "variants": "none",
+}
+
+
+@dataclass
+class Line:
+    """One row of a table: runs of one method that differ only in the seed."""
+
+    dataset: str
+    setting: str
+    method: str
+    label: str
+    runs: Sequence[StoredRun]
+    values: Sequence[dict[str, Any]]  # of each run, by names of COLUMNS
+
+    def known(self, column: str) -> list[float]:
+        return [values[column] for values in self.values if values.get(column) is not None]
+
+
+def update(path: Path, store: Path) -> int:
+    """Writes the tables of a page anew; the number of tables."""
+    text = path.read_text(encoding="utf-8")
+    rendered = render(text, store, path)
+    if rendered != text:
+        write_text(path, rendered)
+    return len(BLOCK.findall(text))
+
+
+def render(text: str, store: Path, path: Path) -> str:
+    """The text of a page with the tables that the store gives."""
+    if text.count(BEGIN) != len(BLOCK.findall(text)):
+        raise StoreError(f"{path} has a table that does not end; close every '{BEGIN} ... -->' with '<!-- end -->'")
+
+    def replaced(match: re.Match[str]) -> str:
+        if BEGIN in match["body"]:
+            raise StoreError(f"{path} has a table that does not end: {match['definition']}; add '<!-- end -->'")
+        chosen = read_definition(match["definition"], path)
+        return f"{match['begin']}\n{render_table(chosen, store, path)}\n\n{match['end']}"
+
+    return BLOCK.sub(replaced, text)
+
+
+def read_definition(text: str, path: Path) -> dict[str, list[str]]:
+    """The keys of a marker, each a list of names."""
+    given = dict(DEFAULTS)
+    for pair in text.split():
+        key, sign, value = pair.partition("=")
+        if not sign or key not in DEFAULTS:
+            raise unknown(f"key of a table in {path}", key, DEFAULTS)
+        given[key] = value
+    chosen = {key: [name for name in value.split(",") if name] for key, value in given.items()}
+    allowed = {"columns": COLUMNS, "settings": ("severe", "homogeneous"), "part": ("test", "validation")}
+    for key, names in (allowed | {"variants": ("none", "all")}).items():
+        for name in chosen[key]:
+            if name not in names:
+                raise unknown(f"name after {key}= in {path}", name, names)
+    if not chosen["dataset"]:
+        raise StoreError(f"{path} has a table without dataset=NAME: {text}; add it")
+    return chosen
+
+
+def render_table(chosen: dict[str, list[str]], store: Path, path: Path) -> str:
+    """The table of a definition, and below it where its rows come from."""
+    lines: list[Line] = []
+    for dataset in chosen["dataset"]:
+        lines += lines_of(dataset, chosen, store)
+    several = len(chosen["dataset"]) > 1
+    titles = [COLUMNS[column][0] for column in chosen["columns"]]
+    head = [*(["dataset"] if several else []), "setting", "method", "seeds", *titles]
+    body = []
+    for line in lines:
+        names = [*([line.dataset] if several else []), line.setting, method_title(line.method) + line.label]
+        cells = [format_cell(line, column, lines) for column in chosen["columns"]]
+        body.append([*names, str(len(line.runs)), *cells])
+    return f"{markdown_table(head, body)}\n\n{describe_origin(lines, store, path)}"
+
+
+def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Line]:
+    """The rows of one dataset, by setting and then in the order of the paper."""
+    file = store / f"{dataset}.csv"
+    runs = newest_runs(load_store(file)) if file.exists() else []
+    measured = dict(zip(map(id, runs), measure_runs(runs), strict=True))  # of all, as NormComm needs FedAvg
+    shown = [run for run in runs if is_chosen(run, chosen)]
+    methods = sorted(chosen["methods"] or {run.config["method"] for run in shown}, key=method_rank)
+    lines = []
+    for setting in chosen["settings"]:
+        for method in methods:
+            own = [run for run in shown if run.config["setting"] == setting and run.config["method"] == method]
+            for group in group_rows(own) or [[]]:
+                label = f" ({group[0].values['settings']})" if group and group[0].values["settings"] else ""
+                values = [values_of(run, measured[id(run)]) for run in group]
+                lines.append(Line(dataset, setting, method, label, group, values))
+    return lines
+
+
+def is_chosen(run: StoredRun, chosen: dict[str, list[str]]) -> bool:
+    """Whether a run is of the part and the variants that a table shows."""
+    by_recipe = not run.values["settings"]
+    return run.values["part"] in chosen["part"] and (by_recipe or chosen["variants"] == ["all"])
+
+
+def values_of(run: StoredRun, measured: dict[str, Any]) -> dict[str, Any]:
+    """The values of a run by the names of COLUMNS."""
+    probes = {name: run.values[name] for name in ("probe_warm", "probe_end")}
+    megabytes = measured["mb"]
+    return {**measured, **probes, "gb": megabytes / 1e3 if megabytes is not None else None}
+
+
+def format_cell(line: Line, column: str, lines: Sequence[Line]) -> str:
+    """Mean ± standard deviation, the number of seeds if some lack the value, and the paper's value in brackets."""
+    digits = COLUMNS[column][1]
+    known = line.known(column)
+    found = None if line.label else paper_value("results", line.dataset, line.setting, line.method, column)
+    paper = f" [{found[0]:.{digits}f}]" if found else ""
+    if not known:
+        return MISSING + paper
+    text = f"{fmean(known):.{digits}f}"
+    if column in MAIN and is_best(line, column, lines):
+        text = f"**{text}**"
+    if len(known) > 1:
+        text += f" ± {stdev(known):.{digits}f}"
+    if len(known) < len(line.runs):
+        text += f" (n = {len(known)})"
+    return text + paper
+
+
+def is_best(line: Line, column: str, lines: Sequence[Line]) -> bool:
+    """Whether a line has the best mean of its dataset and setting; not if there is nothing to compare."""
+    rivals = [other for other in lines if (other.dataset, other.setting) == (line.dataset, line.setting)]
+    means = [fmean(other.known(column)) for other in rivals if other.known(column)]
+    sign = METRICS[column].better
+    return len(set(means)) > 1 and sign * fmean(line.known(column)) == max(sign * mean for mean in means)
+
+
+def describe_origin(lines: Sequence[Line], store: Path, path: Path) -> str:
+    """Versions, machines and dates of the rows, and links to their files."""
+    runs = [run for line in lines for run in line.runs]
+    parts = []
+    for title, column in (("profcil", "profcil"), ("torch", "torch"), ("", "machine"), ("", "date")):
+        found = sorted({run.values[column] for run in runs if run.values[column]})
+        if found:
+            texts = [found[0], found[-1]] if column == "date" and len(found) > 1 else found
+            joined = (" to " if column == "date" else ", ").join(texts)
+            parts.append(f"{title} {joined}".strip())
+    if any(run.values["origin"] == "imported" for run in runs):
+        parts.append("imported from an older table")
+    files = []
+    for dataset in dict.fromkeys(line.dataset for line in lines if line.runs):
+        link = os.path.relpath(store / f"{dataset}.csv", path.parent)
+        files.append(f"[`{store.name}/{dataset}.csv`]({link})")
+    sources = f"From {', '.join(files)}" if files else "No rows yet"
+    return f"{sources}: {'; '.join(parts)}." if parts else f"{sources}."

@@ -1,0 +1,42 @@
+"""What a results store holds: rows that differ only in the seed, and their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from profcil.errors import unknown
+from profcil.runs.store import load_store
+from profcil.runs.stored_run import StoredRun
+
+NAMES = ("dataset", "method", "setting", "part", "settings", "profcil")
+
+
+def list_store(store: Path, dataset: str | None = None) -> list[dict[str, Any]]:
+    """A row per method, setting, part, differing settings and version: its seeds and its FAA."""
+    runs = load_store(store)
+    datasets = sorted({run.values["dataset"] for run in runs})
+    if dataset is not None and dataset not in datasets:
+        raise unknown("dataset in the store", dataset, datasets)
+    chosen = [run for run in runs if dataset in (None, run.values["dataset"])]
+    return [summarise_group(group) for group in group_rows(chosen)]
+
+
+def group_rows(runs: Iterable[StoredRun]) -> list[list[StoredRun]]:
+    """Rows that differ only in seed and machine; of two rows with one seed the first counts."""
+    groups: dict[tuple[str, ...], dict[int, StoredRun]] = {}
+    for run in runs:
+        by_seed = groups.setdefault(tuple(run.values[name] for name in NAMES), {})
+        by_seed.setdefault(run.values["seed"], run)
+    return [list(by_seed.values()) for by_seed in groups.values()]
+
+
+def summarise_group(group: list[StoredRun]) -> dict[str, Any]:
+    """Names, seeds, and mean and sample standard deviation of FAA."""
+    names = {name: group[0].values[name] for name in NAMES}
+    values = [run.values["faa"] for run in group]
+    deviation = stdev(values) if len(values) > 1 else None
+    seeds = sorted(run.values["seed"] for run in group)
+    return {**names, "seeds": seeds, "faa": fmean(values), "sd": deviation}
