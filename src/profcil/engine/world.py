@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from profcil.data.bundle import Bundle, Examples
 from profcil.data.loading import load_bundle
 from profcil.engine.build import held_out, make_net
 from profcil.engine.channel import When
-from profcil.engine.client import Client
+from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
 from profcil.engine.executor import Executor, prepare
 from profcil.engine.fleet import Fleet, LocalFleet
@@ -40,7 +41,7 @@ class World:
     executor: Executor
     labels: Tensor  # of the training examples, on the CPU
     weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, if there is one
-    features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; emptied at each position
+    features: dict[FeatureKey, Tensor] = field(default_factory=dict)  # of clients; emptied at each position
     kept: tuple[Any, dict[Any, Any]] = (None, {})  # a position, and what clients computed once in it
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
     fleet: Fleet = field(default_factory=LocalFleet)  # computes the clients' turns
@@ -123,12 +124,13 @@ class World:
                 self.shares.popitem(last=False)
         return self.shares[id]
 
-    def forget_features(self, keep: int | None = None) -> None:
-        """Drops cached features of every base version but `keep`."""
+    def forget_features(self, versions: Collection[int] = ()) -> None:
+        """Drops cached features of clients, except those under blocks of these versions."""
         kept = {}
-        for (client, version), features in self.features.items():
-            if version == keep:
-                kept[client, version] = features
+        for key, features in self.features.items():
+            _, _, version = key
+            if version in versions:
+                kept[key] = features
         self.features = kept
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -37,7 +38,7 @@ from torch import Tensor
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
-from profcil.engine.client import Client, Lens
+from profcil.engine.client import BlockFeatures, Client, Lens
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
 from profcil.memory import linear
@@ -170,8 +171,10 @@ class ProLin(Method):
     def joint_features(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
         """z of some examples. `under` computes their features under a base, or by any function of their inputs."""
         z = [under(blocks[name]) for name in ("base", "anchor") if name in blocks]
-        if "dictionary" in blocks:
-            z.append(under(lambda net, inputs: self.dictionary_features(net, inputs, blocks["dictionary"])))
+        entries = blocks.get("dictionary")
+        if entries:
+            compute = partial(self.dictionary_features, entries=entries)
+            z.append(under(BlockFeatures(compute, entries.version)))
         return torch.cat(z, 1)
 
     def dictionary_features(self, net: Net, inputs: Inputs, entries: Block) -> Tensor:
