@@ -73,9 +73,14 @@ class Pro(Method):
     kinds = frozenset({"model", "memory", "statistics"})
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        """Adds a second base for `keep_scores`: the position's starting base, which is frozen while a client fits."""
-        if self.params.keep_scores:
+        """Adds a second base where one is stored: the position's starting base, which is frozen while a client fits."""
+        if self.stores_starting_base:
             net.attach("starting_base", copy.deepcopy(net.base))
+
+    @property
+    def stores_starting_base(self) -> bool:
+        """Whether the server stores the base that a position starts from: for `keep_scores`."""
+        return bool(self.params.keep_scores)
 
     # -- the client ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +92,7 @@ class Pro(Method):
             fitted = yield self.fit(client, inbox, plastic)
             weights = self.fitted_model(client, inbox, fitted.weights)
         features = client.features(weights["base"] if plastic else inbox["base"])
-        banks, sent = self.align(client, inbox, weights)
+        banks, sent = self.align(client, inbox, weights, features)
         rehearsal = self.rehearse(client, inbox, weights, features, banks)
         done = yield rehearsal
         if self.params.refresh == "local" and self.last_plastic(client.when):
@@ -118,7 +123,7 @@ class Pro(Method):
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
-        if "starting_base" in inbox:
+        if "starting_head" in inbox:
             weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
             constants |= score_constants(client, inbox)
             loss = self.score_keeping_loss
@@ -187,9 +192,9 @@ class Pro(Method):
             weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
         return weights
 
-    def align(self, client: Client, inbox: Inbox, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+    def align(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor) -> tuple[Banks, dict[str, Block]]:
         """The memory that the client rehearses from, and blocks to send with the reply. PRO uses the memory as it was
-        broadcast; PRO-MAX transports it."""
+        broadcast; PRO-MAX transports it. `features` are those of the current examples under the fitted base."""
         return {name: bank_of(inbox[name]) for name in self.banks}, {}
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
