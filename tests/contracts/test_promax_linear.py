@@ -6,15 +6,20 @@ import pytest
 
 from profcil.contract.promises import PROMISES, Case
 
-OPTIONS = {"transport": "linear", "covariance": "shared", "closed_head": True, "keep_scores": 1.0, "base_rounds": 2}
+OPTIONS = {"transport": "linear", "covariance": "shared", "closed_head": True, "keep_scores": 1.0}
 ROUNDING = "accelerated computation gives the result of the reference, up to rounding"
 
 
-@pytest.fixture(scope="module", params=["image", "text", "graph"])
+MORE = [("image", "both"), ("text", "both"), ("graph", "both"), ("image", "frozen")]
+
+
+@pytest.fixture(scope="module", params=MORE, ids="-".join)
 def case(request) -> Case:
-    if request.param == "graph":
+    modality, refresh_at = request.param
+    if modality == "graph":
         pytest.importorskip("torch_geometric")
-    return Case("promax", request.param, settings={f"params.{name}": value for name, value in OPTIONS.items()})
+    options = OPTIONS | {"refresh_at": refresh_at}
+    return Case("promax", modality, settings={f"params.{name}": value for name, value in options.items()})
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=str)

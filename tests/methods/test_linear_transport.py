@@ -53,7 +53,7 @@ def with_linear_drift(run) -> ServerState:
 def surveyed(run, state: ServerState, position: int) -> ServerState:
     """The state after the survey of the round in which the base is frozen."""
     when = run.when(position, FREEZE)
-    inbox = {name: state.blocks[name] for name in run.method.survey_blocks(state, when)}
+    inbox = {name: state.blocks[name] for name in run.method.survey_blocks(state, when) if name in state.blocks}
     clients = [run.client(c, position, FREEZE) for c in run.clients(position, FREEZE)]
     return run.method.absorb(state, [run.method.survey(client, inbox) for client in clients], when)
 

@@ -41,6 +41,7 @@ from profcil.memory.transport import combine, local_transport
 from profcil.methods.parts.linear_transport import carried_bank, carry, drift_block, fit_examples, fit_reports
 from profcil.methods.parts.memory_blocks import bank_of, block_of
 from profcil.methods.parts.pro_settings import ProParams
+from profcil.methods.parts.reports import has_reported
 from profcil.methods.pro import Banks, Pro
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
@@ -164,6 +165,8 @@ class ProMax(Pro):
         return (*super().survey_blocks(state, when), *banks, *start)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
+        if has_reported(client, inbox):
+            return Reply(client.id, len(client.current))
         sent = self.global_shifts(client, inbox) if self.measures_global_drift(client.when) else {}
         start = inbox.get("starting_base")
         if start:
@@ -185,10 +188,10 @@ class ProMax(Pro):
         shifts = {name: self.shift_of(bank.mean, before[name], after[name]) for name, bank in banks.items()}
         return transport_blocks(banks, shifts)
 
-    def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+    def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Transport of the old memory, then PRO's refresh with statistics under the aggregated model."""
         state = self.apply_transport(self.carry_memory(state, replies), replies)
-        return super().absorb(state, replies, when)
+        return super().refresh_memory(state, replies, when)
 
     # -- transport by one linear map, once a position: "starting_base" is stored until the memory has been carried -----
 
@@ -221,7 +224,8 @@ class ProMax(Pro):
         if not reports:
             return state
         width = state.blocks["memory"].tensors["mean"].shape[1]
-        return carry(state, fit_reports(reports, width, self.params.ridge)).drop("starting_base")
+        state = carry(state, fit_reports(reports, width, self.params.ridge))
+        return state if self.params.refresh_at == "frozen" else state.drop("starting_base")  # more reports may follow
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """PRO's end of a position; with linear transport the base that the next one starts from is stored."""
