@@ -279,3 +279,13 @@ def test_pooling_does_not_change_its_parts():
     assert all(torch.equal(p.gram, b) for p, b in zip(parts, before, strict=True))
     rounded = linear.pool([linear.Summary(p.labels, p.count, p.mean, p.gram.float()) for p in parts])
     assert rounded.gram.dtype == torch.float64  # summed in float64, though each part was rounded
+
+
+def test_the_drift_sums_are_in_the_second_moments_of_both_features():
+    rng = torch.Generator().manual_seed(3)
+    before, after = (torch.randn(9, 4, generator=rng) for _ in range(2))
+    rows = linear.drift_rows(before, after)
+    found = linear.split_drift(rows.T @ rows, 4)
+    expected = drift(before, after - before)
+    for name in ("old", "cross", "square"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)

@@ -25,6 +25,9 @@ HETEROGENEITY = "protocol/test_heterogeneity.py"
 PLAN = "protocol/test_stream_plan.py"
 PROLIN = "methods/test_prolin.py"
 LINEAR = "memory/test_linear.py"
+CARRIED = "methods/test_linear_transport.py"
+REPORTS = "methods/test_reports.py"
+FITTING_HEAD = "methods/test_fitting_head.py"
 IMAGE_DICTIONARY = "model/test_image_dictionary.py"
 DICTIONARY = "engine/test_dictionary.py"
 
@@ -988,5 +991,46 @@ MUTATIONS = (
         "classes = server.seen",
         "MFCL generates classes that nobody has trained.",
         ("methods/test_mfcl.py",),
+    ),
+    # -- PRO-MAX beyond the paper -------------------------------------------------------------------------------------
+    Mutation(
+        "carried-constant",
+        "memory/linear.py",
+        "return mean.double() + append_one(mean) @ shift",
+        "return mean.double() + mean.double() @ shift[:-1]",
+        "Means are carried without the constant of the linear map.",
+        (CARRIED,),
+    ),
+    Mutation(
+        "carried-covariance",
+        "methods/parts/linear_transport.py",
+        'covariance.carried(covariance_of(state.blocks["covariance"]), shift, residual)',
+        'covariance_of(state.blocks["covariance"])',
+        "The shared covariance is not carried.",
+        (CARRIED,),
+    ),
+    Mutation(
+        "reports-of-one-round",
+        "methods/pro.py",
+        "return self.refresh_memory(state, reports.stored(state), when)",
+        "return self.refresh_memory(state, fresh, when)",
+        "Only the reports of the latest round count.",
+        (REPORTS,),
+    ),
+    Mutation(
+        "fitting-head-shrink",
+        "methods/pro.py",
+        "self.closed_head_block(known, self.params.fit_shrink)",
+        "self.closed_head_block(known, self.params.shrink)",
+        "The head that the base is fitted against has the shrinkage of the one that predicts.",
+        (FITTING_HEAD,),
+    ),
+    Mutation(
+        "fitting-head-moves-tail",
+        "methods/pro.py",
+        "blocks = tuple(name for name in blocks if name not in TAIL)",
+        "blocks = tuple(blocks)",
+        "Adapter and head are fitted together with the base, although the closed head is fixed.",
+        (FITTING_HEAD,),
     ),
 )

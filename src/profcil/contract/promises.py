@@ -81,17 +81,19 @@ class ContractRun:
 
 @dataclass
 class Case:
-    """A method on one modality. Its reference run is made once."""
+    """A method on one modality, with some settings of its own. Its reference run is made once."""
 
     name: str
     modality: str
     reference: ContractRun | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def begin(self, planned: bool = True, setting: str = "severe", **settings: Any) -> ContractRun:
         """A new run that has not started, with a normalisation that the method accepts."""
         flags = {"method": self.name, "dataset": DATASET[self.modality], "setting": setting}
         brief = {f"params.{key}": value for key, value in short_server_training(self.name).items()}
-        wanted = {**TINY, **STREAM, **without_recipe(self.name, flags["dataset"]), **brief, **settings}
+        plain = without_recipe(self.name, flags["dataset"])
+        wanted = {**TINY, **STREAM, **plain, **brief, **self.settings, **settings}
         try:
             return build_run(resolve(None, flags, wanted), self.modality, planned)
         except NotApplicable:

@@ -173,7 +173,18 @@ def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
     gram = s.gram[rows][:, rows]
     gram[:moving] -= gram[-moving:]
     gram[:, :moving] -= gram[:, -moving:]
-    old = len(rows) - moving
+    return split_drift(gram, moving)
+
+
+def drift_rows(before: Tensor, after: Tensor) -> Tensor:
+    """[ũ_o; δ] of some examples, from their features under the old and the new base. The second-moment matrix of
+    these rows has the drift sums."""
+    return torch.cat([append_one(before), after.double() - before.double()], 1)
+
+
+def split_drift(gram: Tensor, moving: int) -> Drift:
+    """The drift sums in the second-moment matrix of [ũ_o; δ]."""
+    old = len(gram) - moving
     return Drift(gram[:old, :old], gram[:old, old:], gram[old:, old:])
 
 
@@ -182,6 +193,11 @@ def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
     shift = solve(add_to_diagonal(d.old, ridge * d.old.diagonal().clamp(min=FLOOR)), d.cross)
     mixed = shift.T @ d.cross
     return shift, symmetrise(d.square - mixed - mixed.T + shift.T @ d.old @ shift) / d.old[-1, -1]
+
+
+def carried_means(mean: Tensor, shift: Tensor) -> Tensor:
+    """μ + Bᵀ[μ; 1], in float64."""
+    return mean.double() + append_one(mean) @ shift
 
 
 def apply_drift(s: Summary, shift: Tensor, residual: Tensor) -> Summary:

@@ -14,7 +14,9 @@ Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-
 share, in place of a diagonal spread per class. At every refresh clients also send the scatter of their features around
 their class means, and the server pools it exactly. It stores the mean matrix of all positions, weighted by their
 examples: how a moved base changes the covariance of old classes is unknown. With `closed_head` predictions come from a
-linear discriminant head, solved from the remembered means and this matrix, in place of adapter and head.
+linear discriminant head, solved from the remembered means and this matrix, in place of adapter and head. With
+`fit_head = "closed"` a position opens with such a head over old and new classes, and clients fit the base against it;
+adapter and head are then trained by rehearsal alone.
 
 Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
 client nothing.
@@ -42,6 +44,8 @@ from profcil.memory.bank import Bank, empty_bank, moments_of_rows, pool, restore
 from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
+from profcil.methods.parts import reports
+from profcil.methods.parts.fitting_head import examples_in_head, new_class_report, rows_in_head
 from profcil.methods.parts.kept_scores import score_constants
 from profcil.methods.parts.memory_blocks import (
     bank_of,
@@ -73,9 +77,14 @@ class Pro(Method):
     kinds = frozenset({"model", "memory", "statistics"})
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        """Adds a second base for `keep_scores`: the position's starting base, which is frozen while a client fits."""
-        if self.params.keep_scores:
+        """Adds a second base where one is stored: the position's starting base, which is frozen while a client fits."""
+        if self.stores_starting_base:
             net.attach("starting_base", copy.deepcopy(net.base))
+
+    @property
+    def stores_starting_base(self) -> bool:
+        """Whether the server stores the base that a position starts from: for `keep_scores`."""
+        return bool(self.params.keep_scores)
 
     # -- the client ---------------------------------------------------------------------------------------------------
 
@@ -83,11 +92,11 @@ class Pro(Method):
         """Current-task fitting, then rehearsal."""
         plastic = self.plastic(client.when)
         weights = model_of(inbox)
-        if plastic or self.params.fit_when_frozen:
+        if self.fits(client, inbox, plastic):
             fitted = yield self.fit(client, inbox, plastic)
             weights = self.fitted_model(client, inbox, fitted.weights)
         features = client.features(weights["base"] if plastic else inbox["base"])
-        banks, sent = self.align(client, inbox, weights)
+        banks, sent = self.align(client, inbox, weights, features)
         rehearsal = self.rehearse(client, inbox, weights, features, banks)
         done = yield rehearsal
         if self.params.refresh == "local" and self.last_plastic(client.when):
@@ -104,6 +113,13 @@ class Pro(Method):
         """Whether this is the last round of the position in which the base moves; the first round if it never moves."""
         return when.round == max(0, min(self.params.base_rounds, when.rounds) - 1)
 
+    def fits(self, client: Client, inbox: Inbox, plastic: bool) -> bool:
+        """Whether the client fits its current task in this round. Against a closed head it cannot if the head has none
+        of its classes."""
+        if plastic and self.params.fit_head == "closed":
+            return bool(len(rows_in_head(client, inbox)))
+        return plastic or self.params.fit_when_frozen
+
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
         """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss in plastic rounds, proximal term."""
         return self.fit_model(client, inbox) if plastic else self.fit_tail(client, inbox)
@@ -118,13 +134,18 @@ class Pro(Method):
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
-        if "starting_base" in inbox:
-            weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
+        if "starting_head" in inbox:
             constants |= score_constants(client, inbox)
             loss = self.score_keeping_loss
+        if "starting_head" in inbox and self.params.keep_scores:
+            weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
+        source = None
+        if self.params.fit_head == "closed":
+            blocks = tuple(name for name in blocks if name not in TAIL)
+            source, constants["allowed"] = examples_in_head(client, inbox)
         how = phase_settings(self.params, client, "fit")
-        phase = client.train("fit", weights, blocks, loss, proximal=self.params.proximal, settings=how)
-        return replace(phase, constants=constants)
+        phase = client.train("fit", weights, blocks, loss, source, proximal=self.params.proximal, settings=how)
+        return replace(phase, constants=constants, inputs=client.examples.inputs)
 
     def fit_tail(self, client: Client, inbox: Inbox) -> Train:
         """Fitting in a frozen round: adapter and head move, on current features of the broadcast base."""
@@ -148,17 +169,21 @@ class Pro(Method):
 
         The position's starting head scores features of its starting base and of the moving base; the loss is the
         cross-entropy between the two. Both bases see the same views in the same mode. A target of the round's
-        broadcast model would move along with the base from round to round.
+        broadcast model would move along with the base from round to round. With `fit_head = "closed"` the starting head
+        also gives the scores of the fitting loss.
         """
         x = batch["inputs"]
         rng = batch["rng"]
         strong = (net.strong(x, rng), net.strong(x, rng)) if self.params.auxiliary else ()
         weak = net.weak(x, rng)
         *pair, u = net.encode(*strong, weak)
-        loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
+        own = self.kept_scores(net, batch, u) if self.params.fit_head == "closed" else net.classify(u)
+        loss = cross_entropy(own, batch["y"], batch["allowed"])
         if self.params.auxiliary:
             a, b = pair
             loss = loss + self.params.auxiliary * contrast(net.project(a), net.project(b), self.params.temperature)
+        if not self.params.keep_scores:
+            return loss
         with torch.no_grad():
             before = net.starting_base(*weak)  # type: ignore[operator]
         scores, target = (self.kept_scores(net, batch, features) for features in (u, before))
@@ -171,7 +196,7 @@ class Pro(Method):
         else of adapter and head. In float32, because scores of a closed head are small differences of large numbers."""
         with torch.autocast(u.device.type, enabled=False):
             u = u.float()
-            if self.params.closed_head:
+            if "starting_bias" in batch:
                 scores = F.linear(u, batch["starting_weight"], batch["starting_bias"])
             else:
                 adapter = {k: batch[f"starting_{k}"] for k in net.adapter}
@@ -187,9 +212,9 @@ class Pro(Method):
             weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
         return weights
 
-    def align(self, client: Client, inbox: Inbox, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+    def align(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor) -> tuple[Banks, dict[str, Block]]:
         """The memory that the client rehearses from, and blocks to send with the reply. PRO uses the memory as it was
-        broadcast; PRO-MAX transports it."""
+        broadcast; PRO-MAX transports it. `features` are those of the current examples under the fitted base."""
         return {name: bank_of(inbox[name]) for name in self.banks}, {}
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
@@ -221,14 +246,26 @@ class Pro(Method):
     # -- the statistics of a client -----------------------------------------------------------------------------------
 
     def surveys(self, when: When) -> bool:
+        return bool(self.banks) and self.params.refresh == "global" and self.refresh_due(when)
+
+    def refresh_due(self, when: When) -> bool:
+        """Whether the memory is refreshed after this round."""
         at = self.params.refresh_at
-        due = (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
-        return bool(self.banks) and self.params.refresh == "global" and due
+        if at == "frozen":
+            return when.final or not self.plastic(replace(when, round=when.round + 1))
+        return (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        return ("base", "adapter") if "adapted" in self.banks else ("base",)
+        if self.opens(state, when):
+            return ("base", "known_classes")
+        space = ("base", "adapter") if "adapted" in self.banks else ("base",)
+        return (*space, "reported_clients")
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
+        if "known_classes" in inbox:
+            return Reply(client.id, len(client.current), new_class_report(client, inbox))
+        if reports.has_reported(client, inbox):
+            return Reply(client.id, len(client.current))
         features = client.features(inbox["base"])
         return Reply(client.id, len(client.current), self.statistics(client, weights_of(inbox), features))
 
@@ -269,6 +306,8 @@ class Pro(Method):
         empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
         state = super().begin({b: weights[b] for b in MODEL})
         state = state.put(**{name: block_of(empty[name]) for name in self.banks})
+        if self.params.fit_head == "closed":
+            state = state.put(known_classes=Block("memory", {}))
         if not self.shares_covariance:
             return state
         nothing = Covariance(like.new_zeros(len(like), len(like), dtype=torch.float64), 0)
@@ -282,39 +321,64 @@ class Pro(Method):
         """FedAvg. Without global refresh, local statistics are stored until the position ends."""
         state = super().aggregate(state, replies, when)
         if self.params.refresh == "local" and self.last_plastic(when):
-            pending = {f"{r.client}/{n}": b for r in replies for n, b in r.blocks.items() if n.endswith("_moments")}
-            state = state.put(**{f"pending/{name}": b for name, b in pending.items()})
+            for r in replies:
+                moments = {name: block for name, block in r.blocks.items() if name.endswith("_moments")}
+                state = reports.store(state, r.client, moments)
         return state
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Memory refresh, Eq. (global-memory-refresh)."""
+        """Memory refresh. If clients report in several rounds, it starts anew from the memory before the first report,
+        with all reports."""
+        if self.opens(state, when):
+            return self.open_position(state, replies, when) if replies else state
+        if self.params.refresh_at != "frozen" or not self.refresh_due(when):
+            return self.refresh_memory(state, replies, when)
+        fresh = [r for r in replies if r.blocks]
+        if not fresh:
+            return state
+        state = reports.gather(state, fresh, self.memory_blocks)
+        return self.refresh_memory(state, reports.stored(state), when)
+
+    def opens(self, state: ServerState, when: When) -> bool:
+        """With `fit_head = "closed"`, in the first round of a position in which the base moves."""
+        return self.params.fit_head == "closed" and self.plastic(when) and "starting_head" not in state.blocks
+
+    def open_position(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """The state with the head that the base is fitted against. Statistics of new classes under the starting base
+        are used for it alone; the memory is refreshed when the base has moved."""
+        known = Pro.refresh_memory(self, state, replies, when)
+        state = state.put(starting_head=self.closed_head_block(known, self.params.fit_shrink))
+        return state.also(starting_base="base") if self.params.keep_scores else state
+
+    def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """The state with the memory refreshed by these reports, Eq. (global-memory-refresh)."""
         for name in self.banks:
-            reports = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
-            if reports:
-                state = self.refresh_bank(state, name, reports, when)
+            found = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
+            if found:
+                state = self.refresh_bank(state, name, found, when)
         measured = [r.blocks["memory_moments"] for r in replies if "memory_moments" in r.blocks]
         if measured and self.shares_covariance:
             state = self.refresh_covariance(state, measured, when)
         return state
 
-    def refresh_bank(self, state: ServerState, name: str, reports: Sequence[Block], when: When) -> ServerState:
+    def refresh_bank(self, state: ServerState, name: str, found: Sequence[Block], when: When) -> ServerState:
         """The state with one bank refreshed. A second refresh within a position first restores the measured classes to
         their values before the first, so that no example counts twice."""
         backup = f"{name}_before_refresh"
         now = state.blocks[name]
         before = state.get(backup) or now
-        fresh = pool([moments_of(block) for block in reports])
+        fresh = pool([moments_of(block) for block in found])
         bank = restore(bank_of(now), bank_of(before), fresh.labels)
         state = state.put(**{name: block_of(update(bank, fresh, self.params.merge))})
         return self.with_backup(state, backup, before, when)
 
-    def refresh_covariance(self, state: ServerState, reports: Sequence[Block], when: When) -> ServerState:
+    def refresh_covariance(self, state: ServerState, found: Sequence[Block], when: When) -> ServerState:
         """The state with the covariance blended with that of the current examples, weighted by counts. A second refresh
         within a position starts from the matrix before the first, so that no example counts twice."""
         backup = "covariance_before_refresh"
         before = state.get(backup) or state.blocks["covariance"]
-        parts = [moments_of(block) for block in reports]
-        fresh = covariance.pool(parts, [block.tensors["scatter"] for block in reports], pool(parts))
+        parts = [moments_of(block) for block in found]
+        fresh = covariance.pool(parts, [block.tensors["scatter"] for block in found], pool(parts))
         blended = covariance.blend(covariance_of(before), fresh)
         state = state.put(covariance=block_of_covariance(blended))
         return self.with_backup(state, backup, before, when)
@@ -327,22 +391,28 @@ class Pro(Method):
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """Refreshes the memory from pending local statistics, and removes what is needed within a position only."""
-        pending = [n for n in state.blocks if n.startswith("pending/")]
-        replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
-        state = self.absorb(state.drop(*pending), replies, when)
+        if self.params.refresh == "local":
+            state = self.absorb(state, reports.stored(state), when)
+        state = reports.without_reports(state)
         state = state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
+        if self.params.fit_head == "closed":
+            known = Block("memory", {}, state.blocks["memory"].labels)
+            return state.drop("starting_head", "starting_base").put(known_classes=known)
         return self.with_starting_model(state) if self.params.keep_scores else state
 
     def with_starting_model(self, state: ServerState) -> ServerState:
         """The state with copies of the base and the head that the next position starts from, for `keep_scores`."""
         if not self.params.closed_head:
             return state.also(starting_base="base", starting_adapter="adapter", starting_head="head")
-        labels = state.blocks["memory"].labels
-        if not labels:
+        if not state.blocks["memory"].labels:
             return state
-        weight, bias = (t.float() for t in self.solve_head(state))
-        head = Block("memory", {"weight": weight, "bias": bias}, labels)
+        head = self.closed_head_block(state, self.params.shrink)
         return state.put(starting_head=head).also(starting_base="base")
+
+    def closed_head_block(self, state: ServerState, shrink: float) -> Block:
+        """The linear discriminant head of all remembered classes."""
+        weight, bias = (t.float() for t in self.solve_head(state, shrink))
+        return Block("memory", {"weight": weight, "bias": bias}, state.blocks["memory"].labels)
 
     # -- prediction ---------------------------------------------------------------------------------------------------
 
@@ -354,14 +424,14 @@ class Pro(Method):
         scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
         labels = state.blocks["memory"].labels
         if labels:
-            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state))
+            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state, self.params.shrink))
         return scores
 
-    def solve_head(self, state: ServerState) -> tuple[Tensor, Tensor]:
+    def solve_head(self, state: ServerState, shrink: float) -> tuple[Tensor, Tensor]:
         """Weight and bias of the linear discriminant head, a row for each remembered class."""
         matrix = covariance_of(state.blocks["covariance"]).matrix
         mean = state.blocks["memory"].tensors["mean"].double()
-        return linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
+        return linear.discriminants(mean, covariance.shrunk(matrix, shrink))
 
     # -- diagnostics --------------------------------------------------------------------------------------------------
 
