@@ -10,15 +10,15 @@ OPTIONS = {"transport": "linear", "covariance": "shared", "closed_head": True, "
 ROUNDING = "accelerated computation gives the result of the reference, up to rounding"
 
 
-MORE = [("image", "trained"), ("text", "trained"), ("graph", "trained"), ("image", "closed")]
+MORE = [("image", "both"), ("text", "both"), ("graph", "both"), ("image", "frozen")]
 
 
 @pytest.fixture(scope="module", params=MORE, ids="-".join)
 def case(request) -> Case:
-    modality, head = request.param
+    modality, refresh_at = request.param
     if modality == "graph":
         pytest.importorskip("torch_geometric")
-    options = OPTIONS | {"refresh_at": "frozen" if head == "closed" else "both", "fit_head": head}
+    options = OPTIONS | {"refresh_at": refresh_at}
     return Case("promax", modality, settings={f"params.{name}": value for name, value in options.items()})
 
 

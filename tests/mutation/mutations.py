@@ -27,7 +27,6 @@ PROLIN = "methods/test_prolin.py"
 LINEAR = "memory/test_linear.py"
 CARRIED = "methods/test_linear_transport.py"
 REPORTS = "methods/test_reports.py"
-FITTING_HEAD = "methods/test_fitting_head.py"
 IMAGE_DICTIONARY = "model/test_image_dictionary.py"
 DICTIONARY = "engine/test_dictionary.py"
 
@@ -1016,21 +1015,5 @@ MUTATIONS = (
         "return self.refresh_memory(state, fresh, when)",
         "Only the reports of the latest round count.",
         (REPORTS,),
-    ),
-    Mutation(
-        "fitting-head-shrink",
-        "methods/pro.py",
-        "self.closed_head_block(known, self.params.fit_shrink)",
-        "self.closed_head_block(known, self.params.shrink)",
-        "The head that the base is fitted against has the shrinkage of the one that predicts.",
-        (FITTING_HEAD,),
-    ),
-    Mutation(
-        "fitting-head-moves-tail",
-        "methods/pro.py",
-        "blocks = tuple(name for name in blocks if name not in TAIL)",
-        "blocks = tuple(blocks)",
-        "Adapter and head are fitted together with the base, although the closed head is fixed.",
-        (FITTING_HEAD,),
     ),
 )

@@ -14,9 +14,7 @@ Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-
 share, in place of a diagonal spread per class. At every refresh clients also send the scatter of their features around
 their class means, and the server pools it exactly. It stores the mean matrix of all positions, weighted by their
 examples: how a moved base changes the covariance of old classes is unknown. With `closed_head` predictions come from a
-linear discriminant head, solved from the remembered means and this matrix, in place of adapter and head. With
-`fit_head = "closed"` a position opens with such a head over old and new classes, and clients fit the base against it;
-adapter and head are then trained by rehearsal alone.
+linear discriminant head, solved from the remembered means and this matrix, in place of adapter and head.
 
 Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
 client nothing.
@@ -45,7 +43,6 @@ from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
 from profcil.methods.parts import reports
-from profcil.methods.parts.fitting_head import examples_in_head, new_class_report, rows_in_head
 from profcil.methods.parts.kept_scores import score_constants
 from profcil.methods.parts.memory_blocks import (
     bank_of,
@@ -92,7 +89,7 @@ class Pro(Method):
         """Current-task fitting, then rehearsal."""
         plastic = self.plastic(client.when)
         weights = model_of(inbox)
-        if self.fits(client, inbox, plastic):
+        if plastic or self.params.fit_when_frozen:
             fitted = yield self.fit(client, inbox, plastic)
             weights = self.fitted_model(client, inbox, fitted.weights)
         features = client.features(weights["base"] if plastic else inbox["base"])
@@ -113,13 +110,6 @@ class Pro(Method):
         """Whether this is the last round of the position in which the base moves; the first round if it never moves."""
         return when.round == max(0, min(self.params.base_rounds, when.rounds) - 1)
 
-    def fits(self, client: Client, inbox: Inbox, plastic: bool) -> bool:
-        """Whether the client fits its current task in this round. Against a closed head it cannot if the head has none
-        of its classes."""
-        if plastic and self.params.fit_head == "closed":
-            return bool(len(rows_in_head(client, inbox)))
-        return plastic or self.params.fit_when_frozen
-
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
         """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss in plastic rounds, proximal term."""
         return self.fit_model(client, inbox) if plastic else self.fit_tail(client, inbox)
@@ -135,17 +125,12 @@ class Pro(Method):
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
         if "starting_head" in inbox:
+            weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
             constants |= score_constants(client, inbox)
             loss = self.score_keeping_loss
-        if "starting_head" in inbox and self.params.keep_scores:
-            weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
-        source = None
-        if self.params.fit_head == "closed":
-            blocks = tuple(name for name in blocks if name not in TAIL)
-            source, constants["allowed"] = examples_in_head(client, inbox)
         how = phase_settings(self.params, client, "fit")
-        phase = client.train("fit", weights, blocks, loss, source, proximal=self.params.proximal, settings=how)
-        return replace(phase, constants=constants, inputs=client.examples.inputs)
+        phase = client.train("fit", weights, blocks, loss, proximal=self.params.proximal, settings=how)
+        return replace(phase, constants=constants)
 
     def fit_tail(self, client: Client, inbox: Inbox) -> Train:
         """Fitting in a frozen round: adapter and head move, on current features of the broadcast base."""
@@ -169,21 +154,17 @@ class Pro(Method):
 
         The position's starting head scores features of its starting base and of the moving base; the loss is the
         cross-entropy between the two. Both bases see the same views in the same mode. A target of the round's
-        broadcast model would move along with the base from round to round. With `fit_head = "closed"` the starting head
-        also gives the scores of the fitting loss.
+        broadcast model would move along with the base from round to round.
         """
         x = batch["inputs"]
         rng = batch["rng"]
         strong = (net.strong(x, rng), net.strong(x, rng)) if self.params.auxiliary else ()
         weak = net.weak(x, rng)
         *pair, u = net.encode(*strong, weak)
-        own = self.kept_scores(net, batch, u) if self.params.fit_head == "closed" else net.classify(u)
-        loss = cross_entropy(own, batch["y"], batch["allowed"])
+        loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
         if self.params.auxiliary:
             a, b = pair
             loss = loss + self.params.auxiliary * contrast(net.project(a), net.project(b), self.params.temperature)
-        if not self.params.keep_scores:
-            return loss
         with torch.no_grad():
             before = net.starting_base(*weak)  # type: ignore[operator]
         scores, target = (self.kept_scores(net, batch, features) for features in (u, before))
@@ -196,7 +177,7 @@ class Pro(Method):
         else of adapter and head. In float32, because scores of a closed head are small differences of large numbers."""
         with torch.autocast(u.device.type, enabled=False):
             u = u.float()
-            if "starting_bias" in batch:
+            if self.params.closed_head:
                 scores = F.linear(u, batch["starting_weight"], batch["starting_bias"])
             else:
                 adapter = {k: batch[f"starting_{k}"] for k in net.adapter}
@@ -256,14 +237,10 @@ class Pro(Method):
         return (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        if self.opens(state, when):
-            return ("base", "known_classes")
         space = ("base", "adapter") if "adapted" in self.banks else ("base",)
         return (*space, "reported_clients")
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        if "known_classes" in inbox:
-            return Reply(client.id, len(client.current), new_class_report(client, inbox))
         if reports.has_reported(client, inbox):
             return Reply(client.id, len(client.current))
         features = client.features(inbox["base"])
@@ -306,8 +283,6 @@ class Pro(Method):
         empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
         state = super().begin({b: weights[b] for b in MODEL})
         state = state.put(**{name: block_of(empty[name]) for name in self.banks})
-        if self.params.fit_head == "closed":
-            state = state.put(known_classes=Block("memory", {}))
         if not self.shares_covariance:
             return state
         nothing = Covariance(like.new_zeros(len(like), len(like), dtype=torch.float64), 0)
@@ -329,8 +304,6 @@ class Pro(Method):
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Memory refresh. If clients report in several rounds, it starts anew from the memory before the first report,
         with all reports."""
-        if self.opens(state, when):
-            return self.open_position(state, replies, when) if replies else state
         if self.params.refresh_at != "frozen" or not self.refresh_due(when):
             return self.refresh_memory(state, replies, when)
         fresh = [r for r in replies if r.blocks]
@@ -338,17 +311,6 @@ class Pro(Method):
             return state
         state = reports.gather(state, fresh, self.memory_blocks)
         return self.refresh_memory(state, reports.stored(state), when)
-
-    def opens(self, state: ServerState, when: When) -> bool:
-        """With `fit_head = "closed"`, in the first round of a position in which the base moves."""
-        return self.params.fit_head == "closed" and self.plastic(when) and "starting_head" not in state.blocks
-
-    def open_position(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """The state with the head that the base is fitted against. Statistics of new classes under the starting base
-        are used for it alone; the memory is refreshed when the base has moved."""
-        known = Pro.refresh_memory(self, state, replies, when)
-        state = state.put(starting_head=self.closed_head_block(known, self.params.fit_shrink))
-        return state.also(starting_base="base") if self.params.keep_scores else state
 
     def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """The state with the memory refreshed by these reports, Eq. (global-memory-refresh)."""
@@ -395,24 +357,18 @@ class Pro(Method):
             state = self.absorb(state, reports.stored(state), when)
         state = reports.without_reports(state)
         state = state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
-        if self.params.fit_head == "closed":
-            known = Block("memory", {}, state.blocks["memory"].labels)
-            return state.drop("starting_head", "starting_base").put(known_classes=known)
         return self.with_starting_model(state) if self.params.keep_scores else state
 
     def with_starting_model(self, state: ServerState) -> ServerState:
         """The state with copies of the base and the head that the next position starts from, for `keep_scores`."""
         if not self.params.closed_head:
             return state.also(starting_base="base", starting_adapter="adapter", starting_head="head")
-        if not state.blocks["memory"].labels:
+        labels = state.blocks["memory"].labels
+        if not labels:
             return state
-        head = self.closed_head_block(state, self.params.shrink)
+        weight, bias = (t.float() for t in self.solve_head(state))
+        head = Block("memory", {"weight": weight, "bias": bias}, labels)
         return state.put(starting_head=head).also(starting_base="base")
-
-    def closed_head_block(self, state: ServerState, shrink: float) -> Block:
-        """The linear discriminant head of all remembered classes."""
-        weight, bias = (t.float() for t in self.solve_head(state, shrink))
-        return Block("memory", {"weight": weight, "bias": bias}, state.blocks["memory"].labels)
 
     # -- prediction ---------------------------------------------------------------------------------------------------
 
@@ -424,14 +380,14 @@ class Pro(Method):
         scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
         labels = state.blocks["memory"].labels
         if labels:
-            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state, self.params.shrink))
+            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state))
         return scores
 
-    def solve_head(self, state: ServerState, shrink: float) -> tuple[Tensor, Tensor]:
+    def solve_head(self, state: ServerState) -> tuple[Tensor, Tensor]:
         """Weight and bias of the linear discriminant head, a row for each remembered class."""
         matrix = covariance_of(state.blocks["covariance"]).matrix
         mean = state.blocks["memory"].tensors["mean"].double()
-        return linear.discriminants(mean, covariance.shrunk(matrix, shrink))
+        return linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
 
     # -- diagnostics --------------------------------------------------------------------------------------------------
 

@@ -165,8 +165,8 @@ class ProMax(Pro):
         return (*super().survey_blocks(state, when), *banks, *start)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        if "known_classes" in inbox or has_reported(client, inbox):
-            return super().survey(client, inbox)
+        if has_reported(client, inbox):
+            return Reply(client.id, len(client.current))
         sent = self.global_shifts(client, inbox) if self.measures_global_drift(client.when) else {}
         start = inbox.get("starting_base")
         if start:
@@ -204,7 +204,7 @@ class ProMax(Pro):
         """Whether the base has moved since the memory was measured or carried."""
         start = state.get("starting_base")
         moved = start is not None and start.version != state.blocks["base"].version
-        return self.params.transport == "linear" and moved and bool(state.blocks["memory"].labels)
+        return self.params.transport == "linear" and moved
 
     def align_linearly(self, client: Client, inbox: Inbox, features: Tensor, banks: Banks) -> Banks:
         """The banks moved by a linear map of the client's own drift since the start of the position. The starting base

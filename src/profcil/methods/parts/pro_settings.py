@@ -92,32 +92,21 @@ class ProParams(Checked):
         "while the base moves",
         low=0.0,
     )
-    keep_temperature: float = setting(
-        1.0, 'temperature of the soft-max over kept scores, and of all scores of fit_head = "closed"', low=1e-3
-    )
+    keep_temperature: float = setting(1.0, "temperature of the soft-max over kept scores", low=1e-3)
     closed_head: bool = setting(
         False,
         "beyond the paper: predict by a linear discriminant head from the means and the shared covariance; needs "
         'covariance = "shared"',
     )
     shrink: float = setting(0.05, "λ of that head, in units of the mean variance", low=0.0)
-    fit_head: str = setting(
-        "trained",
-        "what the base is fitted against while it moves: adapter and head, which are fitted too, or (beyond the paper) "
-        "a linear discriminant head over base features, which is solved when a position opens and then fixed",
-        choices=("trained", "closed"),
-    )
-    fit_shrink: float = setting(0.3, "λ of the head that the base is fitted against", low=0.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        closed = {"closed_head = true": self.closed_head, 'fit_head = "closed"': self.fit_head == "closed"}
-        for name, is_set in closed.items():
-            if is_set and (self.covariance != "shared" or self.old_memory == "none"):
-                raise ConfigError(
-                    f'{name} needs remembered means and a shared covariance; set covariance = "shared" and '
-                    'old_memory = "base"'
-                )
+        if self.closed_head and (self.covariance != "shared" or self.old_memory == "none"):
+            raise ConfigError(
+                'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
+                'old_memory = "base"'
+            )
         if self.refresh_at == "frozen" and self.refresh == "local":
             raise ConfigError(
                 'refresh_at = "frozen" collects statistics under the aggregated model; set refresh = "global" or '
