@@ -18,7 +18,7 @@ from profcil.data.bundle import Bundle, Facts, File
 from profcil.data.input_format import InputFormat
 from profcil.errors import DataError
 
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel or column
 
 
 def status(root: Path) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def verify(root: Path, name: str) -> list[str]:
 
 
 def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
-    """A dataset, checked against its facts, with image statistics and a fingerprint.
+    """A dataset, checked against its facts, with statistics of images or columns and a fingerprint.
 
     Statistics that the loader gives are kept, and are then part of the fingerprint.
     """
@@ -131,9 +131,24 @@ def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
     if bundle.mean or bundle.std:
         own = f"{content}{bundle.mean}{bundle.std}"
         return replace(bundle, fingerprint=hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
-    is_image = bundle.train.x.dim() == 4
-    mean, std = channel_statistics(bundle.train.x) if is_image else ((), ())
+    mean, std = input_statistics(bundle)
     return replace(bundle, mean=mean, std=std, fingerprint=content)
+
+
+def input_statistics(bundle: Bundle) -> Statistics:
+    """Mean and standard deviation of the training part: per channel of images, per column of a table."""
+    x = bundle.train.x
+    if bundle.facts.modality == "table":
+        return column_statistics(x)
+    return channel_statistics(x) if x.dim() == 4 else ((), ())
+
+
+def column_statistics(x: Tensor) -> Statistics:
+    """Mean and standard deviation per column. A column with a single value has deviation 1."""
+    wide = x.double()
+    mean = wide.mean(0)
+    std = wide.std(0, correction=0)
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 
 
 def with_input_format(bundle: Bundle) -> Bundle:
