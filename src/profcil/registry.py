@@ -27,6 +27,7 @@ HELPERS = {
     "data": {"bundle", "files", "fetch", "input_format", "loading", "unpickle"},
     "encoders": set(),
 }
+UNLISTED = ("data", "own")  # found by name, but not listed: it is whatever `--data PATH` holds
 # Attributes that a module must define.
 REQUIRED = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",)}
 
@@ -53,7 +54,7 @@ def find(group: str, name: str) -> ModuleType:
     """The module of a name. An unknown name is an error that lists the nearest names."""
     if name in plugins(group):
         return load_plugin(group, name)
-    if name not in builtin(group):
+    if name not in builtin(group) and (group, name) != UNLISTED:
         raise unknown(GROUPS[group], name, names(group))
     return importlib.import_module(f"profcil.{group}.{name}")
 

@@ -71,9 +71,8 @@ def show(path: Path, as_json: bool) -> None:
 
 def dry_run(config: Any, data: Path, as_json: bool) -> int:
     """Prints the settings as a recipe, and the expected work. Without the data only the settings are known."""
-    from profcil.config import plain
     from profcil.errors import DataError
-    from profcil.resolve import to_toml
+    from profcil.resolve import to_toml, values_of
 
     work = None
     missing = None
@@ -82,7 +81,7 @@ def dry_run(config: Any, data: Path, as_json: bool) -> int:
     except DataError as error:
         missing = str(error)
     if as_json:
-        print_json({"settings": plain(config), "work": work, "lacking": missing})
+        print_json({"settings": values_of(config), "work": work, "lacking": missing})
         return 0
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in (work or {}).items()]
     lines = facts or [f"the expected work is unknown without the data: {missing}"]

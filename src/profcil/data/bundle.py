@@ -1,7 +1,7 @@
 """What a loader returns: a dataset's facts and examples, without clients or tasks.
 
-There are two kinds of examples. `Rows` are independent (images, texts, tables): row i of `x` is example i. `Nodes` are nodes
-of one graph: an example needs its neighbourhood, so a part of a graph is an induced subgraph. Both have the same
+There are two kinds of examples. `Rows` are independent (images, texts, tables): row i of `x` is example i. `Nodes` are
+nodes of one graph: an example needs its neighbourhood, so a part of a graph is an induced subgraph. Both have the same
 methods, so that other code need not know which kind it has.
 """
 
@@ -152,6 +152,7 @@ class Bundle:
     mean: tuple[float, ...] = ()  # images: per channel, over the training part scaled to [0, 1]; tables: per column
     std: tuple[float, ...] = ()
     fingerprint: str = field(default="")  # hash of the labels and inputs; part of every cache key
+    tasks: tuple[tuple[int, ...], ...] = ()  # class ids of each task, in order; empty = drawn with the seed
     input_format: InputFormat | None = None  # None = raw inputs other than images of this size cannot be read
 
     def to(self, device: str | torch.device) -> Bundle:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from profcil import __version__, registry
-from profcil.config import plain
 from profcil.engine.channel import When
 from profcil.engine.client_store import ClientStore
 from profcil.engine.device import device_of
@@ -30,7 +29,7 @@ from profcil.metrics.client_first import summary
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
-from profcil.resolve import RunConfig, resolve
+from profcil.resolve import RunConfig, resolve, values_of
 from profcil.runs.folder import RunFolder
 from profcil.runs.settings_check import check_settings, flatten_settings
 
@@ -163,7 +162,7 @@ def finish(recorder: RunRecorder, method: Any) -> Path:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted path, except those that choose where a run is computed. These may change when it is
     resumed."""
-    values = flatten_settings(json.loads(json.dumps(plain(config))))
+    values = flatten_settings(json.loads(json.dumps(values_of(config))))
     return {name: value for name, value in values.items() if name not in ("device", "threads", "workers")}
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from profcil import __version__, registry
-from profcil.config import Checked, build, plain, setting
+from profcil.config import Checked, build, setting
 from profcil.errors import ConfigError, DataError, unknown
-from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve
+from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve, values_of
 
 STUDIES = Path(__file__).parent.parent / "recipes" / "studies"
 # Settings without effect on a result, beyond rounding. `regime` only changes settings of the method, which count.
@@ -82,7 +82,7 @@ def hash_settings(config: RunConfig, exclude: Sequence[str] = WITHOUT_EFFECT) ->
     The kind of device counts, because a GPU draws other random numbers than a CPU; the index of the GPU does not. For
     plug-ins, version and source count too.
     """
-    facts = {key: value for key, value in plain(config).items() if key not in (*exclude, "device")}
+    facts = {key: value for key, value in values_of(config).items() if key not in (*exclude, "device")}
     facts["version"] = __version__
     device_kind = config.device.partition(":")[0]
     if "device" not in exclude and device_kind != "cpu":
