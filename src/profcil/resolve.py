@@ -107,6 +107,8 @@ def resolve(recipe: str | None = None, flags: Mapping[str, Any] | None = None, s
         values = own_recipe(Path(data), given, sets, tasks)
     else:
         values = recorded_own_run(given)
+    if registry.is_file_name(str(chosen.get("method", ""))):
+        chosen["method"] = str(Path(chosen["method"]).absolute())  # a run may be resumed from another folder
     method = str({**values, **chosen}.get("method", "promax"))
     values = merge(values, read_preset(preset, dataset, method))
     values = merge(values, {**chosen, "dataset": dataset})
@@ -366,6 +368,20 @@ def values_of(config: RunConfig) -> dict[str, Any]:
     """The settings as nested dicts of plain values. How own data is read is left out where there is none."""
     values = plain(config)
     return values if config.dataset == OWN else {key: value for key, value in values.items() if key != OWN}
+
+
+def plugin_origins(config: RunConfig) -> dict[str, Any]:
+    """Where the method, dataset and encoder of a run come from, for those that are plug-ins."""
+    origins = {kind: registry.origin(kind, name) for kind, name in part_names(config).items()}
+    return {kind: origin for kind, origin in origins.items() if origin}
+
+
+def part_names(config: RunConfig) -> dict[str, str]:
+    """The names of a run's method, dataset and encoder; the encoder is empty if it is a built-in default."""
+    encoder = config.model.encoder
+    if not encoder and config.dataset in registry.plugins("data"):
+        encoder = registry.find("data", config.dataset).FACTS.encoder
+    return {"methods": config.method, "data": config.dataset, "encoders": encoder}
 
 
 def to_toml(config: RunConfig) -> str:

@@ -101,7 +101,7 @@ def tables() -> Bundle:
         means = torch.nn.functional.one_hot(y, COLUMNS) * 3.0
         return Rows((means + noise) * torch.logspace(-2, 2, COLUMNS) + 5, y)
 
-    facts = Facts("few rows", "Few rows", "table", CLASSES, None, None, views=("noise", "mask"), encoder="mlp")
+    facts = Facts("few rows", "Few rows", "table", CLASSES, None, None, views=("noise", "mask"), encoder="perceptron")
     names = tuple(map(str, range(CLASSES)))
     train = part(4, TRAIN_PER_CLASS)
     mean, std = column_statistics(train.x)

@@ -173,6 +173,6 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
     no_inputs = bundle.train.inputs(bundle.train.y[:0])
-    method.attach(net, no_inputs, torch_generator(config.seed, "model", config.method))
+    method.attach(net, no_inputs, torch_generator(config.seed, "model", registry.short_name(config.method)))
     executor = Executor(net, config.accelerate, workers, config.model.precision)
     return World(config, bundle, plan, net, executor, labels, weak_epochs)

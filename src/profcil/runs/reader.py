@@ -17,6 +17,7 @@ from profcil.metrics.client_first import summary
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
+from profcil.registry import short_name
 from profcil.runs.settings_check import MACHINE, check_settings, flatten_settings
 
 Parsed = TypeVar("Parsed")
@@ -158,6 +159,7 @@ def check_consistency(run: Run) -> None:
 def summarise_run(run: Run) -> dict[str, Any]:
     """One run as plain values. What is unknown is None; an unfinished run has no measured values."""
     names = {name: run.config[name] for name in ("method", "dataset", "setting", "seed")}
+    names["method"] = short_name(names["method"])
     metrics = run.metrics or {}
     measured = {
         "faa": metrics.get("faa"),

@@ -19,7 +19,7 @@ from profcil.data.own.tasks import class_names, tasks_of
 from profcil.errors import DataError
 from profcil.randomness import generator
 
-ENCODERS = {"image": "convnet", "text": "textcnn", "graph": "gat", "table": "mlp"}
+ENCODERS = {"image": "convnet", "text": "textcnn", "graph": "gat", "table": "perceptron"}
 VIEWS = {"image": ("crop", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask"), "table": ("noise", "mask")}
 SPLITTER = "words"
 SAMPLED_TEXTS = 2000  # for the default length

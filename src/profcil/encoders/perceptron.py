@@ -10,7 +10,7 @@ from profcil.data.bundle import Bundle
 from profcil.model.layers import Columns, drawn, expect, layers, sample
 
 
-class MLP(nn.Module):
+class Perceptron(nn.Module):
     def __init__(self, columns: Columns, count: int, width: int, norm: str) -> None:
         super().__init__()
         make = layers(norm, "batch", "group", "none")
@@ -30,9 +30,9 @@ class MLP(nn.Module):
         return F.relu(self.norm2(self.second(x)))
 
 
-def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> MLP:
+def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> Perceptron:
     """Builds the encoder. `width` is the size of each layer and the number of features; 0 means 128."""
     x = sample(bundle)[0]
-    expect(x.dim() == 2 and x.is_floating_point() and not bundle.vocabulary, "mlp", "rows of numbers", bundle)
+    expect(x.dim() == 2 and x.is_floating_point() and not bundle.vocabulary, "perceptron", "rows of numbers", bundle)
     columns = Columns(bundle, x.shape[1])
-    return drawn(lambda: MLP(columns, x.shape[1], width or 128, norm), generator)
+    return drawn(lambda: Perceptron(columns, x.shape[1], width or 128, norm), generator)
