@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil import registry
+from profcil.config import OWN
 from profcil.errors import DataError, ProfcilError
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.reader import Run, load_run
@@ -121,7 +122,8 @@ def data_root(given: str | Path | None) -> Path:
 
 def default_folder(config: RunConfig) -> Path:
     """The default folder of a run, with a number if it contains a run already."""
-    name = f"{config.dataset}-{config.setting}-{registry.short_name(config.method)}-seed{config.seed}"
+    dataset = config.own.name or OWN if config.dataset == OWN else config.dataset
+    name = f"{dataset}-{config.setting}-{registry.short_name(config.method)}-seed{config.seed}"
     return unused_folder(name)
 
 

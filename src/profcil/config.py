@@ -128,6 +128,7 @@ class ModelSettings(Checked):
 class OwnSettings(Checked):
     """How own data is read (`--data PATH`). Runs on other datasets do not store this section."""
 
+    name: str = setting("", "name of the data in tables; empty = that of the file or folder")
     modality: str = setting(
         "",
         "what the data is; empty = found from the files",

@@ -91,6 +91,7 @@ def dry_run(config: Any, data: Path, as_json: bool) -> int:
 
 def expected_work(config: Any, data: Path) -> dict[str, Any]:
     """Rounds, client turns and model size, counted from the plan and the model of the run."""
+    from profcil.config import OWN
     from profcil.engine.world import make_world
     from profcil.model.net import MODEL
     from profcil.protocol.participation import participants, warmup_participants
@@ -104,7 +105,10 @@ def expected_work(config: Any, data: Path) -> dict[str, Any]:
     warmup_turns = warmup * len(warmup_participants(world.plan, 0)) if warmup else 0
     parameters = sum(p.numel() for p in world.net.trainable(MODEL))
     model_bytes = sum(t.numel() * t.element_size() for t in weights)
+    bundle = world.bundle
+    sizes = {"classes": len(bundle.names), "training_examples": len(bundle.train), "test_examples": len(bundle.test)}
     return {
+        **(sizes if config.dataset == OWN else {}),
         "positions": positions,
         "rounds": positions * rounds,
         "warmup_rounds": warmup,

@@ -31,7 +31,7 @@ FACTS = Facts("own", "Own data", "", 0, None, None, get="--data PATH")  # replac
 def describe(path: Path, settings: OwnSettings) -> Summary:
     """What the data is and how much there is of it."""
     if is_saved_bundle(path):
-        return Summary.of_bundle(load_saved_bundle(path))
+        return Summary.of_bundle(path, load_saved_bundle(path))
     return describe_raw(path, read_raw(path, settings), settings)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import OwnSettings
-from profcil.data._tokens import FIRST, vocabulary
+from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
 from profcil.data.input_format import SPLITTERS, InputFormat, read_image
 from profcil.data.own.raw import Raw, Summary
@@ -135,12 +135,12 @@ def text_bundle(
 ) -> Bundle:
     """Texts as token ids. The words are those of the training part, the most frequent ones."""
     split = SPLITTERS[SPLITTER]
-    training = (split(raw.inputs[i]) for i in parts["train"])
+    texts = [split(text) for text in raw.inputs]  # once for words and ids: splitting takes most of the time
     limit = settings.vocabulary or default_words(len(parts["train"]))
-    words = tuple(vocabulary(training))[:limit]
+    words = tuple(vocabulary(texts[i] for i in parts["train"]))[:limit]
     length = settings.length or default_length(raw.inputs)
     form = InputFormat("text", (length,), splitter=SPLITTER, vocabulary=FIRST + len(words), words=words)
-    return rows_bundle(facts, form.encode_texts(raw.inputs), y, parts, names, form)
+    return rows_bundle(facts, encode(texts, form.word_ids, length), y, parts, names, form)
 
 
 def default_words(texts: int) -> int:

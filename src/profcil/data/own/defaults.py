@@ -6,6 +6,7 @@ They follow the recipes of the known datasets of the same modality, which were c
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from profcil.config import OwnSettings
@@ -32,9 +33,15 @@ def recipe_of_data(summary: Summary, settings: OwnSettings) -> Values:
         -(-classes // tasks) if tasks else default_task_size(classes)
     ]
     stream = {"clients": clients, "participants": min(clients, max(5, clients // 2)), "task_size": max(sizes)}
-    own = {"modality": summary.modality, "tasks": tasks}
+    own = {"name": data_name(summary.path), "modality": summary.modality, "tasks": tasks}
     found = BY_MODALITY[summary.modality](summary)
     return {**found, "stream": stream, "own": {**own, **found.get("own", {})}}
+
+
+def data_name(path: Path) -> str:
+    """The name of a file or folder; data that was given from Python is called after its run folder."""
+    path = path.absolute()
+    return path.parent.name if path.stem == "data" else path.stem
 
 
 def training(optimiser: Values, batch: int, rounds: int = 10) -> Values:

@@ -51,6 +51,6 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def of_bundle(bundle: Bundle) -> Summary:
+    def of_bundle(path: Path, bundle: Bundle) -> Summary:
         shape = tuple(bundle.train.x.shape[1:])
-        return Summary(Path("data.npz"), bundle.facts.modality, bundle.names, len(bundle.train), shape)
+        return Summary(path, bundle.facts.modality, bundle.names, len(bundle.train), shape)
