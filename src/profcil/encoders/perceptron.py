@@ -32,7 +32,7 @@ class Perceptron(nn.Module):
 
 def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> Perceptron:
     """Builds the encoder. `width` is the size of each layer and the number of features; 0 means 128."""
-    x = sample(bundle)[0]
-    expect(x.dim() == 2 and x.is_floating_point() and not bundle.vocabulary, "perceptron", "rows of numbers", bundle)
+    x, *others = sample(bundle)
+    expect(x.dim() == 2 and x.is_floating_point() and not others, "perceptron", "rows of numbers", bundle)
     columns = Columns(bundle, x.shape[1])
     return drawn(lambda: Perceptron(columns, x.shape[1], width or 128, norm), generator)

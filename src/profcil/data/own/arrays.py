@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -65,8 +66,11 @@ def checked_pair(given: Mapping[str, Any], x: str, y: str) -> tuple[Any, Any]:
 
 def read_arrays(path: Path) -> Raw:
     """Images or rows of a table from arrays x and y, and from those of other parts."""
-    with np.load(path, allow_pickle=False) as file:
-        given = {name: file[name] for name in file.files}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            given = {name: file[name] for name in file.files}
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read ({error}); write arrays of numbers or texts to it") from None
     parts = list(array_parts(given))
     if not parts:
         raise DataError(f"{path} has the arrays {', '.join(given) or 'none'}; it needs x and y, or adj_* and attr_*")
@@ -142,13 +146,16 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
 
 def is_saved_bundle(path: Path) -> bool:
     """Whether a file is one that `save_bundle` wrote."""
-    if path.suffix != ".npz" or not path.is_file():
-        return False
+    return path.suffix == ".npz" and zipfile.is_zipfile(path) and HEADER in array_names(path)
+
+
+def array_names(path: Path) -> set[str]:
+    """The names of the arrays in an npz file. A file that is none raises a DataError."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return HEADER in arrays.files
-    except (ValueError, OSError):
-        return False
+        with zipfile.ZipFile(path) as file:
+            return {name.removesuffix(".npy") for name in file.namelist()}
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path} cannot be read as npz ({error}); write it with numpy.savez") from None
 
 
 def load_saved_bundle(path: Path) -> Bundle:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from pathlib import Path
-
-import numpy as np
 
 from profcil.config import OwnSettings
 from profcil.data.own import records
-from profcil.data.own.arrays import read_arrays
+from profcil.data.own.arrays import array_names, read_arrays
 from profcil.data.own.graphs import read_graph_folder, read_graph_npz
 from profcil.data.own.images import has_images, part_folders, read_images
 from profcil.data.own.raw import PARTS, Raw
@@ -54,12 +51,7 @@ def read_file(path: Path, settings: OwnSettings) -> Raw:
 
 def read_npz(path: Path) -> Raw:
     """A graph of the benchmarks, or arrays x and y."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            names = set(arrays.files)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as npz ({error}); write it with numpy.savez") from None
-    return read_graph_npz(path) if "adj_indptr" in names else read_arrays(path)
+    return read_graph_npz(path) if "adj_indptr" in array_names(path) else read_arrays(path)
 
 
 def read_folder(path: Path, settings: OwnSettings) -> Raw:
