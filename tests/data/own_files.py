@@ -70,13 +70,16 @@ def write_images(path: Path, each: int = 8, size: int = 12, classes: Sequence[st
 
 
 def write_graph(path: Path, each: int = 8, split: bool = False) -> Path:
-    """Each class has a feature of its own, and its nodes form a chain."""
+    """Each class has a feature of its own, beside random ones, and its nodes form a chain."""
     nodes = [(f"{name}-{i}", name, i) for name in CLASSES for i in range(each)]
     header = ["id", "label", *"wxyz", *(["split"] if split else [])]
     rows = []
     for node, name, i in nodes:
         part = ["test" if i < 2 else "train"] if split else []
-        rows.append([node, name, *(int(name == other) for other in CLASSES), *part])
+        noise = generator(0, "node", node).random(len(CLASSES)).round(3)
+        rows.append(
+            [node, name, *(int(name == other) + 0.5 * x for other, x in zip(CLASSES, noise, strict=True)), *part]
+        )
     write_csv(path / "nodes.csv", header, rows)
     ends = [(a[0], b[0]) for a, b in pairwise(nodes) if a[1] == b[1]]
     write_csv(path / "edges.csv", ("source", "target"), ends)
