@@ -134,8 +134,8 @@ def own_values(given: Mapping[str, Any], sets: Sets) -> dict[str, Any]:
     found = dict(given.get(OWN, {}))
     hints = typing.get_type_hints(OwnSettings)
     for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
-        name = key.strip().removeprefix(f"{OWN}.")
-        if name in hints:
+        section, _, name = key.strip().rpartition(".")
+        if section == OWN and name in hints:
             found[name] = value if isinstance(sets, Mapping) else read_text(value, hints[name])
     return found
 
@@ -277,10 +277,10 @@ def known_paths(params: type) -> dict[str, Any]:
 
 
 def find_path(key: str, paths: Iterable[str]) -> str:
-    """The dotted path of a key."""
+    """The dotted path of a key. Settings of own data are written in full: a method may have a setting `text`, too."""
     if key in paths:
         return key
-    found = [path for path in paths if path.split(".")[-1] == key]
+    found = [path for path in paths if path.split(".")[-1] == key and not path.startswith(f"{OWN}.")]
     if f"train.{key}" in found:  # `rounds` alone means training, not the warm-up
         return f"train.{key}"
     if len(found) > 1:
