@@ -131,6 +131,7 @@ def own_recipe(data: Path, given: Mapping[str, Any], sets: Sets, tasks: Any) -> 
 
 def own_values(given: Mapping[str, Any], sets: Sets) -> dict[str, Any]:
     """The settings of own data in a recipe and in `--set`: reading the data for its recipe needs them first."""
+    check_types(given)
     found = dict(given.get(OWN, {}))
     hints = typing.get_type_hints(OwnSettings)
     for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
@@ -286,7 +287,8 @@ def find_path(key: str, paths: Iterable[str]) -> str:
     if len(found) > 1:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
-        names = {*paths, *(path.split(".")[-1] for path in paths)}
+        short = {path.split(".")[-1] for path in paths if not path.startswith(f"{OWN}.")}
+        names = {*paths, *short}
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{LIST_HINT}")
     return found[0]
 

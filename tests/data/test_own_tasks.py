@@ -99,6 +99,18 @@ def test_a_given_setting_overrides_and_the_stored_ones_are_complete(tmp_path):
     assert resolve(str(tmp_path / "config.toml")) == config
 
 
+def test_settings_of_own_data_are_written_in_full(tmp_path):
+    path = write_texts(tmp_path / "m.csv")
+    with pytest.raises(ConfigError, match=r"unknown setting 'label'; did you mean own.label"):
+        resolve(None, {"data": path}, ["label=text"])
+    (tmp_path / "r.toml").write_text("own = 3")
+    with pytest.raises(ConfigError, match=r"own = 3 is not a table"):
+        resolve(str(tmp_path / "r.toml"), {"data": path}, [])
+    (tmp_path / "r.toml").write_text("[own]\nlength = 5\n[train]\nlr = 0.25")
+    config = resolve(str(tmp_path / "r.toml"), {"data": path}, [])
+    assert (config.dataset, config.own.length, config.train.lr) == ("own", 5, 0.25)
+
+
 def test_fewer_examples_than_clients(tmp_path):
     path = write_texts(tmp_path / "m.csv", 3)
     with pytest.raises(DataError, match="8 training examples for 9 clients; give more examples, or fewer clients"):
