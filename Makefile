@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,tensorboard,report,deploy,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,parquet,tensorboard,report,deploy,dev]'
 	touch $@
 
 # Its interpreter tests kernels for GPUs on a CPU; torch's builds for GPUs bring it along.

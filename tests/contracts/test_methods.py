@@ -23,7 +23,7 @@ from profcil.model.net import MODEL
 from profcil.reporting.methods import split_docstring, stored
 
 NAMES = registry.names("methods")
-MODALITIES = ("image", "text", "graph")
+MODALITIES = ("image", "text", "graph", "table")
 METHODS = {name: registry.find("methods", name).METHOD for name in NAMES}
 MODALITY = {name: next(m for m in MODALITIES if m in METHODS[name].modalities) for name in NAMES}
 SUPPORTED = [(name, m) for name in NAMES for m in MODALITIES if m in METHODS[name].modalities]

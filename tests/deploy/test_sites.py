@@ -30,7 +30,12 @@ QUICK = ["train.rounds=2", "train.epochs=4", "train.batch=8", "warmup.rounds=1",
 
 
 def federation_text(modality: str) -> str:
-    more = {"text": "length = 8\nvocabulary = 500", "image": "shape = [1, 8, 8]", "graph": "features = 4"}[modality]
+    more = {
+        "text": "length = 8\nvocabulary = 500",
+        "image": "shape = [1, 8, 8]",
+        "graph": "features = 4",
+        "table": 'columns = ["a", "b", "c", "d"]\nmean = [1, 1, 1, 1]\nstd = [2, 2, 2, 2]',
+    }[modality]
     return f'modality = "{modality}"\ntasks = {json.dumps(TASKS)}\nsites = ["north", "south"]\n{more}\n'
 
 
@@ -84,7 +89,24 @@ def write_graph(path: Path, labels: list[str], each: int = 8) -> Path:
     return path
 
 
-WRITERS = {"text": (write_texts, "data.csv"), "image": (write_images, "images"), "graph": (write_graph, "graph")}
+def write_table(path: Path, labels: list[str], each: int = 10) -> Path:
+    """Writes rows of numbers. Each class is large in another column."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", *"abcd"])
+        for label in labels:
+            noise = generator(0, "row", label).normal(size=(each, 4))
+            writer.writerows([label, *row] for row in noise + 4 * (np.arange(4) == CLASSES.index(label)))
+    return path
+
+
+WRITERS = {
+    "text": (write_texts, "data.csv"),
+    "image": (write_images, "images"),
+    "graph": (write_graph, "graph"),
+    "table": (write_table, "table.csv"),
+}
 
 
 def write_sites(tmp_path: Path, modality: str) -> dict[int, dict]:
@@ -123,7 +145,7 @@ def test_replies_of_methods_for_one_modality_are_accepted(tmp_path, modality, me
     assert [e["refused"] for e in events(folder, "asked") if e["refused"]] == []
 
 
-@pytest.mark.parametrize("modality", ["text", "image", "graph"])
+@pytest.mark.parametrize("modality", WRITERS)
 def test_a_federation_learns_from_data_that_stay_at_the_sites(tmp_path, modality):
     folder = run_sites(tmp_path, modality, "promax")
     run = load_run(folder)
@@ -263,3 +285,23 @@ def test_sites_have_no_validation_data():
     with pytest.raises(ProfcilError, match="validation"):
         fedavg_config(evaluate="validation")
     assert federation.ENCODERS.keys() == federation.VIEWS.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("mean = [1, 1, 1, 1]", "mean = [1]"), "1 values in mean for 4 columns"),
+        (("std = [2, 2, 2, 2]", "std = [2, 0, 2, 2]"), "not above 0"),
+        (('columns = ["a", "b", "c", "d"]\nmean = [1, 1, 1, 1]\nstd = [2, 2, 2, 2]', ""), "must name the columns"),
+    ],
+)
+def test_a_federation_of_tables_is_checked(change, sentence):
+    with pytest.raises(ProfcilError, match=sentence):
+        read_federation(federation_text("table").replace(*change))
+
+
+def test_a_site_s_table_lacks_a_column(tmp_path):
+    write_manifest(tmp_path, "north", "table.csv", TASKS[0])
+    write_table(tmp_path / "table.csv", TASKS[0])
+    with pytest.raises(ProfcilError, match="has no column 'e'"):
+        read_site(tmp_path, read_federation(federation_text("table").replace('"d"]', '"e"]')))

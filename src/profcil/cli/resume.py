@@ -11,7 +11,7 @@ from profcil.errors import ProfcilError
 
 def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder that `profcil run` printed")
-    data_dir(parser)
+    data_dir(parser, "--data")
     progress_flags(parser)
     json_flag(parser)
 

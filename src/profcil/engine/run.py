@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from profcil import __version__, registry
-from profcil.config import plain
 from profcil.engine.channel import When
 from profcil.engine.client_store import ClientStore
 from profcil.engine.device import device_of, processor_name, usable_cores
@@ -31,7 +30,7 @@ from profcil.metrics.client_first import summary
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
-from profcil.resolve import RunConfig, resolve
+from profcil.resolve import RunConfig, plugin_origins, resolve, values_of
 from profcil.runs.folder import RunFolder
 from profcil.runs.settings_check import check_settings, flatten_settings
 
@@ -108,6 +107,7 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
         plan_is_valid = has_plan(folder.path, saved["plan"])
         if saved["done"] and plan_is_valid:
             return folder.path
+        check_method_source(folder.path, config, saved)
         data_dir = Path(data_dir or saved["data_dir"])
         recorder = RunRecorder(prepare(config, data_dir, folder), folder, observe, data_dir)
         check_data(Path(path), recorder.world, saved, data_dir)
@@ -119,6 +119,17 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
         recorder.continue_from(saved)
         method = registry.find("methods", config.method).METHOD(config.params)
         return finish(recorder, method)
+
+
+def check_method_source(path: Path, config: RunConfig, saved: Mapping[str, Any]) -> None:
+    """Refuses a method from a file, or from Python, that has changed since the run began."""
+    begun = saved.get("plugins", {}).get("methods", {})
+    unpackaged = begun and not begun["package"]
+    if unpackaged and begun != registry.origin("methods", config.method):
+        raise RunFolderError(
+            f"the method {config.method} has changed since {path} began; restore it, or start a new run with another "
+            "--out"
+        )
 
 
 def has_plan(path: Path, digest: str) -> bool:
@@ -164,7 +175,7 @@ def finish(recorder: RunRecorder, method: Any) -> Path:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted path, except those that choose where a run is computed. These may change when it is
     resumed."""
-    values = flatten_settings(json.loads(json.dumps(plain(config))))
+    values = flatten_settings(json.loads(json.dumps(values_of(config))))
     return {name: value for name, value in values.items() if name not in ("device", "threads", "workers")}
 
 
@@ -188,6 +199,8 @@ class RunRecorder:
             "seconds": 0.0,
             "warmup_seconds": 0.0,
         }
+        if origins := plugin_origins(world.config):
+            self.facts["plugins"] = origins
         self.began = time.perf_counter()
         self.saved = self.began
         self.before = 0.0  # seconds of earlier processes

@@ -46,7 +46,7 @@ class Method:
     """FedAvg: broadcast the model, train it on current data, average by example counts."""
 
     Params: ClassVar[type] = Params
-    modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph"})
+    modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph", "table"})
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
     server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
     regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
