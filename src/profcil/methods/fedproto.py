@@ -119,5 +119,12 @@ class FedProto(Method):
         distance = to_each_row.view(len(z), *rows.shape[:2])
         return -distance.amin(2).masked_fill(~known, torch.inf)
 
+    def deployed(self, state: ServerState) -> ServerState:
+        return state.only(*MODEL, *(("prototypes",) if self.params.predict == "prototype" else ()))
+
+    def temperature(self, state: ServerState) -> float | None:
+        """Distances to prototypes are no log-probabilities."""
+        return 1.0 if self.params.predict == "head" else None
+
 
 METHOD = FedProto

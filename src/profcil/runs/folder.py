@@ -4,6 +4,7 @@ config.toml, plan.npz   the settings and the stream; written before anything is 
 state.safetensors       everything that resuming needs; it is decisive if the other files disagree with it
 clients/                private tensors of clients that do not fit in the state
 scores.json, ledger.csv, run.json   parts of the state in readable form; rewritten with every state
+model.safetensors       the trained model, which needs nothing else of the folder; written at the end of the run
 events.jsonl            the events of the run; appended line by line, cut back to the state when a run is resumed
 
 Saving copies the state. A background thread writes the copy while the run continues.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # the engine, which imports torch, is imported when it is nee
 
 OTHER_BYTES = 20_000_000  # disk space for everything that is not tensors
 FIRST_FILES = ("lock", "config.toml", "plan.npz", "events.jsonl")  # written before the first state
-FILES = (*FIRST_FILES, "state.safetensors", "scores.json", "ledger.csv", "run.json")
+FILES = (*FIRST_FILES, "state.safetensors", "scores.json", "ledger.csv", "run.json", "model.safetensors")
 
 
 class RunFolder:
