@@ -37,6 +37,7 @@ def test_run_and_its_results():
     ("method", "more"),
     [
         ("promax", {}),
+        ("promax", {"covariance": "shared", "closed_head": True}),
         ("prolin", {}),
         ("prolin", {"dictionary": 30}),
         ("prolin", {"dictionary": 30, "base_rounds": 0}),

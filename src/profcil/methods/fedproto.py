@@ -116,7 +116,7 @@ class FedProto(Method):
         rows, known = tables(state.blocks["prototypes"], net.classes, self.params.prototypes)
         z = net.tail.adapt(features)
         to_each_row = torch.cdist(z, rows.flatten(0, 1))
-        distance = to_each_row.view(len(z), *rows.shape[:2])
+        distance = to_each_row.view(z.shape[0], *rows.shape[:2])
         return -distance.amin(2).masked_fill(~known, torch.inf)
 
     def deployed(self, state: ServerState) -> ServerState:

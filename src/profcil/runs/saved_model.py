@@ -29,7 +29,14 @@ if TYPE_CHECKING:  # the functions import torch when they are called
 
 NAME = "model.safetensors"
 FORMAT = 1  # raised when older versions of profcil could not read the file
-FACTS = ("name", "title", "modality", "classes", "views", "encoder")  # what models and methods read of a dataset's facts
+FACTS = (
+    "name",
+    "title",
+    "modality",
+    "classes",
+    "views",
+    "encoder",
+)  # what models and methods read of a dataset's facts
 
 
 def save_model(folder: Path, world: World, method: Method, server: ServerState, metrics: Mapping[str, float]) -> None:
@@ -106,8 +113,8 @@ def read_model(path: Path) -> SavedModel:
         raise RunFolderError(f"{path} is not a model file; give a run folder or its {NAME}")
     if version > FORMAT:
         raise RunFolderError(
-            f"{path} was written by profcil {header.get('profcil')} in format {version}, and profcil {__version__} reads "
-            f"formats up to {FORMAT}; install the newer version"
+            f"{path} was written by profcil {header.get('profcil')} in format {version}, and profcil {__version__} "
+            f"reads formats up to {FORMAT}; install the newer version"
         )
     return SavedModel(path, tensors, header)
 

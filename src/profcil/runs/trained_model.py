@@ -101,10 +101,13 @@ class Model:
         """The format of raw inputs, if the model takes inputs of this modality."""
         takes = KINDS.get(self.modality, self.modality)
         if modality != self.modality:
-            raise DataError(f"this is a model of {takes}, which cannot read {KINDS.get(modality, modality)}; give {takes}")
+            raise DataError(
+                f"this is a model of {takes}, which cannot read {KINDS.get(modality, modality)}; give {takes}"
+            )
         if self.input_format is None:
             raise DataError(
-                f"this model does not say how {takes} become tensors, because its dataset gave no InputFormat; give tensors"
+                f"this model does not say how {takes} become tensors, because its dataset gave no InputFormat; "
+                "use profcil.load_model with tensors"
             )
         return self.input_format
 

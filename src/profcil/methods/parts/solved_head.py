@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from profcil.engine.payload import Block, ServerState
 
 NAME = "solved_head"
-LOG_ODDS = 8.0  # of a class against its nearest rival, at its own mean; see `temperature`
+AT_THE_MEAN = 0.95  # the probability of a class at its own mean, by which `temperature` is set
 
 
 def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor) -> Block:
@@ -19,7 +21,7 @@ def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor) -> Block:
 
 def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
     """Scores of all class ids in float64. A class without a row has the lowest number."""
-    scores = features.new_full((len(features), classes), torch.finfo(torch.float64).min, dtype=torch.float64)
+    scores = features.new_full((features.shape[0], classes), torch.finfo(torch.float64).min, dtype=torch.float64)
     if head.labels:
         scores[:, list(head.labels)] = F.linear(features.double(), head.tensors["weight"], head.tensors["bias"])
     return scores
@@ -41,13 +43,15 @@ def temperature(weight: Tensor, mean: Tensor) -> float:
     """The number by which discriminant scores are divided to be log-probabilities; at least 1.
 
     If features were normal with the pooled covariance, it would be 1. Real features have heavier tails, of which first
-    and second moments say nothing, and probabilities at 1 are far too certain. So this is a rule: a class's own mean has
-    log-odds of LOG_ODDS against its nearest rival, in the median over classes. docs/models.md has how far it is off.
+    and second moments say nothing, and probabilities at 1 are too certain. So this is a rule: at a class's own mean,
+    the class has the probability AT_THE_MEAN if all others are as far away as the nearest one. The median class
+    decides. docs/models.md says how far the probabilities are off.
     """
     if len(mean) < 2:
         return 1.0
+    log_odds = math.log(AT_THE_MEAN / (1 - AT_THE_MEAN) * (len(mean) - 1))
     products = weight @ mean.double().T
     own = products.diagonal()
     squared = own[:, None] + own[None] - products - products.T
     nearest = squared.fill_diagonal_(torch.inf).amin(1)
-    return max(1.0, float(nearest.median()) / 2 / LOG_ODDS)
+    return max(1.0, float(nearest.median()) / 2 / log_odds)
