@@ -16,6 +16,7 @@ def add(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="datasets (status: all; verify: all that are present)")
     parser.add_argument("--out", metavar="DIR", help="examples: folder for test images, one folder per class")
     parser.add_argument("--count", default="3", metavar="N", help="examples: how many images (3)")
+    parser.add_argument("--seed", default="0", metavar="N", help="examples: seed of a split that is drawn (0)")
     data_dir(parser)
     json_flag(parser)
 
@@ -116,12 +117,12 @@ def examples(args: argparse.Namespace) -> int:
     """Writes test images of one dataset as files, to try a model on them."""
     if len(args.names) != 1 or not args.out:
         raise ConfigError("data examples needs one dataset and a folder; give NAME --out DIR")
-    if not args.count.isdecimal() or int(args.count) < 1:
-        raise ConfigError(f"--count {args.count} is not possible; give a whole number of at least 1")
+    if not args.count.isdecimal() or not args.seed.isdecimal() or int(args.count) < 1:
+        raise ConfigError(f"--count {args.count} --seed {args.seed} is not possible; give whole numbers")
     from profcil.data._examples import write_images
     from profcil.data.loading import load_bundle
 
-    bundle = load_bundle(args.names[0], data_root(args))
+    bundle = load_bundle(args.names[0], data_root(args), int(args.seed))
     paths = [str(path) for path in write_images(bundle, Path(args.out), int(args.count))]
     print_json(paths) if args.json else print("\n".join(paths))
     return 0
