@@ -73,6 +73,7 @@ def test_texts_come_from_arguments_files_and_standard_input(saved, capsys, monke
     Path("a.json").write_text(json.dumps([{"text": text} for text in texts]))
     for name in ("a.txt", "a.tsv", "a.jsonl", "a.json"):
         assert printed_json(capsys, "predict", found.folder, name, "--json") == expected
+    assert printed_json(capsys, "predict", found.folder, "w3 and a.csv", "--json")[0]["input"] == "w3 and a.csv"
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts)))
     assert printed_json(capsys, "predict", found.folder, "-", "--json") == expected
 

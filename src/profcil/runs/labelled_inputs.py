@@ -121,9 +121,9 @@ def read_texts(model: Model, items: Sequence[str], labelled: bool) -> Given:
         path = Path(item)
         if item == STDIN:
             rows += lines_of(sys.stdin.read())
-        elif path.suffix.lower() in TEXT_SUFFIXES:
+        elif names_file(item, TEXT_SUFFIXES):
             rows += text_rows(existing(item, "texts, or a file of texts"))
-        elif path.suffix.lower() in IMAGE_SUFFIXES or is_folder(path):
+        elif names_file(item, IMAGE_SUFFIXES) or is_folder(path):
             raise DataError(f"this is a model of texts, and {item} is none; give texts, or a file of them")
         else:
             rows.append({"text": item})
@@ -132,6 +132,14 @@ def read_texts(model: Model, items: Sequence[str], labelled: bool) -> Given:
         texts = [str(row["text"]) for row in rows]
         labels = [str(row["label"]) for row in rows] if labelled else []
     return Given(texts, (model.read_texts(texts),), labels)
+
+
+def names_file(item: str, suffixes: Sequence[str]) -> bool:
+    """Whether an argument is a path and not a text that ends like one, such as "open it with notes.txt"."""
+    path = Path(item)
+    if path.suffix.lower() not in suffixes:
+        return False
+    return not any(map(str.isspace, item)) or path.exists()
 
 
 def is_folder(path: Path) -> bool:
