@@ -37,6 +37,7 @@ def test_run_and_its_results():
     ("method", "more"),
     [
         ("promax", {}),
+        ("promax", {"covariance": "shared", "closed_head": True}),
         ("prolin", {}),
         ("prolin", {"dictionary": 30}),
         ("prolin", {"dictionary": 30, "base_rounds": 0}),
@@ -109,8 +110,9 @@ def test_mistakes_raise_errors_of_profcil():
         _ = profcil.rnu
 
 
-def test_model_needs_the_data_of_its_run():
+def test_without_a_model_file_the_data_of_the_run_is_needed():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
+    Path("run/model.safetensors").unlink()  # as in runs of older versions
     text = Path("run/run.json").read_text()
     Path("run/run.json").write_text(text.replace(profcil.load_run("run").facts["data"], "0" * 32))
     with pytest.raises(RunFolderError, match="is not the data that run was trained on"):

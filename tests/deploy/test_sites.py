@@ -13,6 +13,7 @@ from memory_grid import Grid
 from test_faults import events
 
 from profcil import registry
+from profcil.cli.main import main
 from profcil.data.input_format import hashed_id
 from profcil.deploy import entry, federation
 from profcil.deploy.app_folder import settings_table
@@ -22,6 +23,7 @@ from profcil.deploy.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
 from profcil.runs.reader import load_run
+from profcil.runs.trained_model import load_model
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]
 CLASSES = [name for task in TASKS for name in task]
@@ -156,6 +158,27 @@ def test_a_federation_learns_from_data_that_stay_at_the_sites(tmp_path, modality
     assert run.metrics["faa"] > 60  # four classes that are easy to separate
     assert {e.kind for e in run.ledger.entries} <= {"model", "memory", "statistics", "transport", "header"}
     assert all(not e["refused"] and not e["silent"] for e in events(folder, "asked"))
+
+
+@pytest.mark.parametrize("modality", ["text", "image", "graph"])
+def test_the_model_of_a_deployment_is_used_where_no_site_is(tmp_path, modality, capsys):
+    """Its accuracy on the test data, read as new data, is that of the run."""
+    folder = run_sites(tmp_path, modality, "promax")
+    run = load_run(folder)
+    model = (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    test = (tmp_path / "test").rename(tmp_path / "elsewhere") / WRITERS[modality][1]
+    capsys.readouterr()  # progress of the run
+    assert main(["eval", str(model), "--data", str(test), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["examples"] == sum(run.scores.total) and found["classes"] == CLASSES
+    assert found["accuracy"] == pytest.approx(sum(run.scores.correct[-1]) / sum(run.scores.total))
+
+
+def test_a_deployment_without_its_model_says_so(tmp_path):
+    folder = run_sites(tmp_path, "text", "fedavg")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ProfcilError, match=r"has no model\.safetensors, and its dataset 'sites' is not known here"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize("name", ["d.csv", "d.json", "d.jsonl"])

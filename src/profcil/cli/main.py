@@ -19,6 +19,9 @@ from profcil.errors import ProfcilError, file_error, is_file_error, unknown
 VERBS = (
     "run",
     "resume",
+    "predict",
+    "eval",
+    "export",
     "plan",
     "list",
     "check",

@@ -42,7 +42,7 @@ from profcil.memory.bank import Bank, empty_bank, moments_of_rows, pool, restore
 from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
-from profcil.methods.parts import reports
+from profcil.methods.parts import reports, solved_head
 from profcil.methods.parts.kept_scores import score_constants
 from profcil.methods.parts.memory_blocks import (
     bank_of,
@@ -366,7 +366,9 @@ class Pro(Method):
         labels = state.blocks["memory"].labels
         if not labels:
             return state
-        weight, bias = (t.float() for t in self.solve_head(state))
+        solved = self.solve_head(state).tensors
+        weight = solved["weight"].float()
+        bias = solved["bias"].float()
         head = Block("memory", {"weight": weight, "bias": bias}, labels)
         return state.put(starting_head=head).also(starting_base="base")
 
@@ -377,17 +379,27 @@ class Pro(Method):
         that has it."""
         if not self.params.closed_head:
             return super().scores(net, state, features)
-        scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
-        labels = state.blocks["memory"].labels
-        if labels:
-            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state))
-        return scores
+        head = state.get(solved_head.NAME) or self.solve_head(state)
+        return solved_head.scores_of(head, features, net.classes)
 
-    def solve_head(self, state: ServerState) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the linear discriminant head, a row for each remembered class."""
+    def solve_head(self, state: ServerState) -> Block:
+        """The linear discriminant head, a row for each remembered class."""
+        memory = state.blocks["memory"]
+        mean = memory.tensors["mean"].double()
+        if not memory.labels:
+            return solved_head.solved_head((), mean, mean[:, 0])
         matrix = covariance_of(state.blocks["covariance"]).matrix
-        mean = state.blocks["memory"].tensors["mean"].double()
-        return linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
+        weight, bias = linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
+        return solved_head.solved_head(memory.labels, weight, bias)
+
+    def deployed(self, state: ServerState) -> ServerState:
+        """The model, or the solved head in place of the memory."""
+        if not self.params.closed_head:
+            return state.only(*MODEL)
+        return solved_head.deploy_head(state, self.solve_head(state), state.blocks["memory"].tensors["mean"])
+
+    def temperature(self, state: ServerState) -> float | None:
+        return solved_head.stored_temperature(state) if self.params.closed_head else 1.0
 
     # -- diagnostics --------------------------------------------------------------------------------------------------
 
