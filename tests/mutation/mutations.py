@@ -595,8 +595,8 @@ MUTATIONS = (
     Mutation(
         "participants-without-data",
         "protocol/participation.py",
-        "plan.clean.active(position), position, round",
-        "np.arange(plan.clients), position, round",
+        "candidates = plan.clean.active(position)",
+        "candidates = np.arange(plan.clients)",
         "Clients without data take part.",
         (PARTICIPATION,),
     ),
