@@ -81,7 +81,8 @@ def fork(
     """relu(norm(convolution(x))) and thin_norm(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both
     uses one handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
     x, other_handle = twins
-    if _same_geometry(convolution, thin) and _recorded.get() and fits(x) and conv_kernels() is not None:
+    may_be_fused = _recorded.get() and fits(x) and conv_kernels() is not None
+    if may_be_fused and _same_geometry(convolution, thin):
         step = thin.stride[0]
         groups = groups_of(norm)
         weight = convolution.weight.to(x.dtype)
@@ -243,8 +244,8 @@ def groups(base: nn.Module, number: int) -> Iterator[None]:
 def can_join(base: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> bool:
     """Whether this encoder can compute several batches of images as one."""
     first = batches[0][0]
-    for batch in batches:
-        if len(batch) != 1 or batch[0].shape != first.shape or batch[0].dtype != first.dtype:
+    for images, *others in batches:
+        if others or images.shape != first.shape or images.dtype != first.dtype:
             return False
     if not base.training or first.dim() != 4 or not first.is_cuda:
         return False
@@ -351,7 +352,9 @@ def _cudnn_backward(
     """cuDNN's gradients of a 1x1 convolution's input and weight, where they are wanted."""
     if not any(wanted):
         return None, None
-    arguments = (None, [step] * 2, [0, 0], [1, 1], False, [0, 0], 1, [*wanted, False])
+    stride = [step, step]
+    zeros = [0, 0]
+    arguments = (None, stride, zeros, [1, 1], False, zeros, 1, [*wanted, False])
     return torch.ops.aten.convolution_backward(d, x, weight, *arguments)[:2]
 
 

@@ -30,11 +30,14 @@ class ClientModels:
     def __init__(self, net: Net, phase: Train, width: int) -> None:
         anchored = [b for b in phase.blocks if b in MODEL]
         frozen = [b for b in phase.weights if b not in phase.blocks]
-        self.trained_layout = Layout(sorted_for_row(parameters_of(net, phase.blocks)))
-        self.frozen_layout = Layout(sorted_for_row(parameters_of(net, frozen)))
+        trained_parameters = parameters_of(net, phase.blocks)
+        frozen_parameters = parameters_of(net, frozen)
+        self.trained_layout = Layout(sorted_for_row(trained_parameters))
+        self.frozen_layout = Layout(sorted_for_row(frozen_parameters))
         self.buffer_layout = Layout(buffers_of(net, phase.weights))
         self.anchored = Layout(parameters_of(net, anchored)).size  # leading columns with a proximal term
-        like = torch.zeros(width, device=next(net.parameters()).device)
+        device = next(net.parameters()).device
+        like = torch.zeros(width, device=device)
         self.matrix = self.trained_layout.matrix(like)
         self.frozen = self.frozen_layout.matrix(like)
         self.buffers = self.buffer_layout.matrix(like)
@@ -46,7 +49,9 @@ class ClientModels:
             self.low = self.trained_layout.matrix(like.bfloat16())
             self.frozen_low = self.frozen_layout.matrix(like.bfloat16())
             self.low_grad = torch.zeros_like(self.low)  # only its filter columns are used
-        self.anchor = torch.zeros_like(self.matrix[:, : self.anchored]) if phase.proximal else None
+        self.anchor: Tensor | None = None
+        if phase.proximal:
+            self.anchor = torch.zeros_like(self.matrix[:, : self.anchored])
         self.rules = [self.rule(row, phase) for row in range(width)]
         self.grad_pieces = [self.flat_gradients(row) for row in range(width)]
         self.nets = [self.module(net, row) for row in range(width)]
@@ -54,7 +59,8 @@ class ClientModels:
 
     def flat_gradients(self, row: int) -> list[Tensor]:
         """The gradients of one client's parameters, flattened, as views of its row."""
-        views = self.trained_layout.views(self.grad[row], _row(self.low_grad, row))
+        low_grad = _row(self.low_grad, row)
+        views = self.trained_layout.views(self.grad[row], low_grad)
         return self.trained_layout.flat(views.values())
 
     def trained_parameters(self, own: Net) -> list[Parameter]:
@@ -67,15 +73,18 @@ class ClientModels:
         update_class = FusedUpdate if by_kernels else Update
         low = _row(self.low, row)
         anchor = _row(self.anchor, row)
-        return update_class(phase, self.matrix[row], low, anchor, self.trained_layout.filters())
+        filters = self.trained_layout.filters()
+        return update_class(phase, self.matrix[row], low, anchor, filters)
 
     def module(self, net: Net, row: int) -> Net:
         """A copy of the module whose tensors are views of this row."""
         own = copy.deepcopy(net).train()
-        trained = self.trained_layout.views(self.matrix[row], _row(self.low, row))
+        low = _row(self.low, row)
+        trained = self.trained_layout.views(self.matrix[row], low)
         for name, value in trained.items():
             replace_in(own, name, Parameter(value))
-        frozen = self.frozen_layout.views(self.frozen[row], _row(self.frozen_low, row))
+        frozen_low = _row(self.frozen_low, row)
+        frozen = self.frozen_layout.views(self.frozen[row], frozen_low)
         for name, value in frozen.items():
             replace_in(own, name, Parameter(value, requires_grad=False))
         buffers = self.buffer_layout.views(self.buffers[row])
@@ -100,7 +109,8 @@ class ClientModels:
         """One optimiser step of one client."""
         grads = torch.autograd.grad(loss, self.parameters[row], materialize_grads=True)
         copy_by_type(self.grad_pieces[row], self.trained_layout.flat(grads))
-        self.rules[row].step(self.grad[row], _row(self.low_grad, row))
+        low_grad = _row(self.low_grad, row)
+        self.rules[row].step(self.grad[row], low_grad)
 
     def copied(self, row: int, blocks: Sequence[str]) -> Weights:
         """A copy of these blocks of one client."""

@@ -30,7 +30,9 @@ class Layout:
     """Named tensors one after another in a row of a matrix, each in its own memory format."""
 
     def __init__(self, tensors: Mapping[TensorName, Tensor]) -> None:
-        self.places = {name: Place(t.shape, t.numel(), is_channels_last(t)) for name, t in tensors.items()}
+        self.places: dict[TensorName, Place] = {}
+        for name, t in tensors.items():
+            self.places[name] = Place(t.shape, t.numel(), is_channels_last(t))
         self.sizes = [place.size for place in self.places.values()]
         self.size = sum(self.sizes)
 
@@ -87,7 +89,11 @@ def _unflattened(piece: Tensor, place: Place) -> Tensor:
 
 
 def parameters_of(net: Net, blocks: Iterable[str]) -> dict[TensorName, Tensor]:
-    return {(b, k): p for b in blocks for k, p in getattr(net, b).named_parameters()}
+    parameters: dict[TensorName, Tensor] = {}
+    for block in blocks:
+        for name, parameter in getattr(net, block).named_parameters():
+            parameters[block, name] = parameter
+    return parameters
 
 
 def sorted_for_row(tensors: Mapping[TensorName, Tensor]) -> dict[TensorName, Tensor]:
@@ -105,5 +111,9 @@ def sorted_for_row(tensors: Mapping[TensorName, Tensor]) -> dict[TensorName, Ten
 def buffers_of(net: Net, blocks: Iterable[str]) -> dict[TensorName, Tensor]:
     """The buffers of the blocks, such as running statistics."""
     parameters = parameters_of(net, blocks)
-    state = {(b, k): v for b in blocks for k, v in getattr(net, b).state_dict().items()}
-    return {name: v for name, v in state.items() if name not in parameters}
+    buffers: dict[TensorName, Tensor] = {}
+    for block in blocks:
+        for name, tensor in getattr(net, block).state_dict().items():
+            if (block, name) not in parameters:
+                buffers[block, name] = tensor
+    return buffers

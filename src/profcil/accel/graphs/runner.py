@@ -74,7 +74,8 @@ class GraphRunner:
 
     def in_groups(self, phases: Sequence[Train]) -> list[Trained]:
         """Runs the phases group by group, the longest epochs first."""
-        order = sorted(range(len(phases)), key=lambda i: (-phases[i].source.size, i))
+        sizes = [phase.source.size for phase in phases]
+        order = sorted(range(len(phases)), key=lambda i: -sizes[i])
         groups: list[Sequence[int]] = [order]
         if not phases[0].on_features:
             groups = equal_groups(order, self.width(phases[0]))

@@ -42,9 +42,8 @@ class StaticStep:
         empty_source = Shuffled(torch.empty(0), torch.empty(0))
         self.unroll = unroll(phase.length)
         self.replays: dict[tuple[int, int], Step] = {}  # recordings, by number of clients and number of steps
-        self.template = replace(
-            phase, weights={}, source=empty_source, constants={}
-        )  # what all its phases have in common
+        # What all its phases have in common.
+        self.template = replace(phase, weights={}, source=empty_source, constants={})
         self.table: Table = {}
         for name, batches in table.items():
             self.table[name] = batches.new_zeros(CHUNK, width, *batches.shape[2:])
@@ -76,7 +75,8 @@ class StaticStep:
     def fill_table(self, table: Table, number: int) -> None:
         """Copies the CHUNK batches from this step on into the static table."""
         for name, batches in table.items():
-            part = batches[:, number : number + CHUNK].transpose(0, 1)
+            part = batches[:, number : number + CHUNK]
+            part = part.transpose(0, 1)
             steps, clients = part.shape[:2]
             self.table[name][:steps, :clients].copy_(part)
 
@@ -112,7 +112,8 @@ class StaticStep:
 
     def end(self, phases: Sequence[Train], lengths: Sequence[int]) -> list[Trained]:
         """Copies the results out. Losses and largest absolute values stay on the device."""
-        norms = [torch.linalg.vector_norm(m, torch.inf, 1) for m in self.trained_tensors() if m.shape[1]]
+        trained = [m for m in self.trained_tensors() if m.shape[1] > 0]
+        norms = [torch.linalg.vector_norm(m, torch.inf, 1) for m in trained]
         losses = (self.total / self.lengths).unbind()
         largest = torch.stack(norms).amax(0).unbind()
         results = []
@@ -181,7 +182,8 @@ class BaseStep(StaticStep):
     def single_step(self, row: int) -> None:
         """One step of one client, as `steps.step`."""
         with recorded():
-            loss = loss_of(self.models.nets[row], self.template, self.batch(row))
+            batch = self.batch(row)
+            loss = loss_of(self.models.nets[row], self.template, batch)
         self.models.update(row, loss.sum())
         self.total[row].add_(loss.detach())
         self.numbers[row].add_(1)
@@ -217,9 +219,12 @@ class HeadStep(StaticStep):
         super().__init__(phase, table, width)
         frozen = [b for b in TAIL if b not in phase.blocks]
         blocks = [*phase.blocks, *frozen]  # trained blocks first
-        self.shapes = {(b, k): v.shape for b in blocks for k, v in phase.weights[b].items()}
+        self.shapes: dict[tuple[str, str], torch.Size] = {}
+        for b in blocks:
+            for k, v in phase.weights[b].items():
+                self.shapes[b, k] = v.shape
         sizes = [shape.numel() for shape in self.shapes.values()]
-        trained_size = sum(shape.numel() for (b, _), shape in self.shapes.items() if b in phase.blocks)
+        trained_size = sum(shape.numel() for shape in self.trained_shapes().values())
         self.flat = self.total.new_zeros(width, sum(sizes))
         self.trained = self.flat[:, :trained_size]
         tensors: dict[str, Table] = {b: {} for b in blocks}
@@ -231,6 +236,11 @@ class HeadStep(StaticStep):
         self.tail = Tail(tensors["adapter"], tensors["head"], net.cosine)
         rule_class = FusedMaskedUpdate if FusedUpdate.fits(self.trained, phase.settings) else MaskedUpdate
         self.rule = rule_class(phase.settings, self.trained, phase.proximal)
+
+    def trained_shapes(self) -> dict[tuple[str, str], torch.Size]:
+        """The shapes of the trained tensors, in the order of a row."""
+        trained = self.template.blocks
+        return {(b, k): shape for (b, k), shape in self.shapes.items() if b in trained}
 
     def next_recording(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
         """All rows; a client that finishes in between becomes inactive."""
@@ -255,7 +265,8 @@ class HeadStep(StaticStep):
         grads = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
         gradient = torch.cat([g.flatten(1) for g in grads], 1)
         self.rule.step(gradient, active)
-        self.total.add_(loss.detach().masked_fill(~active, 0.0))
+        active_loss = loss.detach().masked_fill(~active, 0.0)
+        self.total.add_(active_loss)
         self.number.add_(1)
 
     def trained_tensors(self) -> list[Tensor]:
@@ -263,7 +274,7 @@ class HeadStep(StaticStep):
 
     def copied_blocks(self, row: int) -> Weights:
         """A copy of one client's trained blocks."""
-        shapes = {(b, k): shape for (b, k), shape in self.shapes.items() if b in self.template.blocks}
+        shapes = self.trained_shapes()
         sizes = [shape.numel() for shape in shapes.values()]
         pieces = self.trained[row].clone().split(sizes)
         blocks: Weights = {b: {} for b in self.template.blocks}

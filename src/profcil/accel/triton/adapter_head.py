@@ -19,6 +19,7 @@ CLIENTS = 8
 DEEP = 64  # block size along the summed axis
 NARROW, WIDE = 32, 64  # columns of a program: for long sums, and for short ones
 SLIM = 16  # columns of a program of `_adapter_input_gradients`
+LONG = {"K": DEEP, "J": NARROW}  # the blocks of a long sum
 OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
@@ -51,16 +52,22 @@ class HeadGradient:
 
     def __call__(self, flat: Tensor, u: Tensor, y: Tensor, number: Tensor, allowed: Tensor, grad: Tensor) -> None:
         """Writes the gradient of every row for the next batch of the tables u and y, and partial sums of its loss."""
+        batch_and_weights = (number, len(u), self.width, flat, flat.stride(0))
+        self.write_logits(u, batch_and_weights)
+        self.write_feature_gradients(y, allowed, batch_and_weights)
+        self.write_weight_gradients(flat, grad)
+
+    def write_logits(self, u: Tensor, batch_and_weights: tuple) -> None:
+        """The forward pass."""
         at = self.offsets
         r = self.buffers
         b, d, n, c = self.sizes.values()
-        batch_and_weights = (number, len(u), self.width, flat, flat.stride(0))
-        long = {"K": DEEP, "J": NARROW}
         all_inputs = triton.next_power_of_2(d)
         few_examples = triton.cdiv(b, FEW)  # more examples would spill registers
-        _hidden[(self.width, few_examples, triton.cdiv(n, NARROW))](
+        grid = (self.width, few_examples, triton.cdiv(n, NARROW))
+        _hidden[grid](
             u, *batch_and_weights, r["normed"], r["hidden"], b, d, n, FEW, all_inputs,
-            at["SCALE"], at["SHIFT"], at["DOWN"], at["DOWN_BIAS"], **long, **OPTIONS,
+            at["SCALE"], at["SHIFT"], at["DOWN"], at["DOWN_BIAS"], **LONG, **OPTIONS,
         )  # fmt: skip
         _product[self.grid(d, WIDE)](
             u, *batch_and_weights, r["hidden"], r["out"], b, n, d, self.rows, at["UP"], at["UP_BIAS"],
@@ -68,8 +75,14 @@ class HeadGradient:
         )  # fmt: skip
         _product[self.grid(c, NARROW)](
             u, *batch_and_weights, r["out"], r["logits"], b, d, c, self.rows, at["WEIGHT"], 0,
-            TRANSPOSED=True, ADDS=False, RECTIFIED=False, **long, **OPTIONS,
+            TRANSPOSED=True, ADDS=False, RECTIFIED=False, **LONG, **OPTIONS,
         )  # fmt: skip
+
+    def write_feature_gradients(self, y: Tensor, allowed: Tensor, batch_and_weights: tuple) -> None:
+        """The losses, and the gradients of logits, z and h."""
+        at = self.offsets
+        r = self.buffers
+        b, d, n, c = self.sizes.values()
         all_classes = max(16, triton.next_power_of_2(c))
         options = OPTIONS if all_classes <= 128 else OPTIONS | {"num_warps": 8}
         _softmax[self.grid(d, WIDE)](
@@ -78,16 +91,24 @@ class HeadGradient:
         )  # fmt: skip
         _product[self.grid(n, NARROW)](
             r["hidden"], *batch_and_weights, r["dz"], r["dh"], b, d, n, self.rows, at["UP"], 0,
-            TRANSPOSED=False, ADDS=False, RECTIFIED=True, **long, **OPTIONS,
+            TRANSPOSED=False, ADDS=False, RECTIFIED=True, **LONG, **OPTIONS,
         )  # fmt: skip
+
+    def write_weight_gradients(self, flat: Tensor, grad: Tensor) -> None:
+        """The gradients of adapter and head, from those of the features."""
+        r = self.buffers
+        b, d, n, c = self.sizes.values()
         head_tiles = triton.cdiv(c, NARROW) * triton.cdiv(d, WIDE)
         up_tiles = triton.cdiv(d, NARROW) * triton.cdiv(n, WIDE)
         tiles = head_tiles + up_tiles + triton.cdiv(d, SLIM)
         all_hidden = max(16, triton.next_power_of_2(n))
+        all_examples = triton.next_power_of_2(b)
+        features = (r["normed"], r["hidden"], r["out"])
+        gradients = (r["dlogits"], r["dz"], r["dh"])
+        strides = (flat.stride(0), grad.stride(0))
         _batch_sums[(self.width, tiles)](
-            flat, r["normed"], r["hidden"], r["out"], r["dlogits"], r["dz"], r["dh"], grad, flat.stride(0),
-            grad.stride(0), head_tiles, up_tiles, **self.sizes, **at, K=triton.next_power_of_2(b), BN=all_hidden,
-            TALL=NARROW, SLIM=SLIM, J=WIDE, num_warps=4,
+            flat, *features, *gradients, grad, *strides, head_tiles, up_tiles, **self.sizes, **self.offsets,
+            K=all_examples, BN=all_hidden, TALL=NARROW, SLIM=SLIM, J=WIDE, num_warps=4,
         )  # fmt: skip
 
     def grid(self, columns: int, tile: int) -> tuple[int, int, int]:
@@ -97,7 +118,8 @@ class HeadGradient:
     def count(self, total: Tensor, number: Tensor, active: Tensor) -> None:
         """Adds the losses of the active clients to `total`, and 1 to the step counter."""
         clients = len(total)
-        _count[(1,)](self.losses, total, number, active, clients, self.parts, triton.next_power_of_2(clients))
+        all_clients = triton.next_power_of_2(clients)
+        _count[(1,)](self.losses, total, number, active, clients, self.parts, all_clients)
 
 
 @triton.jit

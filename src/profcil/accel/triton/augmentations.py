@@ -48,7 +48,8 @@ def _sizes(x: Tensor) -> tuple[tuple[int, ...], int]:
     rows = triton.next_power_of_2(c)
     columns = triton.next_power_of_2(h * w)
     warps = rows * columns // (32 * EACH)
-    return (c, h, w, rows, columns), min(max(warps, 1), 32)
+    warps = min(max(warps, 1), 32)
+    return (c, h, w, rows, columns), warps
 
 
 @triton.jit

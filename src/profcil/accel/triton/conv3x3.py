@@ -57,15 +57,18 @@ def supports(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
     k = weight.shape[0]
     high = h // step
     wide = w // step
-    if weight.shape[1] != c or (*weight.shape[2:], step) not in SUPPORTED:
+    kind = (*weight.shape[2:], step)
+    if weight.shape[1] != c or kind not in SUPPORTED:
         return False
     if h % step or w % step or c % DEPTH or k % DEPTH:
         return False
     power_of_two = wide & (wide - 1) == 0
-    aligned = weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
-    if not power_of_two or not 4 <= wide <= 32 or not aligned:
+    if not power_of_two or not 4 <= wide <= 32:
         return False
-    if not _multiples_of_tiles(c, k) or not weight.is_contiguous(memory_format=torch.channels_last):
+    if not _aligned(weight) or not _aligned(x):
+        return False
+    channels_last = weight.is_contiguous(memory_format=torch.channels_last)
+    if not channels_last or not _multiples_of_tiles(c, k):
         return False
     summed_pixels, *_ = _gradient_tile(c, k)
     for pixels in (_tile(c)[0], _tile(k)[0], summed_pixels):
@@ -73,6 +76,11 @@ def supports(x: Tensor, weight: Tensor, step: int, groups: int) -> bool:
         if n // groups % images or high % rows:
             return False
     return agrees(c, k, wide, step, x.device)
+
+
+def _aligned(tensor: Tensor) -> bool:
+    """Whether a tensor begins where a descriptor may begin."""
+    return tensor.data_ptr() % 16 == 0
 
 
 def _multiples_of_tiles(inputs: int, outputs: int) -> bool:
@@ -123,8 +131,10 @@ def _compare(channels: int, outputs: int, wide: int, step: int, device: torch.de
         dx = input_gradient(*convolutions[0], step, *convolutions[1:])
         dw = filter_gradient(d, x, step, side)
         computed += y, sums[:, 0], sums[:, 1], dw, dx
-        columns = weight.float().flatten(1).T @ d.float().flatten(2)
-        expected_dx = expected_dx + F.fold(columns, (size, size), side, padding=side // 2, stride=step)
+        filters = weight.float().flatten(1)
+        columns = filters.T @ d.float().flatten(2)
+        added_dx = F.fold(columns, (size, size), side, padding=side // 2, stride=step)
+        expected_dx = expected_dx + added_dx
         expected += *formula(x, weight, d, step, len(sums)), expected_dx
     return close(computed, expected)
 
@@ -147,7 +157,8 @@ def formula(x: Tensor, weight: Tensor, d: Tensor, step: int, tiles: int) -> tupl
     by_tile = y.transpose(1, 2).reshape(tiles, -1, len(weight))
     sums = by_tile.sum(1)
     squares = by_tile.var(1, correction=0) * by_tile.shape[1]
-    d_rows = d.float().flatten(2).transpose(0, 1).flatten(1)
+    d_columns = d.float().flatten(2)
+    d_rows = d_columns.transpose(0, 1).flatten(1)
     input_rows = inputs.transpose(0, 1).flatten(1)
     dw = d_rows @ input_rows.T
     return y.view(d.shape), sums, squares, dw.view(weight.shape)
@@ -157,7 +168,8 @@ def close(computed: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Whether all tensors agree up to rounding in bfloat16."""
     for a, b in zip(computed, expected, strict=True):
         error = (a.float() - b).abs().max()
-        if not bool(error <= ROUNDING * b.abs().max()):  # also where the error is NaN
+        largest = b.abs().max()
+        if not bool(error <= ROUNDING * largest):  # also where the error is NaN
             return False
     return True
 
@@ -200,7 +212,8 @@ def input_gradient(d: Tensor, weight: Tensor, step: int, beside: tuple[Tensor, T
         thin_grads = _image_tiles(thin_d, [*box, DEPTH])
         thin_filters = _filter_tiles(thin, [DEPTH, channels])
     input_grads = _image_tiles(dx, [*box, channels], step)
-    grid = (n * h * w // pixels, c // channels, step * step)
+    tiles = n * h * w // pixels
+    grid = (tiles, c // channels, step * step)
     _input_gradient[grid](
         output_grads, filters, thin_grads, thin_filters, input_grads, h,
         k, c, *box, DEPTH, channels, step, num_warps=warps, num_stages=stages,
@@ -215,13 +228,17 @@ def filter_gradient(d: Tensor, x: Tensor, step: int, side: int = 3) -> Tensor:
     pixels, outputs, inputs, tap_parts, warps, stages = _gradient_tile(c, k)
     box = _box(w, pixels)
     tiles = n * h * w // pixels
-    parts = math.gcd(tap_parts if side == 3 else ONE_TAP_PARTS, tiles)
+    most_parts = tap_parts if side == 3 else ONE_TAP_PARTS
+    parts = math.gcd(most_parts, tiles)
     dw = x.new_empty(k, side, side, c)
-    sums = x.new_empty(parts, *dw.shape, dtype=torch.float32) if parts > 1 else dw
+    sums = dw
+    if parts > 1:
+        sums = x.new_empty(parts, *dw.shape, dtype=torch.float32)
     d_rows = d.permute(0, 2, 3, 1).reshape(-1, k)
     output_grads = TensorDescriptor.from_tensor(d_rows, [pixels, outputs])
     images = _image_tiles(x, [*box, inputs], step)
-    weight_tiles = side * side * (c // inputs) * (k // outputs)
+    channel_tiles = (c // inputs) * (k // outputs)
+    weight_tiles = side * side * channel_tiles
     _filter_gradient[(weight_tiles, parts)](
         output_grads, images, sums, h, tiles // parts,
         c, k, *box, inputs, outputs, step, side, num_warps=warps, num_stages=stages,

@@ -32,16 +32,22 @@ PARTS = 256  # most parts of the gradient of the filters, a power of two: about 
 def supports(x: Tensor, weight: Tensor, step: int, padding: tuple[int, ...] | str, groups: int) -> bool:
     """Whether the kernels support this: pixels and filters are multiples of a tile, no tile spans two groups, and the
     self-check passes."""
-    if x.dim() != 4 or x.dtype not in (torch.float32, torch.bfloat16) or step != 1 or padding != (1, 1):
+    if x.dim() != 4 or x.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if step != 1 or padding != (1, 1):
         return False
     n, c, h, w = x.shape
     outputs = len(weight)
-    if weight.shape[1:] != (c, 3, 3) or 9 * c > COLUMNS or outputs % CHANNELS:
+    if weight.shape[1:] != (c, 3, 3):
+        return False
+    if 9 * c > COLUMNS or outputs % CHANNELS:
         return False
     if x.numel() == 0 or n % groups:
         return False
     group_pixels = n // groups * h * w
-    return group_pixels % PIXELS == 0 and agrees(c, outputs, h, w, x.dtype, x.device)
+    if group_pixels % PIXELS:
+        return False
+    return agrees(c, outputs, h, w, x.dtype, x.device)
 
 
 @cache
@@ -53,25 +59,31 @@ def agrees(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype
 def _compare(channels: int, outputs: int, high: int, wide: int, dtype: torch.dtype, device: torch.device) -> bool:
     pixels = high * wide
     multiple = PIXELS // math.gcd(PIXELS, pixels)  # the fewest images with a multiple of PIXELS
-    number = multiple * triton.cdiv(2 * PARTS * PIXELS, multiple * pixels)  # so that parts have several tiles
-    shapes = (number, channels, high, wide), (outputs, channels, 3, 3), (number, outputs, high, wide)
-    x, weight, d = conv3x3.random_images(*shapes, device=device)
+    least_pixels = 2 * PARTS * PIXELS  # so that parts have several tiles
+    number = multiple * triton.cdiv(least_pixels, multiple * pixels)
+    images = (number, channels, high, wide)
+    filters = (outputs, channels, 3, 3)
+    output_grads = (number, outputs, high, wide)
+    x, weight, d = conv3x3.random_images(images, filters, output_grads, device=device)
     weight *= (9 * channels) ** -0.5
-    images = x.to(dtype)
-    y, sums = forward(images, weight)
-    dw = filter_gradient(d, images, weight)
+    inputs = x.to(dtype)
+    y, sums = forward(inputs, weight)
+    dw = filter_gradient(d, inputs, weight)
     expected = conv3x3.formula(x, weight, d, 1, len(sums))
-    return conv3x3.close((y, sums[:, 0], sums[:, 1], dw), expected)
+    computed = (y, sums[:, 0], sums[:, 1], dw)
+    return conv3x3.close(computed, expected)
 
 
 def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The convolution, and for each tile every channel's sum and sum of squared differences from the tile's mean."""
     n, c, h, w = x.shape
     k = len(weight)
-    y = weight.new_empty(n, h, w, k).permute(0, 3, 1, 2)
+    channels_last = weight.new_empty(n, h, w, k)
+    y = channels_last.permute(0, 3, 1, 2)
     tiles = n * h * w // PIXELS
     sums = x.new_empty(tiles, 2, k, dtype=torch.float32)
-    _forward[(tiles, k // CHANNELS)](
+    grid = (tiles, k // CHANNELS)
+    _forward[grid](
         x, weight, _pixel_rows(y), sums, *x.stride(), *weight.stride(),
         c, k, h, w, PIXELS, CHANNELS, COLUMNS, **FORWARD,
     )  # fmt: skip
@@ -87,7 +99,8 @@ def filter_gradient(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     parts = triton.cdiv(tiles, number)
     dw = torch.empty_like(weight)
     sums = x.new_empty(parts, k, COLUMNS, dtype=torch.float32)
-    _filter_gradient[(k // CHANNELS, parts)](
+    grid = (k // CHANNELS, parts)
+    _filter_gradient[grid](
         _pixel_rows(d), x, sums, tiles, number, *x.stride(),
         c, k, h, w, PIXELS, CHANNELS, COLUMNS, **GRADIENT,
     )  # fmt: skip
@@ -97,7 +110,8 @@ def filter_gradient(d: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 def _pixel_rows(y: Tensor) -> TensorDescriptor:
     """Images as [pixels, channels]."""
-    rows = y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
+    channels_last = y.permute(0, 2, 3, 1)
+    rows = channels_last.reshape(-1, y.shape[1])
     return TensorDescriptor.from_tensor(rows, [PIXELS, CHANNELS])
 
 

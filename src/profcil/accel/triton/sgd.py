@@ -21,7 +21,8 @@ def squares(grad, low_grad, filters, row, anchor, twice, partial):
     anchored = 0 if anchor is None else anchor.numel()
     if anchor is None:
         anchor = row  # a placeholder that is not read, also in the next functions
-    _squares[(pieces(row),)](
+    grid = (pieces(row),)
+    _squares[grid](
         grad, low_grad, filters.start, filters.stop, row, anchor, partial, row.numel(),
         anchored, twice, anchored > 0, BLOCK,
     )  # fmt: skip
@@ -32,7 +33,8 @@ def descend(grad, low_grad, filters, row, moment, anchor, low, excess, twice, lr
     anchored = 0 if anchor is None else anchor.numel()
     if anchor is None:
         anchor = row
-    _descend[(pieces(row),)](
+    grid = (pieces(row),)
+    _descend[grid](
         grad, low_grad, filters.start, filters.stop, row, moment, anchor, low, excess,
         row.numel(), anchored, twice, lr, momentum, decay, anchored > 0, BLOCK,
     )  # fmt: skip
@@ -43,9 +45,8 @@ def squares_of_rows(grad, rows, anchor, twice, partial):
     proximal = anchor is not None
     if anchor is None:
         anchor = rows
-    _squares_of_rows[(pieces(rows), len(rows))](
-        grad, rows, anchor, partial, rows.shape[1], rows.stride(0), twice, proximal, BLOCK
-    )
+    grid = (pieces(rows), len(rows))
+    _squares_of_rows[grid](grad, rows, anchor, partial, rows.shape[1], rows.stride(0), twice, proximal, BLOCK)
 
 
 def descend_rows(grad, rows, moment, anchor, partial, clip, active, twice, lr, momentum, decay):
@@ -53,8 +54,9 @@ def descend_rows(grad, rows, moment, anchor, partial, clip, active, twice, lr, m
     proximal = anchor is not None
     if anchor is None:
         anchor = rows
+    grid = (pieces(rows), len(rows))
     most_pieces = triton.next_power_of_2(pieces(rows))
-    _descend_rows[(pieces(rows), len(rows))](
+    _descend_rows[grid](
         grad, rows, moment, anchor, partial, active, rows.shape[1], rows.stride(0), clip,
         twice, lr, momentum, decay, clip > 0, proximal, BLOCK, most_pieces,
     )  # fmt: skip
