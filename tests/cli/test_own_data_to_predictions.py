@@ -39,7 +39,7 @@ def trained(request, tmp_path, monkeypatch):
 
 
 def test_a_model_of_own_data_scores_new_data(trained, capsys):
-    form, data = trained
+    _, data = trained
     capsys.readouterr()
     assert command("eval", "run", "--data", data, "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -48,7 +48,7 @@ def test_a_model_of_own_data_scores_new_data(trained, capsys):
 
 
 def test_a_model_of_own_data_predicts_class_names(trained, capsys):
-    form, data = trained
+    _, data = trained
     capsys.readouterr()
     assert command("predict", "run", data, "--json") == 0
     rows = json.loads(capsys.readouterr().out)

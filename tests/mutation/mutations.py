@@ -256,8 +256,8 @@ MUTATIONS = (
     Mutation(
         "stale-features",
         "engine/client.py",
-        "key = (self.id, lens.version)",
-        "key = (self.id, 0)",
+        "key = (owner, type(lens), lens.version)",
+        "key = (owner, type(lens), 0)",
         "Cached features outlive the base that they were computed by.",
         (FORMULAS,),
     ),
@@ -597,8 +597,8 @@ MUTATIONS = (
     Mutation(
         "participants-without-data",
         "protocol/participation.py",
-        "plan.clean.active(position), position, round",
-        "np.arange(plan.clients), position, round",
+        "candidates = plan.clean.active(position)",
+        "candidates = np.arange(plan.clients)",
         "Clients without data take part.",
         (PARTICIPATION,),
     ),

@@ -24,9 +24,11 @@ def weak(facts: Facts, inputs: Inputs, generators: Generators) -> Inputs:
     if facts.modality != "image":
         return plain.weak(facts, inputs, single(generators))
     (x,) = inputs
+    crop = "crop" in facts.views
+    flip = "flip" in facts.views
     draws = uniform(generators, x, 3)
     shift = kernels().shift if fits(x) else plain.shift
-    return (shift(x, draws, "crop" in facts.views, "flip" in facts.views),)
+    return (shift(x, draws, crop, flip),)
 
 
 def strong(facts: Facts, inputs: Inputs, generators: Generators) -> Inputs:
@@ -34,10 +36,14 @@ def strong(facts: Facts, inputs: Inputs, generators: Generators) -> Inputs:
     if facts.modality != "image":
         return plain.strong(facts, inputs, single(generators))
     (x,) = inputs
+    crop = "crop" in facts.views
+    flip = "flip" in facts.views
     zoom = uniform(generators, x, 5)
-    colour = uniform(generators, x, 4) if "jitter" in facts.views else None
+    colour = None
+    if "jitter" in facts.views:
+        colour = uniform(generators, x, 4)
     distort = kernels().distort if fits(x) else plain.distort
-    return (distort(x, zoom, colour, "crop" in facts.views, "flip" in facts.views),)
+    return (distort(x, zoom, colour, crop, flip),)
 
 
 def single(generators: Generators) -> torch.Generator:
@@ -50,14 +56,17 @@ def uniform(generators: Generators, x: Tensor, count: int) -> Tensor:
     if isinstance(generators, torch.Generator):
         return plain.uniform(generators, x, count, len(x), 1)
     each = len(x) // len(generators)
-    return torch.cat([plain.uniform(g, x, count, each, 1) for g in generators], 1)
+    draws = [plain.uniform(g, x, count, each, 1) for g in generators]
+    return torch.cat(draws, 1)
 
 
 def fits(x: Tensor) -> bool:
     """Whether the kernels take these images."""
-    if not x.is_cuda or x.requires_grad or x.dtype not in (torch.uint8, torch.float32):
+    known_type = x.dtype in (torch.uint8, torch.float32)
+    if not x.is_cuda or x.requires_grad or not known_type:
         return False
-    return x.shape[1:].numel() <= LARGEST and kernels() is not None
+    numbers = x.shape[1:].numel()
+    return numbers <= LARGEST and kernels() is not None
 
 
 def kernels() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import ceil
 
 import torch
 import torch.nn.functional as F
@@ -23,40 +24,68 @@ class JoinedRehearsal:
     """
 
     def __init__(self, sources: Sequence[Rehearsal], batch: int) -> None:
-        device, real = sources[0].features.device, [s.real for s in sources]
-        sizes, own = [s.size for s in sources], [len(r.labels) for r in real]
-        self.sources, self.batch, self.steps = sources, batch, [-(-size // batch) for size in sizes]
+        self.sources = sources
+        self.batch = batch
+        real = [s.real for s in sources]
+        sizes = [s.size for s in sources]
+        self.steps = [ceil(size / batch) for size in sizes]
+        own = [len(r.labels) for r in real]
         pseudo = [size - n for size, n in zip(sizes, own, strict=True)]
-        features = [s.features for s in sources]
-        offsets = list(accumulate((len(f) for f in features), initial=0))
-        starts = list(accumulate(pseudo, initial=offsets.pop()))
-        self.pool = torch.cat([*features, features[0].new_empty(sum(pseudo), features[0].shape[1])])
-        self.mean, self.spread = (torch.cat([getattr(s, k) for s in sources])[:, None] for k in ("mean", "spread"))
-        drawn = self.pool[starts[0] :]
-        self.drawn, self.noises = drawn.view(len(self.mean), sources[0].quota, drawn.shape[1]), drawn.split(pseudo)
-        self.offset, size, n, start = to_device(torch.tensor([offsets, sizes, own, starts[:-1]])[:, :, None], device)
+        offsets, starts = self._make_pool(pseudo)
+        device = self.pool.device
+        columns = torch.tensor([offsets, sizes, own, starts])[:, :, None]
+        self.offset, size, n, start = to_device(columns, device)
         self.classes = padded([r.y.double() for r in real], torch.inf)
         self.places = padded([r.places for r in real], 0)
         place = torch.arange(max(sizes), device=device)
-        self.is_real, self.remembered = place < n, place - n + start
+        self.is_real = place < n
+        self.remembered = place - n + start
         self.y = padded([s.y for s in sources], 0)
-        self.slots = torch.arange(max(self.steps) * batch, device=device) % size
-        self.by_class, self.by_turn = torch.zeros_like(self.classes), torch.full(self.y.shape, 2.0, device=device)
+        slots = max(self.steps) * batch
+        self.slots = torch.arange(slots, device=device) % size
+        self.by_class = torch.zeros_like(self.classes)
+        self.by_turn = torch.full(self.y.shape, 2.0, device=device)
+
+    def _make_pool(self, pseudo: list[int]) -> tuple[list[int], list[int]]:
+        """Makes the pool, with room for this many pseudo-features of each client. Gives where the real features of each
+        client begin, and where its pseudo-features do."""
+        features = [s.features for s in self.sources]
+        lengths = [len(f) for f in features]
+        *offsets, end_of_real = accumulate(lengths, initial=0)
+        *starts, _ = accumulate(pseudo, initial=end_of_real)
+        width = features[0].shape[1]
+        room = features[0].new_empty(sum(pseudo), width)
+        self.pool = torch.cat([*features, room])
+        means = torch.cat([s.mean for s in self.sources])
+        spreads = torch.cat([s.spread for s in self.sources])
+        self.mean = means[:, None]
+        self.spread = spreads[:, None]
+        drawn = self.pool[end_of_real:]
+        quota = self.sources[0].quota
+        self.drawn = drawn.view(len(self.mean), quota, width)
+        self.noises = drawn.split(pseudo)
+        return offsets, starts
 
     def epoch(self, rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
         """[clients, steps, batch, …]; clients with fewer steps wrap around."""
         for row, (source, rng) in enumerate(zip(self.sources, rngs, strict=True)):
             self.by_class[row, : len(source.real.y)].uniform_(generator=rng)
-            correlate_(self.noises[row].normal_(generator=rng), source.factor)
+            noise = self.noises[row].normal_(generator=rng)
+            correlate_(noise, source.factor)
             self.by_turn[row, : source.size].uniform_(generator=rng)
-        torch.addcmul(self.mean, self.spread, self.drawn, value=self.sources[0].noise, out=self.drawn)
-        rows = (self.classes + self.by_class).argsort(1).gather(1, self.places) + self.offset
-        width = self.is_real.shape[1] - rows.shape[1]
-        where = torch.where(self.is_real, F.pad(rows, (0, width)), self.remembered)
+        scale = self.sources[0].noise
+        torch.addcmul(self.mean, self.spread, self.drawn, value=scale, out=self.drawn)
+        shuffled = (self.classes + self.by_class).argsort(1)
+        rows = shuffled.gather(1, self.places) + self.offset
+        missing = self.is_real.shape[1] - rows.shape[1]
+        real_rows = F.pad(rows, (0, missing))
+        where = torch.where(self.is_real, real_rows, self.remembered)
         turn = self.by_turn.argsort(1).gather(1, self.slots)
         shape = (len(self.sources), -1, self.batch)
-        u = self.pool.index_select(0, where.gather(1, turn).flatten())
-        return {"u": u.view(*shape, u.shape[1]), "y": self.y.gather(1, turn).view(shape)}
+        chosen = where.gather(1, turn).flatten()
+        u = self.pool.index_select(0, chosen)
+        y = self.y.gather(1, turn)
+        return {"u": u.view(*shape, u.shape[1]), "y": y.view(shape)}
 
 
 def padded(rows: Sequence[Tensor], value: float) -> Tensor:

@@ -52,19 +52,23 @@ class AcceleratedNet(Net):
 
     def encode(self, *batches: Inputs) -> tuple[Tensor, ...]:
         """Several batches as one, where each is still normalised by its own statistics."""
-        if len(batches) > 1 and isinstance(self.base, FastTextCNN) and self.base.encode_together(batches):
+        count = len(batches)
+        if count == 1:
+            return super().encode(*batches)
+        if isinstance(self.base, FastTextCNN) and self.base.encode_together(batches):
             texts = torch.cat([unit(x) for (x,) in batches])
-            return self.base(texts).chunk(len(batches))
-        if len(batches) == 1 or not resnet.can_join(self.base, batches):
+            return self.base(texts).chunk(count)
+        if not resnet.can_join(self.base, batches):
             return super().encode(*batches)
         images = torch.cat([x for (x,) in batches])
-        with resnet.groups(self.base, len(batches)):
-            return self.base(images).chunk(len(batches))
+        with resnet.groups(self.base, count):
+            return self.base(images).chunk(count)
 
     @torch.no_grad()
     def embed(self, examples: Examples, index: Tensor) -> Tensor:
         are_images = isinstance(examples, Rows) and self.facts.modality == "image"
-        if self.replay is None or not are_images or not len(index):
+        can_replay = are_images and len(index) > 0
+        if self.replay is None or not can_replay:
             return super().embed(examples, index)
         self.eval()
         return self.replay(examples, lambda rows: self.base(*examples.inputs(rows)), index)

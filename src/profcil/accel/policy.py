@@ -44,7 +44,8 @@ def way_of(net: Net, group: Sequence[Train], records: bool) -> str:
     if records and recordable(phase):
         return GRAPH
     if not phase.on_features:
-        if len(group) == 1 or not stackable(net) or len({p.length for p in group}) > 1:
+        lengths = {p.length for p in group}
+        if len(group) == 1 or len(lengths) > 1 or not stackable(net):
             return REFERENCE
         return STACK_WRITTEN if has_written_convnet_gradient(net, phase) else STACK
     if len(group) > 1:
@@ -63,7 +64,9 @@ def may_be_grouped(net: Net, phase: Train, records: bool, refused: bool) -> bool
         return stackable(net) and phase.name != ALONE and not refused
     if has_written_head_gradient(net, phase):
         return False  # one client after another is faster still
-    size = sum(t.numel() for b in phase.blocks for t in phase.weights[b].values())
+    size = 0
+    for block in phase.blocks:
+        size += sum(t.numel() for t in phase.weights[block].values())
     return net.device.type != "cpu" or size <= SMALL
 
 
@@ -71,7 +74,8 @@ def recordable(phase: Train) -> bool:
     """Whether a phase's step can be repeated: not where a batch is all of a client's examples, nor with a loss made for
     this phase, which may hold tensors of its own."""
     loss = phase.loss
-    lasting = inspect.ismethod(loss) or (inspect.isfunction(loss) and not loss.__closure__)
+    plain_function = inspect.isfunction(loss) and not loss.__closure__
+    lasting = inspect.ismethod(loss) or plain_function
     return phase.settings.batch > 0 and lasting
 
 
@@ -82,7 +86,8 @@ def stackable(net: Net) -> bool:
 
 def has_written_convnet_gradient(net: Net, phase: Train) -> bool:
     """Whether the gradient of this phase is written down for several clients."""
-    supervised = phase.loss is losses.supervised and set(phase.blocks) == set(MODEL)
+    trains_all = set(phase.blocks) == set(MODEL)
+    supervised = phase.loss is losses.supervised and trains_all
     grouped = isinstance(net.base, ConvNet) and isinstance(net.base.norm1, nn.GroupNorm)
     return supervised and grouped and not net.cosine
 

@@ -28,6 +28,10 @@ class FastTextCNN(TextCNN):
         features = [pooled(c, embedded, word_index, is_token) for c in self.convolutions]  # type: ignore[arg-type]
         return torch.cat(features, 1)
 
+    def windows_of(self, word_index: Tensor) -> int:
+        """The number of windows in a padded text."""
+        return word_index.shape[1] - self.widest + 1
+
     def pooled_over_all(self, conv: nn.Conv1d, embedded: Tensor, word_index: Tensor, is_token: Tensor) -> Tensor:
         """The largest response over the windows that hold a token, at least 0.
 
@@ -35,12 +39,14 @@ class FastTextCNN(TextCNN):
         looked up from there. A response multiplied by 0 cannot be the largest, because ReLU follows.
         """
         (k,) = conv.kernel_size
-        length = word_index.shape[1] - self.widest + 1
+        length = self.windows_of(word_index)
         taps = [F.linear(embedded, conv.weight[:, :, j]) for j in range(k)]
         responses = F.embedding(word_index[:, :length], taps[0])
         for j in range(1, k):
-            responses = responses + F.embedding(word_index[:, j : j + length], taps[j])
-        valid = torch.stack([is_token[:, j : j + length] for j in range(k)]).any(0)
+            words = word_index[:, j : j + length]
+            responses = responses + F.embedding(words, taps[j])
+        tokens = [is_token[:, j : j + length] for j in range(k)]
+        valid = torch.stack(tokens).any(0)
         responses = (responses + conv.bias) * valid.unsqueeze(2)  # type: ignore[operator]
         return F.relu(responses.max(1).values)
 
@@ -50,19 +56,24 @@ class FastTextCNN(TextCNN):
         replaced by the text's first window that holds a token.
         """
         (k,) = conv.kernel_size
-        length = word_index.shape[1] - self.widest + 1
+        length = self.windows_of(word_index)
         tap_weights = conv.weight.permute(2, 0, 1).flatten(0, 1)
-        taps = F.linear(embedded, tap_weights).view(-1, len(conv.weight))
-        windows = word_index.unfold(1, k, 1)[:, :length] * k + torch.arange(k)  # rows of `taps`, one for each tap
+        taps = F.linear(embedded, tap_weights)
+        taps = taps.view(-1, len(conv.weight))
+        words = word_index.unfold(1, k, 1)[:, :length]
+        windows = words * k + torch.arange(k)  # rows of `taps`, one for each tap
         valid = is_token.unfold(1, k, 1)[:, :length].any(2)
         texts = torch.arange(len(word_index))[:, None]
         first_valid = valid.byte().argmax(1, keepdim=True)
-        windows = torch.where(valid.unsqueeze(2), windows, windows[texts, first_valid])
+        replacement = windows[texts, first_valid]
+        windows = torch.where(valid.unsqueeze(2), windows, replacement)
         sums = F.embedding_bag(windows.flatten(0, 1), taps.detach(), mode="sum")
-        responses, best = largest(sums.view(len(word_index), length, -1))
+        by_window = sums.view(len(word_index), length, -1)
+        responses, best = largest(by_window)
         if taps.requires_grad:
             rows = windows[texts, best].movedim(2, 0)  # [taps, texts, filters]
-            responses = taps.gather(0, rows.flatten(0, 1)).view(rows.shape).sum(0)
+            best_taps = taps.gather(0, rows.flatten(0, 1))
+            responses = best_taps.view(rows.shape).sum(0)
         pooled = F.relu(responses + conv.bias)  # type: ignore[operator]
         return pooled * valid.any(1, keepdim=True)
 
@@ -79,7 +90,9 @@ def largest(responses: Tensor) -> tuple[Tensor, Tensor]:
 def used_length(tokens: Tensor) -> int:
     """The number of leading columns that hold a token of any text, at least one: the rest cannot change a result."""
     columns = (tokens > 0).any(0).nonzero()
-    return int(columns.max()) + 1 if len(columns) else 1
+    if len(columns) == 0:
+        return 1
+    return int(columns.max()) + 1
 
 
 def distinct(tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,22 @@ class Case:
 
 def cases(data: Path, device: str = "cpu") -> dict[str, Case]:
     """All cases: those of a GPU first, if one is used."""
-    gpu = gpu_cases(data, device) if device != "cpu" else {}
-    return {**gpu, **main_cases(data), **stream_cases(data), **scale_cases()}
+    on_cpu = {**main_cases(data), **stream_cases(data), **scale_cases()}
+    if device == "cpu":
+        return on_cpu
+    return {**gpu_cases(data, device), **on_cpu}
 
 
 def gpu_cases(data: Path, device: str) -> dict[str, Case]:
     """Training steps, whole streams and a large graph on a GPU."""
     found = {}
+    supervised = STEPS[0]
     for name in STEPS:
-        found[f"{name}, {device}"] = Case("steps", args={"name": name, "device": device})
+        args: dict[str, Any] = {"name": name, "device": device}
+        found[f"{name}, {device}"] = Case("steps", args=args)
     for clients in GROUPS:
-        args = {"name": STEPS[0], "device": device, "clients": clients}
-        found[f"{STEPS[0]} of {clients}, {device}"] = Case("steps", args=args)
+        args = {"name": supervised, "device": device, "clients": clients}
+        found[f"{supervised} of {clients}, {device}"] = Case("steps", args=args)
     for method in METHODS[::-1]:
         args = {"dataset": "cifar100", "data": data, "device": device, "method": method}
         found[f"{method} on cifar100, {device}"] = Case("streams", "stream_case", args)
@@ -54,19 +59,19 @@ def gpu_cases(data: Path, device: str) -> dict[str, Case]:
 def main_cases(data: Path) -> dict[str, Case]:
     """Comparisons with Flower and with the first release, a large graph and a large plan."""
     digits = {"dataset": "digits", "method": "promax", "data": data}
-    return {
-        "fedavg on digits and Flower, severe": Case("flower", args={"setting": "severe"}),
-        "fedavg on digits and Flower, homogeneous": Case("flower", args={"setting": "homogeneous"}),
-        "promax on digits": Case("streams", "first_release_case", digits),
-        GRAPH: Case("graph"),
-        "plan for 100,000 clients": Case("streams", "plan_case", {"clients": 100_000, "samples": 1_000_000}),
-    }
+    many = {"clients": 100_000, "samples": 1_000_000}
+    found = {}
+    for setting in ("severe", "homogeneous"):
+        found[f"fedavg on digits and Flower, {setting}"] = Case("flower", args={"setting": setting})
+    found["promax on digits"] = Case("streams", "first_release_case", digits)
+    found[GRAPH] = Case("graph")
+    found["plan for 100,000 clients"] = Case("streams", "plan_case", many)
+    return found
 
 
 def stream_cases(data: Path) -> dict[str, Case]:
     """Whole streams on texts, graphs and digits."""
-    pairs = [(method, dataset) for method in METHODS[::-1] for dataset in TEXTS_AND_GRAPHS]
-    pairs.append(("fedavg", "digits"))
+    pairs = [*product(METHODS[::-1], TEXTS_AND_GRAPHS), ("fedavg", "digits")]
     found = {}
     for method, dataset in pairs:
         args = {"dataset": dataset, "method": method, "data": data}
@@ -82,13 +87,17 @@ def scale_cases() -> dict[str, Case]:
     """
     found = {}
     for method in METHODS:
+        base = ""
         for clients in CLIENTS:
+            name = f"{method}, {clients:,} clients"
             args: dict[str, Any] = {"method": method, "clients": clients}
-            base = f"{method}, {CLIENTS[0]:,} clients" if clients != CLIENTS[0] else ""
-            found[f"{method}, {clients:,} clients"] = Case("scale", args=args, base=base)
+            found[name] = Case("scale", args=args, base=base)
+            base = base or name
     for method in METHODS:
+        base = ""
         for classes in CLASSES:
+            name = f"{method}, {classes:,} classes"
             args = {"method": method, "classes": classes, "each": 200, "rounds": 1}
-            base = f"{method}, {CLASSES[0]:,} classes" if classes != CLASSES[0] else ""
-            found[f"{method}, {classes:,} classes"] = Case("scale", args=args, base=base)
+            found[name] = Case("scale", args=args, base=base)
+            base = base or name
     return found

@@ -41,32 +41,38 @@ def random_graph(nodes: int = NODES, edges: int = EDGES) -> Bundle:
     """A random graph with the facts of ogbn-arxiv."""
     facts = registry.find("data", "ogbn_arxiv").FACTS
     rng = np.random.default_rng(0)
-    cited = (nodes * rng.random(edges) ** SKEW).astype(np.int64)
+    skewed = nodes * rng.random(edges) ** SKEW
+    cited = skewed.astype(np.int64)
     shuffled = rng.permutation(nodes)
     citing = rng.integers(0, nodes, edges)
-    pairs = _graphs.undirected(shuffled[np.stack([cited, citing])], nodes)
+    citations = shuffled[np.stack([cited, citing])]
+    pairs = _graphs.undirected(citations, nodes)
     y = rng.permutation(nodes) % facts.classes
     x = rng.standard_normal((nodes, FEATURES), dtype=np.float32)
     bounds = [int(share * nodes) for share in PARTS]
     train, validation, test = np.split(np.arange(nodes), bounds)
     facts = replace(facts, train=len(train), test=len(test))
-    return _graphs.graph_bundle(facts, x, pairs, y, (train, validation, test), ("",) * facts.classes)
+    names = ("",) * facts.classes
+    return _graphs.graph_bundle(facts, x, pairs, y, (train, validation, test), names)
 
 
 def world_for(method: str, device: str, bundle: Bundle) -> World:
     """A homogeneous stream on the graph, in which five clients take part in a round."""
     config = resolve("ogbn_arxiv", {"method": method, "device": device, "setting": "homogeneous"})
-    plan = make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed)
+    labels = bundle.train.y.numpy()
+    plan = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
     return build_world(config, bundle, plan)
 
 
 def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges: int = EDGES) -> dict[str, Any]:
     """Seconds of the first round, in which the base is trained, and of the evaluation after it."""
     world = world_for(method, device, random_graph(nodes, edges))
-    instance = registry.find("methods", method).METHOD(world.config.params)
+    module = registry.find("methods", method)
+    instance = module.METHOD(world.config.params)
     when = When("round", 0, 0, 1)
     server = instance.begin(world.net.weights(MODEL))
-    state = RunState(server, Scores.empty(8, task_totals(world)), Ledger())
+    scores = Scores.empty(8, task_totals(world))
+    state = RunState(server, scores, Ledger())
     channel = Channel(state.ledger, held=state.held)
     clients = participants(world.plan, 0, 0)
     began = time.perf_counter()
@@ -74,7 +80,8 @@ def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges:
     synchronise(world)
     seconds = time.perf_counter() - began
     began = time.perf_counter()
-    evaluate(world, instance, state.server, 0, evaluation_features(world, instance, state.server))
+    features = evaluation_features(world, instance, state.server)
+    evaluate(world, instance, state.server, 0, features)
     scoring = time.perf_counter() - began
     row: dict[str, Any] = {"ours": seconds, "unit": "s a round", "peak_memory_mb": peak_memory_mb(world)}
     return row | {"clients": len(clients), "scoring_seconds": scoring}

@@ -7,7 +7,6 @@ tasks shows in the resident memory after the first and the last position.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.bench.streams import first_and_last
+from profcil.bench.streams import first_and_last, read_events
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine.loop import RunState, task_totals
 from profcil.engine.run import RunRecorder, finish
@@ -35,34 +34,42 @@ TASKS = 10
 
 def random_images(n: int, classes: int) -> Bundle:
     """Random images with the facts of the digits and a given number of classes."""
-    facts = replace(registry.find("data", "digits").FACTS, classes=classes, train=n, test=TESTED)
-    x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    digits = registry.find("data", "digits").FACTS
+    facts = replace(digits, classes=classes, train=n, test=TESTED)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (n, 1, 8, 8), dtype=torch.uint8, generator=rng)
     y = torch.arange(n) % classes
     train = Rows(x, y)
     test = Rows(x[:TESTED], y[:TESTED])
-    return Bundle(facts, train, test, None, ("",) * classes, mean=(0.5,), std=(0.5,))
+    names = ("",) * classes
+    return Bundle(facts, train, test, None, names, mean=(0.5,), std=(0.5,))
 
 
 def world_for(method: str, clients: int, classes: int, each: int, rounds: int, images: int = IMAGES) -> World:
     """A severe stream of ten tasks in which a client owns `each` images on average."""
     sets = {"clients": clients, "participants": 10, "task_size": classes // TASKS, "train.rounds": rounds}
     sets |= {"warmup.rounds": 0, "model.width": 8}
-    config = resolve("digits", {"method": method}, [f"{k}={v}" for k, v in sets.items()])
+    assignments = [f"{key}={value}" for key, value in sets.items()]
+    config = resolve("digits", {"method": method}, assignments)
     bundle = random_images(images, classes)
-    labels = bundle.train.y[: clients * each].numpy()
-    return build_world(config, bundle, make_plan(labels, classes, config.stream, 0))
+    owned = clients * each
+    labels = bundle.train.y[:owned].numpy()
+    plan = make_plan(labels, classes, config.stream, 0)
+    return build_world(config, bundle, plan)
 
 
 def run_stream(world: World, out: Path) -> list[dict[str, Any]]:
     """Run a whole stream and return its events."""
-    method = registry.find("methods", world.config.method).METHOD(world.config.params)
+    module = registry.find("methods", world.config.method)
+    method = module.METHOD(world.config.params)
     with RunFolder(out) as folder:
         folder.begin(world.config, world.plan)
         recorder = RunRecorder(world, folder, lambda progress: None, out)
         scores = Scores.empty(world.plan.positions, task_totals(world))
-        recorder.hold(RunState(method.begin(world.net.weights(MODEL)), scores, Ledger()))
+        server = method.begin(world.net.weights(MODEL))
+        recorder.hold(RunState(server, scores, Ledger()))
         finish(recorder, method)
-    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    return read_events(out)
 
 
 def case(
@@ -72,6 +79,6 @@ def case(
     with tempfile.TemporaryDirectory() as scratch:
         world = world_for(method, clients, classes, each, rounds, images)
         events = run_stream(world, Path(scratch))
-    resident = [e["resident_mb"] for e in events if e["event"] == "position"]
-    seconds = events[-1]["seconds"] / (rounds * TASKS)
-    return {"ours": seconds, "unit": "s a round", **first_and_last(resident)}
+    stream_seconds = events[-1]["seconds"]
+    seconds = stream_seconds / (rounds * TASKS)
+    return {"ours": seconds, "unit": "s a round", **first_and_last(events)}

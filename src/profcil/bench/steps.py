@@ -51,20 +51,23 @@ def random_images(n: int = 50_000) -> Bundle:
     train = Rows(x, y)
     test = Rows(x[:100], y[:100])
     channels = (0.5,) * 3
-    return Bundle(facts, train, test, None, ("",) * facts.classes, mean=channels, std=channels)
+    names = ("",) * facts.classes
+    return Bundle(facts, train, test, None, names, mean=channels, std=channels)
 
 
 def world_for(method: str, device: str) -> World:
     """A homogeneous stream on the random images."""
     config = resolve("cifar100", {"method": method, "device": device, "setting": "homogeneous"})
     bundle = random_images()
-    plan = make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed)
+    labels = bundle.train.y.numpy()
+    plan = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
     return build_world(config, bundle, plan)
 
 
 def phases_of(world: World, method: Any, when: When, clients: int = 10) -> list[Train]:
     """The first phase of every participant of a round."""
-    server = method.begin(world.net.weights(BLOCKS if when.stage == "warmup" else MODEL))
+    blocks = BLOCKS if when.stage == "warmup" else MODEL
+    server = method.begin(world.net.weights(blocks))
     channel = Channel(Ledger(), "changed")
     names = method.broadcast(server, when)
     phases = []
@@ -96,7 +99,8 @@ def record_multiple_steps(graphs: GraphRunner) -> None:
     """Make the runner record several steps as one graph, as it does late in a stream."""
     for step in graphs.known.values():
         if isinstance(step, BaseStep):
-            step.steps_taken.update(dict.fromkeys(range(1, WIDTH + 1), UNROLL_AFTER))
+            widths = range(1, WIDTH + 1)
+            step.steps_taken.update(dict.fromkeys(widths, UNROLL_AFTER))
 
 
 def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]:
@@ -104,7 +108,8 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     assert world.executor.acceleration is not None
     graphs = world.executor.acceleration.graphs
     assert graphs is not None
-    steps_per_epoch = ceil(phases[0].source.size / phases[0].settings.batch)
+    first = phases[0]
+    steps_per_epoch = ceil(first.source.size / first.settings.batch)
     epochs = ceil(STEPS / steps_per_epoch)
     short = [replace(p, epochs=epochs) for p in phases]
     torch.cuda.reset_peak_memory_stats(world.device)
@@ -118,8 +123,9 @@ def measured(name: str, world: World, phases: Sequence[Train]) -> dict[str, Any]
     row: dict[str, Any] = {"ours": 1e3 * seconds / number, "unit": "ms a client's step", "clients": len(short)}
     row |= {"reference": 1e3 * eager, "against": "one step after another, as written", "peak_memory_mb": memory}
     if name in VIEWS_PER_EXAMPLE:
-        images = VIEWS_PER_EXAMPLE[name] * short[0].settings.batch * number / seconds
-        row |= {"images_per_second": images, "share_of_matmul_peak": images * FLOPS / matmul_peak(world.device)}
+        images = VIEWS_PER_EXAMPLE[name] * first.settings.batch * number / seconds
+        share = images * FLOPS / matmul_peak(world.device)
+        row |= {"images_per_second": images, "share_of_matmul_peak": share}
     return row
 
 
@@ -127,7 +133,9 @@ def case(name: str, device: str = "cuda", clients: int = 10) -> dict[str, Any]:
     """One kind of step on one GPU, for a number of clients."""
     method, when = KINDS[name]
     world = world_for(method, device)
-    instance = registry.find("methods", method).METHOD(world.config.params)
+    module = registry.find("methods", method)
+    instance = module.METHOD(world.config.params)
     if when.stage == "warmup":
         instance = Warmup(WarmupParams())
-    return measured(name, world, phases_of(world, instance, when, clients))
+    phases = phases_of(world, instance, when, clients)
+    return measured(name, world, phases)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,27 @@ def stream_case(dataset: str, method: str, data: Path, device: str = "cpu", flag
     """Seconds of a stream under severe heterogeneity, including evaluation. The warm-up is timed separately."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
-        command = ["run", "--dataset", dataset, "--method", method, "--device", device, *flags]
-        done = subprocess.run(
-            [sys.executable, "-m", "profcil", *command, "--out", out, "--data-dir", data, "--quiet", "--json"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PROFCIL_CACHE": scratch},  # an empty cache, so that the warm-up is computed and timed
-        )
+        command = [sys.executable, "-m", "profcil", "run", "--dataset", dataset, "--method", method]
+        command += ["--device", device, *flags, "--out", str(out), "--data-dir", str(data), "--quiet", "--json"]
+        env = {**os.environ, "PROFCIL_CACHE": scratch}  # an empty cache, so that the warm-up is computed and timed
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
         if done.returncode:
             return {"note": done.stderr.strip().removeprefix("profcil: ")}
         row = json.loads(done.stdout)
-        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    resident = [e["resident_mb"] for e in events if e["event"] == "position"]
+        events = read_events(out)
     measured = {key: row[key] for key in ("warmup_seconds", "peak_memory_mb")}
-    return {"ours": row["seconds"], "unit": "s", **measured, **first_and_last(resident)}
+    return {"ours": row["seconds"], "unit": "s", **measured, **first_and_last(events)}
 
 
-def first_and_last(resident: list[float]) -> dict[str, float]:
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of a run folder."""
+    text = (folder / "events.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def first_and_last(events: list[dict[str, Any]]) -> dict[str, float]:
     """Resident memory after the first and the last position. A difference shows growth over rounds and tasks."""
+    resident = [e["resident_mb"] for e in events if e["event"] == "position"]
     return {"resident_first_mb": resident[0], "resident_last_mb": resident[-1]}
 
 
@@ -45,13 +49,14 @@ def first_release_case(dataset: str, method: str, data: Path, repeats: int = 3, 
 
     Both paths are run alternately, so that a load on the machine affects both.
     """
-    paths = [flags, (*flags, *FIRST_RELEASE)] * repeats
+    first_release = (*flags, *FIRST_RELEASE)
+    paths = [flags, first_release] * repeats
     rows = [stream_case(dataset, method, data, flags=path) for path in paths]
     failed = next((row for row in rows if "note" in row), None)
     if failed:
         return failed
-    ours = min(rows[0::2], key=lambda row: row["ours"])
-    eager = min(rows[1::2], key=lambda row: row["ours"])
+    ours = min(rows[0::2], key=itemgetter("ours"))
+    eager = min(rows[1::2], key=itemgetter("ours"))
     return ours | {"reference": eager["ours"], "against": "the eager sequential path of the first release"}
 
 
@@ -66,4 +71,5 @@ def plan_case(clients: int, samples: int) -> dict[str, Any]:
     settings = StreamSettings(clients, 100, 5, support=0.4, coverage=0.5, disorder=0.6)
     began = time.perf_counter()
     make_plan(labels, 100, settings, seed=0)
-    return {"ours": time.perf_counter() - began, "unit": "s"}
+    seconds = time.perf_counter() - began
+    return {"ours": seconds, "unit": "s"}

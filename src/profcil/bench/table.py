@@ -41,10 +41,12 @@ def select(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
     known = cases(data, device)
     for word in words:
         if not any(word in name for name in known):
-            raise ConfigError(f"no case of the bench contains '{word}'; choose from: {'; '.join(known)}")
+            names = "; ".join(known)
+            raise ConfigError(f"no case of the bench contains '{word}'; choose from: {names}")
     if not words:
         return known
-    return {name: case for name, case in known.items() if any(word in name for word in words)}
+    selected = [name for name in known if any(word in name for word in words)]
+    return {name: known[name] for name in selected}
 
 
 def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
@@ -52,8 +54,9 @@ def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
     done: dict[str, Row] = {}
     for name, case in select(words, data, device).items():
         row = {"what": name, **run_case(name, data, device)}
-        if case.base in done and "ours" in done[case.base]:
-            row |= {"reference": done[case.base]["ours"], "against": case.base}
+        base = done.get(case.base, {})
+        if "ours" in base:
+            row |= {"reference": base["ours"], "against": case.base}
         if row.get("ours") and row.get("reference"):
             row["ratio"] = row["reference"] / row["ours"]
         done[name] = row
@@ -71,7 +74,8 @@ def run_case(name: str, data: Path, device: str) -> Row:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)  # only the session that was created for this case
     if child.returncode:
-        last = (err.strip().splitlines() or [f"status {child.returncode}"])[-1]
+        lines = err.strip().splitlines()
+        last = lines[-1] if lines else f"status {child.returncode}"
         return {"failed": True, "note": f"this case failed ({last})"}
     return json.loads(out.splitlines()[-1])
 
@@ -81,7 +85,9 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = list(rows)
     used = [key for key in COLUMNS if any(key in row for row in rows)]
     header = [COLUMNS[key] for key in used]
-    lines = [[format_value(key, row.get(key)) for key in used] for row in rows]
+    lines = []
+    for row in rows:
+        lines.append([format_value(key, row.get(key)) for key in used])
     return text_table(header, lines)
 
 
@@ -91,7 +97,8 @@ def format_value(key: str, value: Any) -> str:
         return value or ""
     if key == "share_of_matmul_peak":
         return f"{value:.1%}"
-    return f"{value:,.0f}" if key.endswith(("_mb", "_second")) else f"{value:.3g}"
+    is_large = key.endswith(("_mb", "_second"))
+    return f"{value:,.0f}" if is_large else f"{value:.3g}"
 
 
 def report(rows: Sequence[Row]) -> dict[str, Any]:
@@ -101,12 +108,14 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     machine = {"cpu": processor(), "cores": os.cpu_count(), "gpu": gpu, "system": platform.platform()}
     versions = {"profcil": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {"date": datetime.now(UTC).date().isoformat(), "machine": machine, "versions": versions, "rows": list(rows)}
+    today = datetime.now(UTC).date()
+    return {"date": today.isoformat(), "machine": machine, "versions": versions, "rows": list(rows)}
 
 
 def processor() -> str:
     """The name of the processor, as reported by the system."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+        line = next(line for line in lines if line.startswith("model name"))
+        return line.partition(": ")[2]
     return platform.processor()

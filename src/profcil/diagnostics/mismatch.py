@@ -33,7 +33,8 @@ def weak_accuracy(scores: np.ndarray, plan: Plan, task: int) -> float:
     """
     position_of = np.argsort(plan.orders, axis=1, kind="stable")
     learnt_at = position_of[plan.supporters(task), task]
-    return float(np.nanmean(scores[learnt_at, task]))
+    accuracies = scores[learnt_at, task]
+    return float(np.nanmean(accuracies))
 
 
 def mismatch_point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
@@ -42,10 +43,11 @@ def mismatch_point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
 
     clean = find_clean_run(weak, runs)
     task = weak.config["stream"]["weak_task"]
-    if clean is None or not weak.done or task >= weak.plan.positions - 1:
+    is_last_task = task >= weak.plan.positions - 1
+    if clean is None or not weak.done or is_last_task:
         return None
-    clean_scores = 100 * accuracy(clean.scores.correct, clean.scores.total)
-    weak_scores = 100 * accuracy(weak.scores.correct, weak.scores.total)
+    clean_scores = percent_scores(clean)
+    weak_scores = percent_scores(weak)
     final_clean = clean_scores[-1].tolist()
     final_weak = weak_scores[-1].tolist()
     point: dict[str, Any] = {
@@ -58,18 +60,26 @@ def mismatch_point(weak: Run, runs: Sequence[Run]) -> dict[str, Any] | None:
     return point
 
 
+def percent_scores(run: Run) -> np.ndarray:
+    """The accuracies [positions, tasks] of a run in percent."""
+    return 100 * accuracy(run.scores.correct, run.scores.total)
+
+
 def find_clean_run(weak: Run, runs: Sequence[Run]) -> Run | None:
     """The finished run with the same settings but no weak task, or None."""
     for run in runs:
-        if run.done and is_clean(run.config) and same_but_weak(run.config, weak.config):
+        is_clean_run = run.done and is_clean(run.config)
+        if is_clean_run and same_but_weak(run.config, weak.config):
             return run
     return None
 
 
 def task_gap(folder: Path, task: int) -> dict[str, Any]:
     """The replay gap of a task in a run's diagnostics; empty if it was not measured."""
-    replay = read_json(folder / "diagnostics.json").get("replay") or {}
-    return replay.get("tasks", {}).get(str(task)) or {}
+    diagnostics = read_json(folder / "diagnostics.json")
+    replay = diagnostics.get("replay") or {}
+    tasks = replay.get("tasks", {})
+    return tasks.get(str(task)) or {}
 
 
 def is_clean(config: Mapping[str, Any]) -> bool:
@@ -86,14 +96,16 @@ def relevant_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that results depend on, without those of the weak task."""
     irrelevant = (*WITHOUT_EFFECT, "device", "keep_memories")
     settings = {key: value for key, value in config.items() if key not in irrelevant}
-    stream = {key: value for key, value in config["stream"].items() if not key.startswith("weak_")}
-    return settings | {"stream": stream}
+    stream = config["stream"]
+    without_weak = {key: value for key, value in stream.items() if not key.startswith("weak_")}
+    return settings | {"stream": without_weak}
 
 
 def clean_cell(cell: Cell) -> Cell:
     """The cell of a study with the same settings but no weak task."""
     stream = replace(cell.config.stream, weak_task=-1, weak_strength="")
-    return replace(cell, config=replace(cell.config, stream=stream))
+    config = replace(cell.config, stream=stream)
+    return replace(cell, config=config)
 
 
 def collect(todo: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
@@ -109,8 +121,9 @@ def cell_row(cell: Cell, out: Path) -> dict[str, Any] | None:
     if not (is_finished(out, cell) and is_finished(out, clean)):
         return None
     weak = load_run(out / cell.name)
-    point = mismatch_point(weak, [load_run(out / clean.name)])
-    if not point or any(point[name] is None for name in GAPS):
+    clean_run = load_run(out / clean.name)
+    point = mismatch_point(weak, [clean_run])
+    if not point or not has_gaps(point):
         return None
     config = cell.config
     names = {"dataset": config.dataset, "method": config.method, "seed": config.seed}
@@ -118,14 +131,21 @@ def cell_row(cell: Cell, out: Path) -> dict[str, Any] | None:
     return {**names, **weakness, **point}
 
 
+def has_gaps(point: Mapping[str, Any]) -> bool:
+    """Whether the replay gap of a point was measured."""
+    return all(point[name] is not None for name in GAPS)
+
+
 def trends(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Per dataset and method, the rank correlation of MMD² and drop with its interval, or why there is none."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["dataset"], row["method"]), []).append(row)
+        key = (row["dataset"], row["method"])
+        groups.setdefault(key, []).append(row)
     out = []
     for (dataset, method), group in groups.items():
-        out.append({"dataset": dataset, "method": method, "runs": len(group), **trend(group)})
+        names = {"dataset": dataset, "method": method, "runs": len(group)}
+        out.append({**names, **trend(group)})
     return out
 
 
@@ -146,8 +166,13 @@ def write_mismatch(todo: Sequence[Cell], out: Path) -> None:
     if all(is_clean_cell(cell) for cell in todo):
         return
     rows = collect(todo, out)
-    for name, value in (("mismatch.json", rows), ("mismatch-trends.json", trends(rows))):
-        write_text(out / name, json.dumps(value, indent=1) + "\n")
+    write_rows(out / "mismatch.json", rows)
+    write_rows(out / "mismatch-trends.json", trends(rows))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = json.dumps(rows, indent=1)
+    write_text(path, text + "\n")
 
 
 def is_clean_cell(cell: Cell) -> bool:

@@ -19,20 +19,29 @@ def ridge_accuracy(
 
     def standardised(u: Tensor) -> Tensor:
         bias = u.new_ones(len(u), 1).double()
-        return torch.cat([(u.double() - mean) / std, bias], 1)
+        scaled = (u.double() - mean) / std
+        return torch.cat([scaled, bias], 1)
 
     a = standardised(train)
     target = torch.nn.functional.one_hot(y, classes).double()
-    identity = torch.eye(a.shape[1], dtype=torch.float64, device=a.device)
-    gram = a.T @ a + strength * len(a) * identity
+    width = a.shape[1]
+    identity = torch.eye(width, dtype=torch.float64, device=a.device)
+    penalty = strength * len(a) * identity
+    gram = a.T @ a + penalty
     weight = torch.linalg.solve(gram, a.T @ target)
-    predicted = (standardised(test) @ weight).argmax(1)
-    return float((predicted == truth).double().mean())
+    scores = standardised(test) @ weight
+    return _accuracy(scores.argmax(1), truth)
 
 
 def nearest_mean_accuracy(train: Tensor, y: Tensor, test: Tensor, truth: Tensor) -> float:
     """The accuracy of the nearest true class mean: an upper bound for a memory of means without an adapter."""
     labels = torch.unique(y)
-    means = torch.stack([train[y == label].mean(0) for label in labels])
-    predicted = labels[torch.cdist(test, means).argmin(1)]
-    return float((predicted == truth).double().mean())
+    means = [train[y == label].mean(0) for label in labels]
+    distances = torch.cdist(test, torch.stack(means))
+    nearest = distances.argmin(1)
+    return _accuracy(labels[nearest], truth)
+
+
+def _accuracy(predicted: Tensor, truth: Tensor) -> float:
+    is_correct = predicted == truth
+    return float(is_correct.double().mean())

@@ -8,6 +8,7 @@ bandwidth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,7 +28,8 @@ def median_bandwidth(*samples: Tensor) -> float:
     For an even number of distances it is the lower of the two middle ones. Coinciding points are left out, so that
     collapsed replay does not make sigma zero. If all points coincide, sigma is 1 and has no effect.
     """
-    pooled = torch.cat([s.detach().double().cpu() for s in samples])
+    in_double = [_as_double(s) for s in samples]
+    pooled = torch.cat(in_double)
     distances = torch.nn.functional.pdist(pooled)
     distances = distances[distances > 0]
     return float(distances.median()) if len(distances) else 1.0
@@ -40,20 +42,24 @@ def mmd2(real: Tensor, replay: Tensor, bandwidth: float | None = None) -> float:
     """
     real, replay = _checked(real, replay, least=2)
     sigma = median_bandwidth(real, replay) if bandwidth is None else bandwidth
-    if not 0 < sigma < float("inf"):
+    if not 0 < sigma < math.inf:
         raise DataError(f"bandwidth is {sigma}, allowed is a number above 0; leave it out for the median rule")
-    between = float(_kernel(real, replay, sigma).mean())
-    return _within(real, sigma) + _within(replay, sigma) - 2 * between
+    between = _kernel(real, replay, sigma).mean()
+    within = _within(real, sigma) + _within(replay, sigma)
+    return within - 2 * float(between)
 
 
 def _kernel(a: Tensor, b: Tensor, sigma: float) -> Tensor:
-    return torch.exp(-(_distances(a, b) ** 2) / (2 * sigma**2))
+    squared = _distances(a, b) ** 2
+    return torch.exp(-squared / (2 * sigma**2))
 
 
 def _within(a: Tensor, sigma: float) -> float:
     """The mean kernel over pairs i != j. The diagonal is 1 everywhere and would bias the mean upwards."""
     n = len(a)
-    return float((_kernel(a, a, sigma).sum() - n) / (n * (n - 1)))
+    pairs = n * (n - 1)
+    off_diagonal = _kernel(a, a, sigma).sum() - n
+    return float(off_diagonal / pairs)
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
@@ -66,13 +72,16 @@ def w1(real: Tensor, replay: Tensor) -> float:
     from scipy.optimize import linear_sum_assignment
 
     real, replay = _checked(real, replay)
-    if len(real) != len(replay):
+    n = len(real)
+    m = len(replay)
+    if n != m:
         raise DataError(
-            f"exact W1 was given {len(real)} real and {len(replay)} replay samples, allowed are equal numbers; "
+            f"exact W1 was given {n} real and {m} replay samples, allowed are equal numbers; "
             "draw equal numbers or use sliced_w1"
         )
     cost = _distances(real, replay).numpy()
-    return float(cost[linear_sum_assignment(cost)].mean())
+    assigned = cost[linear_sum_assignment(cost)]
+    return float(assigned.mean())
 
 
 def sliced_w1(real: Tensor, replay: Tensor, seed: int, directions: int = 256) -> float:
@@ -84,11 +93,12 @@ def sliced_w1(real: Tensor, replay: Tensor, seed: int, directions: int = 256) ->
     if directions < 1:
         raise DataError(f"directions is {directions}, allowed is at least 1; leave it out for 256")
     random = generator(seed, "replay-gap", "directions")
-    drawn = torch.from_numpy(random.standard_normal((directions, real.shape[1])))
-    lines = torch.nn.functional.normalize(drawn, dim=1).T
-    sorted_real = (real @ lines).sort(dim=0).values
-    sorted_replay = (replay @ lines).sort(dim=0).values
-    return _w1_on_lines(sorted_real, sorted_replay)
+    width = real.shape[1]
+    drawn = random.standard_normal((directions, width))
+    lines = torch.nn.functional.normalize(torch.from_numpy(drawn), dim=1).T
+    projected_real = real @ lines
+    projected_replay = replay @ lines
+    return _w1_on_lines(projected_real.sort(dim=0).values, projected_replay.sort(dim=0).values)
 
 
 def _w1_on_lines(a: Tensor, b: Tensor) -> float:
@@ -101,23 +111,27 @@ def _w1_on_lines(a: Tensor, b: Tensor) -> float:
     levels_of_a = torch.arange(1, n + 1) * m
     levels_of_b = torch.arange(1, m + 1) * n
     levels = torch.unique(torch.cat([levels_of_a, levels_of_b]))
-    widths = torch.diff(levels, prepend=levels.new_zeros(1)).double() / (n * m)
-    quantiles_of_a = a[(levels - 1) // m]
-    quantiles_of_b = b[(levels - 1) // n]
-    gaps = (quantiles_of_a - quantiles_of_b).abs()
-    return float((widths @ gaps).mean())
+    steps = torch.diff(levels, prepend=levels.new_zeros(1))
+    widths = steps.double() / (n * m)
+    rows_of_a = (levels - 1) // m
+    rows_of_b = (levels - 1) // n
+    gaps = (a[rows_of_a] - b[rows_of_b]).abs()
+    integrals = widths @ gaps
+    return float(integrals.mean())
 
 
 def cosine_distance(real: Tensor, replay: Tensor) -> float:
     """CosDist between the class means; 1 if a mean is zero and so has no direction."""
     real, replay = _checked(real, replay)
-    return 1 - float(torch.nn.functional.cosine_similarity(real.mean(0), replay.mean(0), dim=0))
+    similarity = torch.nn.functional.cosine_similarity(real.mean(0), replay.mean(0), dim=0)
+    return 1 - float(similarity)
 
 
 def replay_gap(real: Tensor, replay: Tensor, seed: int, bandwidth: float | None = None) -> dict[str, float]:
     """All distances of one class, with bandwidth and sample counts; `w1` if it is affordable, else `sliced_w1`."""
     if bandwidth is None:
-        bandwidth = median_bandwidth(*_checked(real, replay, least=2))
+        samples = _checked(real, replay, least=2)
+        bandwidth = median_bandwidth(*samples)
     gaps = {"mmd2": mmd2(real, replay, bandwidth)}
     if len(real) == len(replay) <= EXACT_UP_TO:
         gaps["w1"] = w1(real, replay)
@@ -132,9 +146,11 @@ def downstream_drop(clean: Sequence[float], weak: Sequence[float], task: int) ->
 
     `task` is counted from 0.
     """
-    if len(clean) != len(weak) or not 0 <= task < len(clean) - 1:
+    tasks = len(clean)
+    is_before_last = 0 <= task < tasks - 1
+    if len(weak) != tasks or not is_before_last:
         raise DataError(
-            f"task {task} (counted from 0) was given with {len(clean)} clean and {len(weak)} weak accuracies, allowed "
+            f"task {task} (counted from 0) was given with {tasks} clean and {len(weak)} weak accuracies, allowed "
             "is one accuracy per task in both runs and a task before the last; "
             "choose an earlier task, and two runs of one plan"
         )
@@ -161,20 +177,28 @@ def rank_correlation(
     """
     a = np.asarray(x, dtype=float)
     b = np.asarray(y, dtype=float)
-    are_pairs = a.ndim == 1 and a.shape == b.shape and len(a) >= 3
-    is_valid = are_pairs and bool(np.isfinite([a, b]).all())
-    if not is_valid or min(np.ptp(a), np.ptp(b)) == 0:
+    if not _can_be_ranked(a, b):
         raise DataError(
             f"rank correlation was given values of shapes {a.shape} and {b.shape}, allowed are two lists of at least 3 "
             "finite numbers, neither constant; add runs or leave this trend out"
         )
     random = generator(seed, "replay-gap", "bootstrap")
-    picks = random.integers(len(a), size=(draws, len(a)))
+    runs = len(a)
+    picks = random.integers(runs, size=(draws, runs))
     resampled = _spearman(a[picks], b[picks])
     tail = (1 - level) / 2
     low, high = np.nanquantile(resampled, [tail, 1 - tail])
     rho = _spearman(a[None], b[None])[0]
     return Correlation(float(rho), float(low), float(high))
+
+
+def _can_be_ranked(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether both are lists of at least 3 finite numbers, equally long and neither constant."""
+    are_lists = a.ndim == 1 and b.ndim == 1
+    if not are_lists or len(a) != len(b) or len(a) < 3:
+        return False
+    are_finite = np.isfinite([a, b]).all()
+    return bool(are_finite) and np.ptp(a) > 0 and np.ptp(b) > 0
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -187,18 +211,28 @@ def _spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     v = v - v.mean(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         covariance = (u * v).sum(axis=1)
-        variances = (u**2).sum(axis=1) * (v**2).sum(axis=1)
-        return covariance / np.sqrt(variances)
+        variance_of_u = (u**2).sum(axis=1)
+        variance_of_v = (v**2).sum(axis=1)
+        return covariance / np.sqrt(variance_of_u * variance_of_v)
 
 
 def _checked(real: Tensor, replay: Tensor, least: int = 1) -> tuple[Tensor, Tensor]:
     """Both samples in double precision on the CPU. Samples that cannot be compared are a DataError."""
-    have_one_width = real.ndim == replay.ndim == 2 and real.shape[1] == replay.shape[1] > 0
-    if not have_one_width or min(len(real), len(replay)) < least:
+    are_rows = real.ndim == replay.ndim == 2
+    have_one_width = are_rows and real.shape[1] == replay.shape[1] > 0
+    fewest = min(len(real), len(replay))
+    if not have_one_width or fewest < least:
+        shapes = f"{tuple(real.shape)} and {tuple(replay.shape)}"
         raise DataError(
-            f"real and replay features have shapes {tuple(real.shape)} and {tuple(replay.shape)}, allowed are "
+            f"real and replay features have shapes {shapes}, allowed are "
             f"[samples, width] of one width with at least {least} samples each; embed both with the same extractor"
         )
-    if not (real.isfinite().all() and replay.isfinite().all()):
+    are_finite = real.isfinite().all() and replay.isfinite().all()
+    if not are_finite:
         raise DataError("features contain NaN or infinity, allowed are finite numbers; check the run that made them")
-    return real.detach().double().cpu(), replay.detach().double().cpu()
+    return _as_double(real), _as_double(replay)
+
+
+def _as_double(sample: Tensor) -> Tensor:
+    """A sample in double precision on the CPU."""
+    return sample.detach().double().cpu()

@@ -60,20 +60,24 @@ class EvaluationSpace:
 
     def all_rows(self) -> Tensor:
         """The row numbers of all held-out examples."""
-        return torch.arange(len(self.world.evaluation_examples), device=self.world.device)
+        count = len(self.world.evaluation_examples)
+        return torch.arange(count, device=self.world.device)
 
     def pairs(self) -> Iterator[Pair]:
         """A pair for every class that the method replays, in the order of the tasks."""
         labels = [y for task in self.world.plan.tasks for y in task]
         for label in labels:
             rows = self.held_out(label)
-            samples = self.draw_replay(label, len(rows)) if len(rows) > 1 else None
+            if len(rows) < 2:
+                continue
+            samples = self.draw_replay(label, len(rows))
             if samples is None:
                 continue
             replay, real = self.project(samples, rows)
             n = min(len(replay), len(rows))
             if n > 1:
-                yield Pair(label, real[:n], replay[:n], median_bandwidth(self.judged[rows]))
+                bandwidth = median_bandwidth(self.judged[rows])
+                yield Pair(label, real[:n], replay[:n], bandwidth)
 
     def held_out(self, label: int) -> Tensor:
         """The rows of real examples of a class in random order, the same for every method."""
@@ -81,15 +85,18 @@ class EvaluationSpace:
         ids = torch.nonzero(is_class).flatten().cpu()
         rng = generator(self.world.config.seed, "replay-gap", "real", label)
         order = torch.from_numpy(rng.permutation(len(ids)))
-        return ids[order[:COUNT]].to(self.world.device)
+        drawn = ids[order[:COUNT]]
+        return drawn.to(self.world.device)
 
     def draw_replay(self, label: int, count: int) -> Samples | None:
         """Samples of a class, replayed from the final server state and the private states of the clients."""
         world = self.world
         state = self.state
         rounds = world.config.train.rounds
-        last_round = When("round", world.plan.positions - 1, rounds - 1, rounds)
-        clients = [world.client(c, last_round, private) for c, private in sorted(state.private.items())]
+        last_position = world.plan.positions - 1
+        last_round = When("round", last_position, rounds - 1, rounds)
+        privates = sorted(state.private.items())
+        clients = [world.client(c, last_round, private) for c, private in privates]
         world.net.load(state.server.weights())
         world.net.eval()
         rng = torch_generator(world.config.seed, "replay-gap", "replay", label, device=world.device)
@@ -115,11 +122,12 @@ class EvaluationSpace:
         train = world.bundle.train
         rng = generator(world.config.seed, "replay-gap", "map")
         drawn = rng.permutation(len(train))[:MAP_EXAMPLES]
-        index = torch.from_numpy(np.sort(drawn)).to(world.device)
+        rows = torch.from_numpy(np.sort(drawn))
+        index = rows.to(world.device)
         source = self.final_features(space, train, index)
         target = embed(world.net, self.warm["base"], train, index)
-        to_phi = AffineMap(source, target)
-        return to_phi, self.final_features(space, world.evaluation_examples, self.all_rows())
+        held_out = self.final_features(space, world.evaluation_examples, self.all_rows())
+        return AffineMap(source, target), held_out
 
     def final_features(self, space: str, examples: Any, index: Tensor) -> Tensor:
         """Features under the run's final model, before or after the adapter."""
@@ -146,20 +154,29 @@ class AffineMap:
         self.std = x.std(0).clamp(min=1e-6)
         self.shift = y.mean(0)
         a = (x - self.mean) / self.std
-        identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
-        gram = a.T @ a + RIDGE * len(a) * identity
-        self.weight = torch.linalg.solve(gram, a.T @ (y - self.shift))
+        width = a.shape[1]
+        identity = torch.eye(width, dtype=a.dtype, device=a.device)
+        penalty = RIDGE * len(a) * identity
+        gram = a.T @ a + penalty
+        centred = y - self.shift
+        self.weight = torch.linalg.solve(gram, a.T @ centred)
 
     def __call__(self, u: Tensor) -> Tensor:
         standardised = (u.double() - self.mean) / self.std
-        return (standardised @ self.weight + self.shift).float()
+        mapped = standardised @ self.weight + self.shift
+        return mapped.float()
 
 
 def explained_variance(predicted: Tensor, truth: Tensor) -> float:
     """R²: 1 minus the squared error over the variance around the mean."""
-    error = (predicted - truth).double().square().sum()
-    variance = (truth - truth.mean(0)).double().square().sum()
-    return float(1 - error / variance.clamp(min=1e-12))
+    error = _sum_of_squares(predicted - truth)
+    variance = _sum_of_squares(truth - truth.mean(0))
+    unexplained = error / variance.clamp(min=1e-12)
+    return float(1 - unexplained)
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    return x.double().square().sum()
 
 
 def measure_replay(space: EvaluationSpace) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
@@ -171,13 +188,10 @@ def measure_replay(space: EvaluationSpace) -> tuple[dict[str, Any], dict[str, np
     gaps = {p.label: replay_gap(p.real, p.replay, seed, p.bandwidth) for p in pairs}
     tasks = {}
     for t, task in enumerate(space.world.plan.tasks):
-        tasks[str(t)] = mean_gap([gaps[y] for y in task if y in gaps])
-    report = {
-        "extractor": EXTRACTOR,
-        "fit": space.map_quality(),
-        "classes": {str(label): gap for label, gap in gaps.items()},
-        "tasks": tasks,
-    }
+        of_task = [gaps[y] for y in task if y in gaps]
+        tasks[str(t)] = mean_gap(of_task)
+    classes = {str(label): gap for label, gap in gaps.items()}
+    report = {"extractor": EXTRACTOR, "fit": space.map_quality(), "classes": classes, "tasks": tasks}
     return report, feature_arrays(pairs)
 
 
@@ -185,11 +199,15 @@ def feature_arrays(pairs: list[Pair]) -> dict[str, np.ndarray]:
     """The features of all pairs as plain arrays, with their labels."""
     labels = [p.label for p in pairs]
     arrays: dict[str, np.ndarray] = {}
-    by_name = {"real": [p.real for p in pairs], "replay": [p.replay for p in pairs]}
+    real = [p.real for p in pairs]
+    replay = [p.replay for p in pairs]
+    by_name = {"real": real, "replay": replay}
     for name, features in by_name.items():
-        arrays[name] = torch.cat(features).float().cpu().numpy()
+        joined = torch.cat(features)
+        arrays[name] = joined.float().cpu().numpy()
     for name, features in by_name.items():
-        arrays[f"{name}_label"] = np.repeat(labels, [len(f) for f in features])
+        counts = [len(f) for f in features]
+        arrays[f"{name}_label"] = np.repeat(labels, counts)
     return arrays
 
 
@@ -197,5 +215,7 @@ def mean_gap(gaps: list[dict[str, float]]) -> dict[str, float] | None:
     """The gap of a task: the mean over its replayed classes; None if there are none."""
     if not gaps:
         return None
-    means = {name: fmean(gap[name] for gap in gaps) for name in ("mmd2", "w1", "cosine")}
-    return means | {"classes": len(gaps)}
+    mean: dict[str, float] = {}
+    for name in ("mmd2", "w1", "cosine"):
+        mean[name] = fmean(gap[name] for gap in gaps)
+    return mean | {"classes": len(gaps)}

@@ -41,9 +41,11 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     """Probes of the warmed and the final base, alignment by position, and the replay gap, written into the folder."""
     world, state = load_finished_run(path, data_dir)
     warmed = warm(world, lambda *_: None).weights
-    method = registry.find("methods", world.config.method).METHOD(world.config.params)
+    module = registry.find("methods", world.config.method)
+    method = module.METHOD(world.config.params)
     warm_probe = probe(world, lambda under: under(warmed["base"]))
-    final = probe(world, lambda under: under(state.server.blocks["base"].tensors))
+    final_base = state.server.blocks["base"].tensors
+    final = probe(world, lambda under: under(final_base))
     seen = final
     if type(method).views is not Method.views:  # the method classifies other features than those of the final base
         seen = probe(world, lambda under: method.views(state.server, under))
@@ -72,7 +74,8 @@ def load_finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunStat
         saved = dict(record["facts"])
     except (LookupError, ValueError, TypeError, AttributeError):
         raise RunFolderError(f"run folder {path} has no readable state; run it again") from None
-    check_settings(path, saved["config"], settings_of(config) | {"executor": saved["config"].get("executor")})
+    executor = saved["config"].get("executor")
+    check_settings(path, saved["config"], settings_of(config) | {"executor": executor})
     data_dir = Path(data_dir or saved["data_dir"])
     world = make_world(config, data_dir)
     check_data(path, world, saved, data_dir)
@@ -88,7 +91,8 @@ def diagnose_replay(
         return None
     report, arrays = measured
     attributes = {"method": world.config.method, "space": report["extractor"], "fit": report["fit"]}
-    write_arrays(path / "replay.npz", {**arrays, "attrs": np.array(json.dumps(attributes))})
+    encoded = np.array(json.dumps(attributes))
+    write_arrays(path / "replay.npz", {**arrays, "attrs": encoded})
     return report
 
 

@@ -47,12 +47,14 @@ def gather(folder: Path, positions: int) -> dict[str, np.ndarray] | None:
     previous: Memory | None = None
     for position, (tensors, facts) in enumerate(readable):
         labels = tuple(facts["labels"])
-        memory = Memory(labels, tensors["means"], tensors["oracle"], frozenset(facts["current"]))
+        current = frozenset(facts["current"])
+        memory = Memory(labels, tensors["means"], tensors["oracle"], current)
         rows += points(previous, memory, position)
         previous = memory
     arrays = as_arrays(rows)
     for name in ("real", "real_label"):
-        arrays[name] = np.concatenate([tensors[name].numpy() for tensors, _ in readable])
+        parts = [tensors[name].numpy() for tensors, _ in readable]
+        arrays[name] = np.concatenate(parts)
     counts = [len(tensors["real_label"]) for tensors, _ in readable]
     arrays["real_position"] = np.repeat(np.arange(positions), counts)
     return arrays
@@ -78,15 +80,22 @@ def points(previous: Memory | None, memory: Memory, position: int) -> list[Point
 
 def as_arrays(rows: list[Point]) -> dict[str, np.ndarray]:
     """The points as one array per field."""
-    means = np.zeros((0, 0), np.float32)
-    oracle = means
-    if rows:
-        means = torch.stack([mean for *_, mean, _ in rows]).numpy()
-        oracle = torch.stack([truth for *_, truth in rows]).numpy()
+    positions = [position for position, *_ in rows]
+    kinds = [kind for _, kind, *_ in rows]
+    labels = [label for _, _, label, *_ in rows]
+    means = [mean for *_, mean, _ in rows]
+    oracle = [truth for *_, truth in rows]
     return {
-        "position": np.array([position for position, *_ in rows], dtype=np.int64),
-        "kind": np.array([kind for _, kind, *_ in rows], dtype="<U9"),
-        "labels": np.array([label for _, _, label, *_ in rows], dtype=np.int64),
-        "means": means,
-        "oracle": oracle,
+        "position": np.array(positions, dtype=np.int64),
+        "kind": np.array(kinds, dtype="<U9"),
+        "labels": np.array(labels, dtype=np.int64),
+        "means": _stacked(means),
+        "oracle": _stacked(oracle),
     }
+
+
+def _stacked(means: list[Tensor]) -> np.ndarray:
+    """Vectors as the rows of an array; an empty array where there are none."""
+    if not means:
+        return np.zeros((0, 0), np.float32)
+    return torch.stack(means).numpy()

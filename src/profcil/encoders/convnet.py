@@ -18,21 +18,26 @@ class ConvNet(nn.Module):
         super().__init__()
         make = layers(norm, "batch", "group", "none")
         channels, rows, columns = shape
+        bias = norm == "none"
         self.pixels = pixels
-        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "none")
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=bias)
         self.norm1 = make(width)
-        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1, bias=norm == "none")
+        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1, bias=bias)
         self.norm2 = make(2 * width)
         self.features = 4 * width
-        self.out = nn.Linear(2 * width * (rows // 4) * (columns // 4), self.features)
+        places = (rows // 4) * (columns // 4)
+        self.out = nn.Linear(2 * width * places, self.features)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(self.pixels(x)))), 2)
-        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+        x = self.conv1(self.pixels(x))
+        x = F.max_pool2d(F.relu(self.norm1(x)), 2)
+        x = self.conv2(x)
+        x = F.max_pool2d(F.relu(self.norm2(x)), 2)
         return F.relu(self.out(x.flatten(1)))
 
 
 def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", width: int = 0) -> ConvNet:
     """Builds the encoder. `width` is the number of channels of the first convolution; 0 means 32, for 128 features."""
     shape = image_shape(bundle, "convnet")
-    return drawn(lambda: ConvNet(Pixels(bundle, shape[0]), shape, width or 32, norm), generator)
+    pixels = Pixels(bundle, shape[0])
+    return drawn(lambda: ConvNet(pixels, shape, width or 32, norm), generator)

@@ -30,9 +30,12 @@ class GAT(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
         """`kept` is the mask of the feature columns to use; by default all are used."""
-        weight = self.first.lin.weight if kept is None else self.first.lin.weight * kept
+        weight = self.first.lin.weight
+        if kept is not None:
+            weight = weight * kept
         edges = with_self_loops(edges, len(x))
-        x = F.pad(self.project(x, weight), (0, 0, 0, 1))  # adds a node for dropped edges
+        x = self.project(x, weight)
+        x = F.pad(x, (0, 0, 0, 1))  # adds a node for dropped edges
         x = F.elu(self.first(x, edges))
         nodes: Tensor = self.second(x, edges)
         return nodes[targets]
@@ -65,7 +68,8 @@ def with_self_loops(edges: Tensor, nodes: int) -> Tensor:
 
 def glorot(weight: Tensor, generator: torch.Generator) -> None:
     """The initial values of the GAT paper, over the last two dimensions."""
-    bound = (6 / (weight.shape[-2] + weight.shape[-1])) ** 0.5
+    inputs_and_outputs = weight.shape[-2] + weight.shape[-1]
+    bound = (6 / inputs_and_outputs) ** 0.5
     nn.init.uniform_(weight, -bound, bound, generator=generator)
 
 
@@ -80,7 +84,8 @@ def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", wi
         raise ConfigError(
             "the gat encoder needs torch-geometric; install it with pip install 'profcil[graph]'"
         ) from None
-    model = drawn(lambda: GAT(GATConv, inputs[0].shape[1], width or 8), generator)
+    columns = inputs[0].shape[1]
+    model = drawn(lambda: GAT(GATConv, columns, width or 8), generator)
     for weight in model.parameters():
         if weight.dim() > 1:
             glorot(weight, generator)

@@ -7,6 +7,7 @@ blocks cost the same for 64 pixels as for 32. There are no pretrained weights.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -33,25 +34,30 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+        y = self.norm2(self.conv2(y))
+        return F.relu(y + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
     def __init__(self, pixels: Pixels, shape: tuple[int, int, int], width: int, norm: Norm) -> None:
         super().__init__()
         channels, height, _ = shape
+        stride = 2 if height > 32 else 1
         self.pixels = pixels
-        self.stem = nn.Conv2d(channels, width, 3, 2 if height > 32 else 1, 1, bias=False)
+        self.stem = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.norm = norm(width)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         blocks: list[nn.Module] = []
-        for before, after, stride in zip(widths, widths[1:], (1, 2, 2, 2), strict=False):
-            blocks += [Block(before, after, stride, norm), Block(after, after, 1, norm)]
+        for (before, after), stride in zip(pairwise(widths), (1, 2, 2, 2), strict=True):
+            first = Block(before, after, stride, norm)
+            second = Block(after, after, 1, norm)
+            blocks += [first, second]
         self.blocks = nn.Sequential(*blocks)
         self.features = 8 * width
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(self.pixels(x))))
+        x = self.stem(self.pixels(x))
+        x = F.relu(self.norm(x))
         maps: Tensor = self.blocks(x)
         return maps.mean((2, 3))
 
@@ -60,4 +66,5 @@ def build(bundle: Bundle, *, generator: torch.Generator, norm: str = "batch", wi
     """Builds the encoder. `width` is the number of channels after the stem; 0 means 64, for 512 features."""
     shape = image_shape(bundle, "resnet18")
     make = layers(norm, "batch", "group")
-    return drawn(lambda: ResNet18(Pixels(bundle, shape[0]), shape, width or 64, make), generator)
+    pixels = Pixels(bundle, shape[0])
+    return drawn(lambda: ResNet18(pixels, shape, width or 64, make), generator)

@@ -30,11 +30,14 @@ class TextCNN(nn.Module):
         tokens gives 0."""
         length = tokens.shape[1]
         tokens = F.pad(tokens, (0, self.widest - 1))  # a text may be shorter than the widest window
+        is_token = tokens > 0
         embedded = self.embedding(tokens).transpose(1, 2)
         pooled = []
         for width, conv in zip(self.widths, self.convolutions, strict=True):
-            real = (tokens > 0).unfold(1, width, 1)[:, :length].any(2)
-            responses = F.relu(conv(embedded)[:, :, :length]) * real.unsqueeze(1)
+            windows = is_token.unfold(1, width, 1)[:, :length]
+            is_real = windows.any(2)
+            responses = F.relu(conv(embedded)[:, :, :length])
+            responses = responses * is_real.unsqueeze(1)
             pooled.append(responses.max(2).values)
         return torch.cat(pooled, 1)
 
@@ -49,7 +52,8 @@ def build(
 ) -> TextCNN:
     """Builds the encoder. `width` is the number of filters of each of the `widths`; 0 means 128, for 384 features."""
     unused("textcnn", norm)
-    expect(bundle.vocabulary > 0 and sample(bundle)[0].dim() == 2, "textcnn", "token ids", bundle)
+    has_tokens = bundle.vocabulary > 0 and sample(bundle)[0].dim() == 2
+    expect(has_tokens, "textcnn", "token ids", bundle)
     model = drawn(lambda: TextCNN(bundle.vocabulary, width or 128, widths), generator)
     nn.init.normal_(model.embedding.weight, generator=generator)
     with torch.no_grad():

@@ -13,7 +13,8 @@ def accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
     """The accuracy [positions, tasks]; NaN for a task that is not introduced yet or has no test examples."""
     is_evaluated = (correct >= 0) & (total > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(is_evaluated, correct / np.maximum(total, 1), np.nan)
+        shares = correct / np.maximum(total, 1)
+        return np.where(is_evaluated, shares, np.nan)
 
 
 def cumulative_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray, position: int) -> np.ndarray:
@@ -25,7 +26,9 @@ def cumulative_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarr
 
 def final_average_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:
     """FAA: the mean over clients of the cumulative accuracy after the last position."""
-    return float(cumulative_accuracy(correct, total, orders, len(correct) - 1).mean())
+    last = len(correct) - 1
+    accuracies = cumulative_accuracy(correct, total, orders, last)
+    return float(accuracies.mean())
 
 
 def current_task_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> float:
@@ -36,7 +39,8 @@ def current_task_accuracy(correct: np.ndarray, total: np.ndarray, orders: np.nda
 def current_by_position(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """CTA at each position, averaged over clients, [positions]."""
     positions = np.arange(orders.shape[1])
-    current = accuracy(correct, total)[positions[None, :], orders]
+    matrix = accuracy(correct, total)
+    current = matrix[positions[None, :], orders]
     means: np.ndarray = current.mean(0)
     return means
 
@@ -45,10 +49,12 @@ def forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np
     """F_{c,t} [clients, tasks]: the best accuracy since the client had the task, minus the final accuracy."""
     matrix = accuracy(correct, total)
     position_of = np.argsort(orders, axis=1)  # p_c(t)
-    best_from = np.fmax.accumulate(matrix[::-1], axis=0)[::-1]  # the maximum over this and all later positions
+    last_first = matrix[::-1]
+    best_from = np.fmax.accumulate(last_first, axis=0)[::-1]  # the maximum over this and all later positions
     tasks = np.arange(matrix.shape[1])
     best = best_from[position_of, tasks[None, :]]
-    drop: np.ndarray = best - matrix[-1][None, :]
+    final = matrix[-1]
+    drop: np.ndarray = best - final[None, :]
     return drop
 
 
@@ -60,13 +66,13 @@ def average_forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarra
     drop = forgetting(correct, total, orders)
     included = np.ones_like(drop, dtype=bool)
     included[np.arange(clients), orders[:, -1]] = False
-    return float(drop[included].reshape(clients, tasks - 1).mean())
+    drop = drop[included].reshape(clients, tasks - 1)
+    return float(drop.mean())
 
 
 def summary(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> dict[str, float]:
     """FAA, CTA and AF in percent."""
-    return {
-        "faa": 100 * final_average_accuracy(correct, total, orders),
-        "cta": 100 * current_task_accuracy(correct, total, orders),
-        "af": 100 * average_forgetting(correct, total, orders),
-    }
+    faa = final_average_accuracy(correct, total, orders)
+    cta = current_task_accuracy(correct, total, orders)
+    af = average_forgetting(correct, total, orders)
+    return {"faa": 100 * faa, "cta": 100 * cta, "af": 100 * af}

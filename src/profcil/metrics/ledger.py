@@ -47,7 +47,8 @@ class Ledger:
         """Append an entry for every kind with a nonzero number of bytes."""
         for kind, size in kinds.items():
             if size:
-                self.entries.append(Entry(stage, position, round, client, direction, kind, size))
+                entry = Entry(stage, position, round, client, direction, kind, size)
+                self.entries.append(entry)
 
     def total(self, **where: object) -> int:
         """The bytes of all entries that match, e.g. `total(direction="up", kind="transport")`."""
@@ -66,7 +67,8 @@ class Ledger:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(map(attrgetter(*COLUMNS), self.entries))
+        row_of = attrgetter(*COLUMNS)
+        writer.writerows(map(row_of, self.entries))
         return out.getvalue()
 
     @classmethod
@@ -74,10 +76,12 @@ class Ledger:
         """The ledger in a CSV text of `to_csv`."""
         rows = list(csv.reader(io.StringIO(text)))
         if not rows or tuple(rows[0]) != COLUMNS:
-            raise RunFolderError(f"this is not a ledger: the first line must be {','.join(COLUMNS)}; run it again")
+            header = ",".join(COLUMNS)
+            raise RunFolderError(f"this is not a ledger: the first line must be {header}; run it again")
         entries = []
         for stage, position, round, client, direction, kind, count in rows[1:]:
-            entries.append(Entry(stage, int(position), int(round), int(client), direction, kind, int(count)))
+            entry = Entry(stage, int(position), int(round), int(client), direction, kind, int(count))
+            entries.append(entry)
         return cls(entries)
 
 

@@ -18,11 +18,14 @@ class Scores:
     @classmethod
     def empty(cls, tasks: int, total: np.ndarray) -> Scores:
         """Scores before the first position."""
-        return cls(np.full((tasks, tasks), -1, dtype=np.int64), total.astype(np.int64))
+        correct = np.full((tasks, tasks), -1, dtype=np.int64)
+        return cls(correct, total.astype(np.int64))
 
     def to_json(self) -> dict[str, Any]:
         """The scores as plain values."""
-        return {"correct": self.correct.tolist(), "total": self.total.tolist()}
+        correct = self.correct.tolist()
+        total = self.total.tolist()
+        return {"correct": correct, "total": total}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Scores:

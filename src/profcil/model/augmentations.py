@@ -38,12 +38,14 @@ CELLS = 0.2  # tables: probability that a value is replaced by its column's mean
 def weak(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """A mild view for supervised training. Texts, graphs and tables are unchanged: no mild view is known to preserve
     labels."""
-    return _views_of(facts)[0](facts, inputs, rng)
+    view, _ = _views_of(facts)
+    return view(facts, inputs, rng)
 
 
 def strong(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """One of the two views of a contrastive pair."""
-    return _views_of(facts)[1](facts, inputs, rng)
+    _, view = _views_of(facts)
+    return view(facts, inputs, rng)
 
 
 def _views_of(facts: Facts) -> tuple[View, View]:
@@ -59,15 +61,21 @@ def _unchanged(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
 
 def _weak_image(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     (x,) = inputs
+    crop = "crop" in facts.views
+    flip = "flip" in facts.views
     draws = uniform(rng, x, 3, len(x), 1)
-    return (shift(x, draws, "crop" in facts.views, "flip" in facts.views),)
+    return (shift(x, draws, crop, flip),)
 
 
 def _strong_image(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     (x,) = inputs
+    crop = "crop" in facts.views
+    flip = "flip" in facts.views
     zoom = uniform(rng, x, 5, len(x), 1)
-    colour = uniform(rng, x, 4, len(x), 1) if "jitter" in facts.views else None
-    return (distort(x, zoom, colour, "crop" in facts.views, "flip" in facts.views),)
+    colour = None
+    if "jitter" in facts.views:
+        colour = uniform(rng, x, 4, len(x), 1)
+    return (distort(x, zoom, colour, crop, flip),)
 
 
 def uniform(rng: torch.Generator, like: Tensor, *shape: int) -> Tensor:
@@ -82,20 +90,24 @@ def shift(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
     rows = torch.arange(height, device=x.device).expand(n, -1)
     columns = torch.arange(width, device=x.device).expand(n, -1)
     if flip:
-        columns = torch.where(draws[0] < 0.5, width - 1 - columns, columns)
+        mirrored = width - 1 - columns
+        columns = torch.where(draws[0] < 0.5, mirrored, columns)
     if crop:
         rows = _reflected(rows, draws[1], height)
         columns = _reflected(columns, draws[2], width)
     image = torch.arange(n, device=x.device)[:, None, None]
-    channels_last = x.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]
-    return unit(channels_last.permute(0, 3, 1, 2).contiguous())
+    channels_last = x.permute(0, 2, 3, 1)
+    gathered = channels_last[image, rows[:, :, None], columns[:, None, :]]
+    return unit(gathered.permute(0, 3, 1, 2).contiguous())
 
 
 def _reflected(places: Tensor, draw: Tensor, size: int) -> Tensor:
     """Moves pixel positions by up to an eighth of the size; positions beyond a border are mirrored in it."""
     margin = size // 8
-    moved = places + (draw * (2 * margin + 1)).long() - margin
-    return (size - 1) - ((size - 1) - moved.abs()).abs()
+    offset = (draw * (2 * margin + 1)).long()
+    moved = places + offset - margin
+    last = size - 1
+    return last - (last - moved.abs()).abs()
 
 
 def distort(x: Tensor, zoom: Tensor, colour: Tensor | None, crop: bool, flip: bool) -> Tensor:
@@ -103,27 +115,40 @@ def distort(x: Tensor, zoom: Tensor, colour: Tensor | None, crop: bool, flip: bo
     x = unit(x)
     if crop or flip:
         x = _zoom(x, zoom, crop, flip)
-    return x if colour is None else _jitter(x, colour)
+    if colour is None:
+        return x
+    return _jitter(x, colour)
 
 
 def _zoom(x: Tensor, draws: Tensor, crop: bool, flip: bool) -> Tensor:
     """A random window of each image, resized to the full size. Its area is between AREA and 1."""
     area, aspect, right, down, mirror = draws
-    area = AREA + (1 - AREA) * area if crop else torch.ones_like(area)
-    aspect = ((2 * aspect - 1) * log(ASPECT)).exp() if crop else torch.ones_like(area)
-    columns = _window((area * aspect).sqrt().clamp(max=1), right, x.shape[3])
-    rows = _window((area / aspect).sqrt().clamp(max=1), down, x.shape[2])
+    n, _, height, width = x.shape
+    if crop:
+        area = AREA + (1 - AREA) * area
+        aspect = ((2 * aspect - 1) * log(ASPECT)).exp()
+    else:
+        area = torch.ones_like(area)
+        aspect = torch.ones_like(area)
+    share_of_width = (area * aspect).sqrt().clamp(max=1)
+    share_of_height = (area / aspect).sqrt().clamp(max=1)
+    columns = _window(share_of_width, right, width)
+    rows = _window(share_of_height, down, height)
     if flip:
         columns = torch.where(mirror < 0.5, columns.flip(1), columns)
-    shape = (len(x), x.shape[2], x.shape[3])
-    grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], 3)
-    return F.grid_sample(x, grid, padding_mode="border", align_corners=False).clamp(0, 1)
+    grid_x = columns[:, None, :].expand(n, height, width)
+    grid_y = rows[:, :, None].expand(n, height, width)
+    grid = torch.stack([grid_x, grid_y], 3)
+    window = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    return window.clamp(0, 1)
 
 
 def _window(part: Tensor, draw: Tensor, size: int) -> Tensor:
     """The coordinates, in [-1, 1], of `size` pixel centres that cover a random `part` of a side."""
-    centres = (2 * torch.arange(size, device=part.device) + 1) / size - 1
-    return (2 * draw - 1) * (1 - part) + part * centres
+    pixels = torch.arange(size, device=part.device)
+    centres = (2 * pixels + 1) / size - 1
+    middle = (2 * draw - 1) * (1 - part)
+    return middle + part * centres
 
 
 def _jitter(x: Tensor, draws: Tensor) -> Tensor:
@@ -131,28 +156,36 @@ def _jitter(x: Tensor, draws: Tensor) -> Tensor:
 
     Each of these changes mixes an image's channels linearly, so that together they are one small matrix per image.
     """
-    bright, contrast, saturation = 1 + STRENGTH * (2 * draws[:3] - 1)
+    change = 2 * draws[:3] - 1
+    bright, contrast, saturation = 1 + STRENGTH * change
     colours = x.shape[1]
     mean = x.mean((2, 3))
-    mixing = torch.eye(colours, device=x.device).expand(len(x), -1, -1)
+    identity = torch.eye(colours, device=x.device)
+    mixing = identity.expand(len(x), -1, -1)
     if colours == 3:
-        gray = torch.stack([torch.full_like(bright[:, 0], part) for part in LUMA], 1)
+        parts = [torch.full_like(bright[:, 0], part) for part in LUMA]
+        gray = torch.stack(parts, 1)
         mean = (mean * gray).sum(1, keepdim=True)
-        saturation = torch.where(draws[3] < GRAY, 0.0, saturation)[:, :, None]
+        becomes_gray = draws[3] < GRAY
+        saturation = torch.where(becomes_gray, 0.0, saturation)[:, :, None]
         mixing = saturation * mixing + (1 - saturation) * gray[:, None, :]
     with torch.autocast(x.device.type, enabled=False):
-        offset = ((1 - contrast) * bright * mean)[:, :, None]
-        matrix = (contrast * bright)[:, :, None] * mixing
-        mixed = torch.baddbmm(offset, matrix, x.flatten(2))
+        offset = (1 - contrast) * bright * mean
+        factor = contrast * bright
+        matrix = factor[:, :, None] * mixing
+        mixed = torch.baddbmm(offset[:, :, None], matrix, x.flatten(2))
     return mixed.view_as(x).clamp(0, 1)
 
 
 def _drop_tokens(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
     """Drops and masks tokens. The token with the largest draw always stays, so that no text becomes empty."""
     (tokens,) = inputs
-    draws = uniform(rng, tokens, *tokens.shape).masked_fill(tokens == 0, -1)
-    changed = tokens.masked_fill(draws < DROP + MASK, UNKNOWN).masked_fill(draws < DROP, 0)
-    return (torch.where(draws == draws.amax(1, keepdim=True), tokens, changed),)
+    draws = uniform(rng, tokens, *tokens.shape)
+    draws = draws.masked_fill(tokens == 0, -1)
+    masked = tokens.masked_fill(draws < DROP + MASK, UNKNOWN)
+    changed = masked.masked_fill(draws < DROP, 0)
+    always_stays = draws == draws.amax(1, keepdim=True)
+    return (torch.where(always_stays, tokens, changed),)
 
 
 def _drop_edges_and_columns(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
@@ -161,9 +194,12 @@ def _drop_edges_and_columns(facts: Facts, inputs: Inputs, rng: torch.Generator) 
     the kept columns is returned as a fourth input, and the encoder multiplies its first weight by it.
     """
     x, edges, targets = inputs
-    dropped = uniform(rng, x, edges.shape[1]) < EDGES
-    kept = uniform(rng, x, x.shape[1]) >= COLUMNS
-    return x, torch.where(dropped, edges[:1], edges), targets, kept
+    edge_draws = uniform(rng, x, edges.shape[1])
+    column_draws = uniform(rng, x, x.shape[1])
+    self_loops = edges[:1]
+    kept_edges = torch.where(edge_draws < EDGES, self_loops, edges)
+    kept_columns = column_draws >= COLUMNS
+    return x, kept_edges, targets, kept_columns
 
 
 def _noisy_and_masked(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:

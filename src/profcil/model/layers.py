@@ -39,7 +39,8 @@ class BatchNorm(nn.BatchNorm2d):
 
     def normalise(self, x: Tensor) -> Tensor:
         # One value per channel has no variance: then the running statistics are used and not updated.
-        use_batch = self.training and x.numel() > x.shape[1]
+        channels = x.shape[1]
+        use_batch = self.training and x.numel() > channels
         mean = self.running_mean
         var = self.running_var
         momentum = float(self.momentum or 0)
@@ -71,14 +72,16 @@ def unused(encoder: str, norm: str) -> None:
 
 def sample(bundle: Bundle) -> tuple[Tensor, ...]:
     """The encoder's inputs for zero examples: their shapes and types."""
-    return bundle.train.inputs(torch.empty(0, dtype=torch.long))
+    no_rows = torch.empty(0, dtype=torch.long)
+    return bundle.train.inputs(no_rows)
 
 
 def expect(fits: bool, encoder: str, wants: str, bundle: Bundle) -> None:
     """Refuses a dataset if its inputs do not fit this encoder, and names one that fits."""
     if not fits:
         facts = bundle.facts
-        advice = f"choose {facts.encoder}" if facts.encoder not in ("", encoder) else "choose another encoder"
+        has_other = facts.encoder not in ("", encoder)
+        advice = f"choose {facts.encoder}" if has_other else "choose another encoder"
         raise ConfigError(f"the {encoder} encoder needs {wants}, but dataset '{facts.name}' has other inputs; {advice}")
 
 
@@ -98,13 +101,17 @@ class Pixels(nn.Module):
 
     def __init__(self, bundle: Bundle, channels: int) -> None:
         super().__init__()
-        if not len(bundle.mean) == len(bundle.std) == channels:
-            given = f"{len(bundle.mean)} means and {len(bundle.std)} deviations for {channels} channels"
+        means = len(bundle.mean)
+        deviations = len(bundle.std)
+        if not means == deviations == channels:
+            given = f"{means} means and {deviations} deviations for {channels} channels"
             raise DataError(
                 f"dataset '{bundle.facts.name}' has {given}; its loader must return one of each per channel"
             )
-        self.register_buffer("mean", torch.tensor(bundle.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(bundle.std).view(-1, 1, 1), persistent=False)
+        mean = torch.tensor(bundle.mean).view(-1, 1, 1)
+        std = torch.tensor(bundle.std).view(-1, 1, 1)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return (unit(x) - self.mean) / self.std
@@ -130,7 +137,9 @@ class Columns(nn.Module):
 
 def unit(x: Tensor) -> Tensor:
     """Bytes scaled to [0, 1]; other types are unchanged."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
+    if x.dtype != torch.uint8:
+        return x
+    return x.float() / 255
 
 
 def drawn(make: Callable[[], Module], generator: torch.Generator) -> Module:

@@ -24,17 +24,22 @@ if TYPE_CHECKING:
 @wrap_torch_function(lambda logits, y, allowed: (logits, y, allowed))
 def cross_entropy(logits: Tensor, y: Tensor, allowed: Tensor) -> Tensor:
     """Mean cross-entropy over the last batch axis. Classes outside the mask `allowed` do not compete."""
-    logits = logits.masked_fill(~allowed.unsqueeze(-2), torch.finfo(logits.dtype).min)
-    return -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1).mean(-1)
+    lowest = torch.finfo(logits.dtype).min
+    logits = logits.masked_fill(~allowed.unsqueeze(-2), lowest)
+    log_p = logits.log_softmax(-1)
+    log_p_of_truth = log_p.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return -log_p_of_truth.mean(-1)
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor, allowed: Tensor) -> Tensor:
     """Mean cross-entropy between the soft-max of target logits and that of other logits, over the classes in the mask
     `allowed`."""
     lowest = torch.finfo(logits.dtype).min
-    log_p = logits.masked_fill(~allowed, lowest).log_softmax(-1)
-    q = target.masked_fill(~allowed, lowest).softmax(-1)
-    return -(q * log_p.masked_fill(~allowed, 0.0)).sum(-1).mean(-1)
+    excluded = ~allowed
+    log_p = logits.masked_fill(excluded, lowest).log_softmax(-1)
+    q = target.masked_fill(excluded, lowest).softmax(-1)
+    terms = q * log_p.masked_fill(excluded, 0.0)
+    return -terms.sum(-1).mean(-1)
 
 
 @wrap_torch_function(lambda a, b, temperature: (a, b))
@@ -49,15 +54,19 @@ def contrast(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 def supervised(net: Net, batch: Mapping[str, Any]) -> Tensor:
     """Cross-entropy of the model on weakly augmented inputs: FedAvg's loss."""
     views = net.weak(batch["inputs"], batch["rng"])
-    return cross_entropy(net(*views), batch["y"], batch["allowed"])
+    logits = net(*views)
+    return cross_entropy(logits, batch["y"], batch["allowed"])
 
 
 def classification(tail: Tail, batch: Mapping[str, Any]) -> Tensor:
     """Cross-entropy of adapter and head on features."""
-    return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
+    logits = tail.classify(batch["u"])
+    return cross_entropy(logits, batch["y"], batch["allowed"])
 
 
 def consistency(net: Net, inputs: Inputs, rng: torch.Generator, temperature: float) -> Tensor:
     """The contrastive loss between two strong views of a batch, through base and projector."""
-    a, b = net.encode(net.strong(inputs, rng), net.strong(inputs, rng))
+    first = net.strong(inputs, rng)
+    second = net.strong(inputs, rng)
+    a, b = net.encode(first, second)
     return contrast(net.project(a), net.project(b), temperature)

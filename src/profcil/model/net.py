@@ -30,7 +30,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b. Where weight and bias have a leading client axis, x must have one too."""
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
-    return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
+    if bias is None:
+        return torch.bmm(x, weight.mT)
+    return torch.baddbmm(bias.unsqueeze(-2), x, weight.mT)
 
 
 class Tail:
@@ -43,13 +45,17 @@ class Tail:
 
     def adapt(self, u: Tensor) -> Tensor:
         a = self.adapter
-        v = F.layer_norm(u, u.shape[-1:]) * a["scale"].unsqueeze(-2) + a["shift"].unsqueeze(-2)
-        return u + linear(linear(v, a["down"], a["down_bias"]).relu(), a["up"], a["up_bias"])
+        scale = a["scale"].unsqueeze(-2)
+        shift = a["shift"].unsqueeze(-2)
+        v = F.layer_norm(u, u.shape[-1:]) * scale + shift
+        hidden = linear(v, a["down"], a["down_bias"]).relu()
+        return u + linear(hidden, a["up"], a["up_bias"])
 
     def score(self, z: Tensor) -> Tensor:
         weight = self.head["weight"]
         if self.cosine:
-            return COSINE_SCALE * linear(F.normalize(z, dim=-1), F.normalize(weight, dim=-1))
+            cosine = linear(F.normalize(z, dim=-1), F.normalize(weight, dim=-1))
+            return COSINE_SCALE * cosine
         return linear(z, weight)
 
     def classify(self, u: Tensor) -> Tensor:
@@ -84,24 +90,10 @@ class Net(nn.Module):
         self.base = base
         base.register_forward_pre_hook(_units)
         # The projector is drawn first: the shared warm-up must not depend on how adapter and head are set up.
-        self.projector = nn.ParameterDict(
-            {
-                "first": _uniform((d, d), generator),
-                "first_bias": torch.zeros(d),
-                "second": _uniform((min(d, 128), d), generator),
-            }
-        )
-        self.adapter = nn.ParameterDict(
-            {
-                "scale": torch.ones(d),
-                "shift": torch.zeros(d),
-                "down": _uniform((narrow, d), generator),
-                "down_bias": torch.zeros(narrow),
-                "up": torch.zeros(d, narrow),
-                "up_bias": torch.zeros(d),
-            }
-        )
-        self.head = nn.ParameterDict({"weight": _uniform((facts.classes, d), generator)})
+        self.projector = _new_projector(d, generator)
+        self.adapter = _new_adapter(d, narrow, generator)
+        weight = _uniform((facts.classes, d), generator)
+        self.head = nn.ParameterDict({"weight": weight})
 
     def attach(self, block: str, module: nn.Module) -> None:
         """Adds a block of a method: trained, sent and averaged like the others, where the method names it."""
@@ -114,7 +106,9 @@ class Net(nn.Module):
 
     @property
     def tail(self) -> Tail:
-        return Tail(dict(self.adapter.items()), dict(self.head.items()), self.cosine)
+        adapter = dict(self.adapter.items())
+        head = dict(self.head.items())
+        return Tail(adapter, head, self.cosine)
 
     # -- views and passes ---------------------------------------------------------------------------------------------
 
@@ -144,21 +138,24 @@ class Net(nn.Module):
     def embed(self, examples: Examples, index: Tensor) -> Tensor:
         """u = h(x) for some examples under the loaded base, in evaluation mode and in chunks that bound the memory."""
         self.eval()
-        return torch.cat([self.base(*examples.inputs(chunk)) for chunk in index.split(examples.chunk)])
+        chunks = index.split(examples.chunk)
+        features = [self.base(*examples.inputs(chunk)) for chunk in chunks]
+        return torch.cat(features)
 
     @torch.no_grad()
     def map_rows(self, function: Callable[[Tensor], Tensor], rows: Tensor, key: object) -> Tensor:
         """Applies a function of the loaded model to many rows; no row depends on another. `key` identifies the
         function: a faster version may reuse what it recorded for the same key."""
-        return torch.cat([function(chunk) for chunk in rows.split(CHUNK)])
+        mapped = [function(chunk) for chunk in rows.split(CHUNK)]
+        return torch.cat(mapped)
 
     # -- precision ----------------------------------------------------------------------------------------------------
 
     def set_precision(self, precision: str) -> None:
         """`auto` is bf16 for convolutions of images on a GPU, else float32."""
         convolves = any(isinstance(m, nn.Conv2d) for m in self.base.modules())
-        auto = precision == "auto" and convolves and self.device.type == "cuda"
-        self.bf16 = auto or precision == "bf16"
+        suits_bf16 = convolves and self.device.type == "cuda"
+        self.bf16 = precision == "bf16" or (precision == "auto" and suits_bf16)
 
     def autocast(self) -> torch.autocast:
         """The precision in which this model is trained. Parameters, gradients and moments stay in float32."""
@@ -168,17 +165,25 @@ class Net(nn.Module):
 
     def weights(self, blocks: Iterable[str] = MODEL) -> Weights:
         """A copy of the blocks' tensors, buffers included."""
-        return {b: {k: v.detach().clone() for k, v in self._block(b).items()} for b in blocks}
+        copies: Weights = {}
+        for block in blocks:
+            tensors = self._block(block)
+            copies[block] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        return copies
 
     @torch.no_grad()
     def load(self, weights: Weights) -> None:
         """Copies tensors into the given blocks; the others stay."""
         for block, tensors in weights.items():
             own = self._block(block)
-            torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
+            targets = [own[name] for name in tensors]
+            torch._foreach_copy_(targets, list(tensors.values()))
 
     def trainable(self, blocks: Iterable[str]) -> list[nn.Parameter]:
-        return [p for b in blocks for p in getattr(self, b).parameters()]
+        parameters: list[nn.Parameter] = []
+        for block in blocks:
+            parameters += getattr(self, block).parameters()
+        return parameters
 
     def _block(self, block: str) -> Tensors:
         tensors: Tensors = getattr(self, block).state_dict(keep_vars=True)
@@ -188,12 +193,28 @@ class Net(nn.Module):
 def project(r: Mapping[str, Tensor], u: Tensor) -> Tensor:
     """r(u) / |r(u)|, from the tensors of a projector."""
     hidden = linear(u, r["first"], r["first_bias"]).relu()
-    return F.normalize(linear(hidden, r["second"]), dim=-1)
+    projected = linear(hidden, r["second"])
+    return F.normalize(projected, dim=-1)
 
 
 def _units(base: nn.Module, inputs: Inputs) -> Inputs:
     """Scales images from bytes to [0, 1] before any call of the encoder."""
     return tuple(map(unit, inputs))
+
+
+def _new_projector(d: int, generator: torch.Generator) -> nn.ParameterDict:
+    width = min(d, 128)
+    first = _uniform((d, d), generator)
+    second = _uniform((width, d), generator)
+    return nn.ParameterDict({"first": first, "first_bias": torch.zeros(d), "second": second})
+
+
+def _new_adapter(d: int, narrow: int, generator: torch.Generator) -> nn.ParameterDict:
+    """An adapter that changes no feature: its last layer is zero."""
+    normalisation = {"scale": torch.ones(d), "shift": torch.zeros(d)}
+    down = {"down": _uniform((narrow, d), generator), "down_bias": torch.zeros(narrow)}
+    up = {"up": torch.zeros(d, narrow), "up_bias": torch.zeros(d)}
+    return nn.ParameterDict({**normalisation, **down, **up})
 
 
 def _uniform(shape: tuple[int, int], generator: torch.Generator) -> Tensor:

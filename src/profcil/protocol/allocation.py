@@ -19,10 +19,11 @@ def share_sizes(samples: int, owners: int, dirichlet: float, random: np.random.G
     if dirichlet == 0:
         gets_one_more = random.permutation(np.arange(owners) < samples % owners)
         return samples // owners + gets_one_more
-    bounds = np.cumsum(random.dirichlet(np.full(owners, dirichlet)))
+    concentrations = np.full(owners, dirichlet)
+    bounds = np.cumsum(random.dirichlet(concentrations))
     bounds[-1] = 1.0  # exactly, without the rounding error of the sum
-    ends = np.floor(bounds * samples + 0.5).astype(np.int64)
-    return np.diff(ends, prepend=0)
+    ends = np.floor(bounds * samples + 0.5)
+    return np.diff(ends.astype(np.int64), prepend=0)
 
 
 def allocate(labels: np.ndarray, tasks: Tasks, settings: StreamSettings, seed: int) -> np.ndarray:
@@ -36,7 +37,8 @@ def allocate(labels: np.ndarray, tasks: Tasks, settings: StreamSettings, seed: i
     class_sizes = np.bincount(labels, minlength=class_count)
     bounds = np.concatenate([[0], np.cumsum(class_sizes)])
     for t, classes in enumerate(tasks):
-        clients = draw_supporters(settings.clients, settings.support, generator(seed, "support", t))
+        random = generator(seed, "support", t)
+        clients = draw_supporters(settings.clients, settings.support, random)
         random = generator(seed, "coverage", t)
         quotas = draw_quotas(len(clients), len(classes), settings.coverage, random)
         rows, assigned = assign_labels(quotas, classes, random)

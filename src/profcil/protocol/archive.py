@@ -47,8 +47,8 @@ def read(path: str | Path, build: Callable[[dict[str, Any], dict[str, np.ndarray
     """What `build` makes of the header and the arrays. An unreadable file is a DataError."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files if name != "header"}
-            header = json.loads(stored["header"].tobytes())
+            arrays = dict(stored)
+            header = json.loads(arrays.pop("header").tobytes())
             return build(header, arrays)
     except READ_ERRORS as error:
         reason = getattr(error, "strerror", None) or error

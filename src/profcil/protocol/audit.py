@@ -14,23 +14,40 @@ if TYPE_CHECKING:
 
 def audit(plan: Plan) -> dict[str, Any]:
     """Realised support, coverage and disorder, the support assumption, and the cells without data, as plain values."""
-    classes = {y for task in plan.tasks for y in task}
-    observed = set(np.unique(plan.labels).tolist())
-    unsupported = sorted(classes - observed)
-    supporters = share_of(plan.settings.support, plan.clients)
-    coverage = plan.settings.coverage
-    quotas_grown = [missing_labels(supporters, len(task), coverage) for task in plan.tasks]
+    return {**_heterogeneity(plan), **_supported_classes(plan), **_cells(plan)}
+
+
+def _heterogeneity(plan: Plan) -> dict[str, Any]:
+    """Realised support, coverage and disorder."""
     differs = plan.orders != np.arange(plan.positions)
-    is_idle = plan.counts == 0
-    is_empty = ~plan.counts.any(axis=1)
     return {
         "sampler": plan.settings.sampler,
         "support": _support(plan).tolist(),
         "coverage": _coverage(plan).tolist(),
         "disorder": float(differs.mean()),
+    }
+
+
+def _supported_classes(plan: Plan) -> dict[str, Any]:
+    """The support assumption: whether every class has a supporter, and what that took."""
+    classes = set().union(*plan.tasks)
+    observed = np.unique(plan.labels)
+    unsupported = sorted(classes.difference(observed.tolist()))
+    supporters = share_of(plan.settings.support, plan.clients)
+    coverage = plan.settings.coverage
+    quotas_grown = [missing_labels(supporters, len(task), coverage) for task in plan.tasks]
+    return {
         "support_assumption": not unsupported,
         "unsupported_classes": unsupported,
         "quotas_grown": quotas_grown,
+    }
+
+
+def _cells(plan: Plan) -> dict[str, Any]:
+    """The number of cells and samples, and of cells and clients without data."""
+    is_idle = plan.counts == 0
+    is_empty = is_idle.all(axis=1)
+    return {
         "cells": int(plan.orders.size),
         "idle_cells": int(is_idle.sum()),
         "untaught_cells": _untaught_cells(plan),
@@ -41,14 +58,17 @@ def audit(plan: Plan) -> dict[str, Any]:
 
 def _support(plan: Plan) -> np.ndarray:
     """|C_t| / C per task."""
-    shares: np.ndarray = (plan.counts > 0).mean(axis=0)
+    has_data = plan.counts > 0
+    shares: np.ndarray = has_data.mean(axis=0)
     return shares
 
 
 def _coverage(plan: Plan) -> np.ndarray:
     """The share of a task's labels that a client observes, averaged over the clients with data of the task."""
-    labels = np.diff(plan.label_starts).reshape(plan.orders.shape).sum(axis=0)
-    supporters = np.maximum(1, (plan.counts > 0).sum(axis=0))
+    labels_per_cell = np.diff(plan.label_starts).reshape(plan.orders.shape)
+    labels = labels_per_cell.sum(axis=0)
+    has_data = plan.counts > 0
+    supporters = np.maximum(1, has_data.sum(axis=0))
     sizes = np.array([len(task) for task in plan.tasks])
     shares: np.ndarray = labels / supporters / sizes
     return shares
@@ -60,7 +80,8 @@ def _untaught_cells(plan: Plan) -> int:
     CTA includes these cells.
     """
     position_of = np.argsort(plan.orders, axis=1, kind="stable")  # p_c(t), the inverse of the order
-    first_taught = np.where(plan.counts > 0, position_of, plan.positions).min(axis=0)  # position, by task
+    taught = np.where(plan.counts > 0, position_of, plan.positions)
+    first_taught = taught.min(axis=0)  # position, by task
     is_untaught = first_taught[plan.orders] > np.arange(plan.positions)
     return int(is_untaught.sum())
 
@@ -97,22 +118,26 @@ def _table(plan: Plan, limit: int) -> list[str]:
     """The task of each client at each position."""
     shown = min(plan.clients, max(0, limit))
     lines = ["the task of each client at each position, both counted from 1; (t) is idle: no data of task t"]
-    lines.append(_table_row("client", [f"p{p + 1}" for p in range(plan.positions)]))
+    titles = [f"p{p + 1}" for p in range(plan.positions)]
+    lines.append(_table_row("client", titles))
     for client in range(shown):
         cells = [_cell(plan, client, p) for p in range(plan.positions)]
         lines.append(_table_row(str(client), cells))
-    if shown < plan.clients:
-        lines.append(f"... and {plan.clients - shown} more clients")
+    rest = plan.clients - shown
+    if rest > 0:
+        lines.append(f"... and {rest} more clients")
     return lines
 
 
 def _table_row(name: str, cells: list[str]) -> str:
-    return f"{name:>8}" + "".join(f"{cell:>7}" for cell in cells)
+    padded = [f"{cell:>7}" for cell in cells]
+    return f"{name:>8}" + "".join(padded)
 
 
 def _cell(plan: Plan, client: int, position: int) -> str:
     task = plan.orders[client, position]
-    return f"{task + 1}" if plan.counts[client, task] else f"({task + 1})"
+    number = task + 1
+    return f"{number}" if plan.counts[client, task] else f"({number})"
 
 
 def _audit_lines(plan: Plan) -> list[str]:
@@ -120,20 +145,29 @@ def _audit_lines(plan: Plan) -> list[str]:
     facts = plan.audit()
     unsupported = facts["unsupported_classes"]
     assumption = f"broken by classes {unsupported}" if unsupported else "holds"
-    settings = plan.settings
-    support = _range(facts["support"])
-    coverage = _range(facts["coverage"])
+    grown = sum(facts["quotas_grown"])
     return [
-        f"support            {support} of the clients per task (set: {settings.support:g})",
-        f"coverage           {coverage} of a task's labels per supporter (set: {settings.coverage:g})",
-        f"disorder           {facts['disorder']:.3f} of the cells differ from the shared order "
-        f"(set: {settings.disorder:g}, {facts['sampler']})",
+        *_heterogeneity_lines(plan, facts),
         f"support assumption {assumption}",
-        f"quotas grown       {sum(facts['quotas_grown'])} labels, so that every class has a supporter",
+        f"quotas grown       {grown} labels, so that every class has a supporter",
         f"idle cells         {facts['idle_cells']} of {facts['cells']}",
         f"untaught cells     {facts['untaught_cells']}, where the task is current before any client had data of it",
         f"empty clients      {facts['empty_clients']} of {plan.clients} own no data at any position",
         f"samples            {facts['samples']}",
+    ]
+
+
+def _heterogeneity_lines(plan: Plan, facts: dict[str, Any]) -> list[str]:
+    """Realised support, coverage and disorder beside what was set."""
+    settings = plan.settings
+    support = _range(facts["support"])
+    coverage = _range(facts["coverage"])
+    disorder = facts["disorder"]
+    return [
+        f"support            {support} of the clients per task (set: {settings.support:g})",
+        f"coverage           {coverage} of a task's labels per supporter (set: {settings.coverage:g})",
+        f"disorder           {disorder:.3f} of the cells differ from the shared order "
+        f"(set: {settings.disorder:g}, {facts['sampler']})",
     ]
 
 

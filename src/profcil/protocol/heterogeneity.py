@@ -43,7 +43,8 @@ def draw_quotas(supporters: int, classes: int, coverage: float, random: Random) 
     """Labels per supporter. Quotas too small to cover the task are raised evenly until they just do."""
     missing = missing_labels(supporters, classes, coverage)
     gets_one_more = np.arange(supporters) < missing % supporters
-    return share_of(coverage, classes) + missing // supporters + random.permutation(gets_one_more)
+    smallest = share_of(coverage, classes) + missing // supporters
+    return smallest + random.permutation(gets_one_more)
 
 
 def assign_labels(quotas: np.ndarray, classes: Sequence[int], random: Random) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +80,8 @@ def derange(clients: int, tasks: int, disorder: float, random: Random) -> np.nda
         return orders
     shuffled = np.argsort(random.random((clients, tasks)), axis=1, kind="stable")
     positions = shuffled[:, :drawn].astype(np.int32)
-    deranged = np.take_along_axis(positions, derangements(clients, drawn, random), axis=1)
+    permutations = derangements(clients, drawn, random)
+    deranged = np.take_along_axis(positions, permutations, axis=1)
     np.put_along_axis(orders, positions, deranged, axis=1)
     return orders
 
@@ -104,7 +106,8 @@ def derangements(rows: int, size: int, random: Random) -> np.ndarray:
 def adjacent(clients: int, tasks: int, disorder: float, random: Random) -> np.ndarray:
     """Orders [clients, tasks]: one pass from left to right swaps each adjacent pair with probability `disorder`."""
     orders = np.tile(np.arange(tasks, dtype=np.int32), (clients, 1))
-    swaps = random.random((clients, max(0, tasks - 1))) < disorder
+    pairs = max(0, tasks - 1)
+    swaps = random.random((clients, pairs)) < disorder
     for p in range(tasks - 1):
         swapped = swaps[:, p]
         left = orders[swapped, p]

@@ -14,7 +14,8 @@ from profcil.randomness import generator
 
 def participants(plan: Plan, position: int, round: int) -> tuple[int, ...]:
     """The participants of a round, ascending: a uniform sample of the clients with data at the position."""
-    drawn = _draw(plan.clean, plan.clean.active(position), position, round)
+    candidates = plan.clean.active(position)
+    drawn = _draw(plan.clean, candidates, position, round)
     if plan.origin is None:
         return drawn
     active = set(plan.active(position).tolist())
@@ -23,13 +24,18 @@ def participants(plan: Plan, position: int, round: int) -> tuple[int, ...]:
 
 def warmup_participants(plan: Plan, round: int) -> tuple[int, ...]:
     """The participants of a warm-up round: a uniform sample of the clients with data at any position."""
-    clients = np.flatnonzero(plan.clean.counts.any(axis=1))
-    return _draw(plan.clean, clients, "warmup", round)
+    return _draw(plan.clean, _clients_with_data(plan), "warmup", round)
 
 
 def dictionary_participants(plan: Plan) -> tuple[int, ...]:
     """The participants of every round in which a dictionary is found: all clients with data at any position."""
-    return tuple(np.flatnonzero(plan.clean.counts.any(axis=1)).tolist())
+    return tuple(_clients_with_data(plan).tolist())
+
+
+def _clients_with_data(plan: Plan) -> np.ndarray:
+    """The clients with data at any position of the plan without a weak task."""
+    has_data = plan.clean.counts.any(axis=1)
+    return np.flatnonzero(has_data)
 
 
 def _draw(plan: Plan, clients: np.ndarray, where: object, round: int) -> tuple[int, ...]:

@@ -45,7 +45,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, kind in ARRAYS.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=kind).view()
+            given = np.ascontiguousarray(getattr(self, name), dtype=kind)
+            array = given.view()
             array.setflags(write=False)
             object.__setattr__(self, name, array)
 
@@ -70,7 +71,9 @@ class Plan:
     def samples(self, client: int, position: int) -> np.ndarray:
         """D_{c,p}: the ids of a client's training samples at a position, ascending."""
         cell = self._cell(client, position)
-        return self.ids[self.starts[cell] : self.starts[cell + 1]]
+        start = self.starts[cell]
+        end = self.starts[cell + 1]
+        return self.ids[start:end]
 
     def owned(self, client: int) -> np.ndarray:
         """The ids of a client's samples at all positions, ascending."""
@@ -99,7 +102,8 @@ class Plan:
     @cached_property
     def _active(self) -> list[np.ndarray]:
         """The active clients of all positions, cached because every round needs them."""
-        has_data = np.take_along_axis(self.counts, self.orders, axis=1) > 0
+        samples = np.take_along_axis(self.counts, self.orders, axis=1)  # [clients, positions]
+        has_data = samples > 0
         return [np.flatnonzero(column) for column in has_data.T]
 
     def seen(self, position: int) -> frozenset[int]:
@@ -115,24 +119,32 @@ class Plan:
         seen_tasks = np.logical_or.accumulate(introduced)
         seen = []
         for is_seen in seen_tasks:
-            classes = [self.tasks[t] for t in np.flatnonzero(is_seen)]
+            tasks = np.flatnonzero(is_seen)
+            classes = [self.tasks[t] for t in tasks]
             seen.append(frozenset().union(*classes))
         return seen
 
     def current(self, position: int) -> frozenset[int]:
         """The classes that any client observes at a position."""
         self._check_inside(0, position)
-        is_current = self.orders[:, [position]] == np.arange(self.positions)  # [clients, tasks]
-        of_label = np.repeat(is_current.ravel(), np.diff(self.label_starts))
-        return frozenset(np.unique(self.labels[of_label]).tolist())
+        current_tasks = self.orders[:, [position]]
+        is_current = current_tasks == np.arange(self.positions)  # [clients, tasks]
+        labels_per_cell = np.diff(self.label_starts)
+        of_label = np.repeat(is_current.ravel(), labels_per_cell)
+        classes = np.unique(self.labels[of_label])
+        return frozenset(classes.tolist())
 
     def _cell(self, client: int, position: int) -> int:
         """The number of the cell of a client's task at a position."""
         self._check_inside(client, position)
-        return int(client) * self.positions + int(self.orders[client, position])
+        first_cell = int(client) * self.positions
+        task = int(self.orders[client, position])
+        return first_cell + task
 
     def _check_inside(self, client: int, position: int) -> None:
-        if not (0 <= client < self.clients and 0 <= position < self.positions):
+        has_client = 0 <= client < self.clients
+        has_position = 0 <= position < self.positions
+        if not (has_client and has_position):
             raise ConfigError(
                 f"client {client} at position {position} (counted from 0) is not in the plan; "
                 f"choose a client from 0 to {self.clients - 1} and a position from 0 to {self.positions - 1}"
@@ -141,13 +153,16 @@ class Plan:
     @property
     def header(self) -> dict[str, Any]:
         """Everything but the arrays, as plain values. A weak task changes the arrays, not the header."""
-        settings = {k: v for k, v in asdict(self.settings).items() if not k.startswith("weak_")}
-        return {"settings": settings, "seed": self.seed, "tasks": [list(t) for t in self.tasks]}
+        all_settings = asdict(self.settings)
+        settings = {k: v for k, v in all_settings.items() if not k.startswith("weak_")}
+        tasks = [list(t) for t in self.tasks]
+        return {"settings": settings, "seed": self.seed, "tasks": tasks}
 
     @cached_property
     def digest(self) -> str:
         """A hash of the header and all arrays. Plans with equal digests are equal."""
-        total = hashlib.blake2b(archive.encode(self.header), digest_size=16)
+        header = archive.encode(self.header)
+        total = hashlib.blake2b(header, digest_size=16)
         for name in ARRAYS:
             array = getattr(self, name)
             head = f"{name}{array.shape}".encode()
@@ -200,9 +215,10 @@ def assemble(
     for t, members in enumerate(tasks):
         task_of[list(members)] = t
     used = np.flatnonzero(owner >= 0)
-    cell = owner[used] * len(tasks) + task_of[labels[used]]
-    ids = used[np.argsort(cell, kind="stable")]
-    observed = np.unique(cell * classes + labels[used])  # one number per (cell, class)
+    used_labels = labels[used]
+    cell = owner[used] * len(tasks) + task_of[used_labels]
+    by_cell = np.argsort(cell, kind="stable")
+    observed = np.unique(cell * classes + used_labels)  # one number per (cell, class)
     observed_labels = observed % classes
     observed_cells = observed // classes
     return Plan(
@@ -210,7 +226,7 @@ def assemble(
         seed=seed,
         tasks=tasks,
         orders=orders,
-        ids=ids,
+        ids=used[by_cell],
         starts=_starts(cell, cells),
         labels=observed_labels,
         label_starts=_starts(observed_cells, cells),
@@ -245,13 +261,16 @@ def make_plan(
 def _checked_labels(labels: np.ndarray | Sequence[int], classes: int) -> np.ndarray:
     """Labels as an int64 array; anything but class ids is a DataError."""
     labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu":
+    is_list = labels.ndim == 1 and labels.size > 0
+    if not is_list or labels.dtype.kind not in "iu":
         raise DataError(
             f"labels are {labels.dtype} of shape {labels.shape}, allowed is a list of class ids; check the dataset"
         )
-    if labels.min() < 0 or labels.max() >= classes:
-        given = f"from {labels.min()} to {labels.max()}"
+    lowest = labels.min()
+    highest = labels.max()
+    if lowest < 0 or highest >= classes:
         raise DataError(
-            f"labels run {given}, allowed is 0 to {classes - 1}; check the dataset's labels and class count"
+            f"labels run from {lowest} to {highest}, allowed is 0 to {classes - 1}; "
+            "check the dataset's labels and class count"
         )
     return labels.astype(np.int64)

@@ -17,7 +17,8 @@ STRENGTHS = ("mild", "medium", "severe")  # of a weak-task intervention; defined
 def check(key: str, value: Any, kind: type, low: float, high: float) -> None:
     """Check that a setting is a number of this kind within these bounds."""
     is_number = isinstance(value, kind) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
+    is_allowed = is_number and low <= value <= high
+    if not is_allowed:
         what = "a whole number" if kind is Integral else "a number"
         bounds = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low}"
         raise ConfigError(f"{key} is {value!r}, allowed is {what} {bounds}; change {key}")
@@ -57,16 +58,21 @@ class StreamSettings:
         check("weak_task", self.weak_task, Integral, -1, math.inf)
         self._check_strength()
         for key in ("clients", "participants", "task_size", "weak_task"):
-            object.__setattr__(self, key, int(getattr(self, key)))
+            number = int(getattr(self, key))
+            object.__setattr__(self, key, number)
         for key in ("support", "coverage", "disorder", "dirichlet"):  # so that 1 and 1.0 have the same digest
-            object.__setattr__(self, key, float(getattr(self, key)))
+            fraction = float(getattr(self, key))
+            object.__setattr__(self, key, fraction)
 
     def _check_strength(self) -> None:
         """Check that a weak task and its strength are both given or both left out."""
-        if (self.weak_task >= 0) != bool(self.weak_strength):
+        has_task = self.weak_task >= 0
+        has_strength = bool(self.weak_strength)
+        if has_task != has_strength:
+            strengths = "|".join(STRENGTHS)
             raise ConfigError(
                 f"weak_task is {self.weak_task} and weak_strength is {self.weak_strength!r}, allowed is both or "
-                f"neither; give weak_task=N with weak_strength={'|'.join(STRENGTHS)}, or leave both out"
+                f"neither; give weak_task=N with weak_strength={strengths}, or leave both out"
             )
-        if self.weak_strength and self.weak_strength not in STRENGTHS:
+        if has_strength and self.weak_strength not in STRENGTHS:
             raise unknown("strength", str(self.weak_strength), STRENGTHS)

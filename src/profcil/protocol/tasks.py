@@ -11,7 +11,9 @@ from profcil.randomness import generator
 
 def class_order(classes: int, seed: int) -> tuple[int, ...]:
     """A seeded permutation of the class ids 0 to classes - 1."""
-    return tuple(generator(seed, "classes").permutation(classes).tolist())
+    random = generator(seed, "classes")
+    order = random.permutation(classes)
+    return tuple(order.tolist())
 
 
 def split(order: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
@@ -22,4 +24,5 @@ def split(order: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
         )
     count = len(order) // size
     cuts = [size * t for t in range(count)] + [len(order)]
-    return tuple(tuple(order[a:b]) for a, b in pairwise(cuts))
+    tasks = [tuple(order[a:b]) for a, b in pairwise(cuts)]
+    return tuple(tasks)

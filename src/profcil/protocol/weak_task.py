@@ -70,12 +70,14 @@ def weaken(plan: Plan, labels: np.ndarray, task: int, strength: str) -> Weakened
     labels = np.asarray(labels)
     owner = _owners(plan, labels)
     of_task = np.isin(labels, plan.tasks[task])
-    ids = np.flatnonzero((owner >= 0) & of_task)
+    in_stream = owner >= 0
+    ids = np.flatnonzero(in_stream & of_task)
     is_kept = _of_kept_clients(plan, task, kept.supporters, owner[ids], labels[ids])
     is_kept &= _kept_examples(plan, task, kept.examples, owner[ids], labels[ids])
-    owner[ids[~is_kept]] = -1
-    weak = assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed)
-    return Weakened(replace(weak, origin=plan.clean), kept.epochs)
+    dropped = ids[~is_kept]
+    owner[dropped] = -1
+    weak = replace(_reassembled(plan, labels, owner), origin=plan.clean)
+    return Weakened(weak, kept.epochs)
 
 
 def weakened(plan: Plan, labels: np.ndarray, settings: StreamSettings) -> Weakened:
@@ -83,6 +85,11 @@ def weakened(plan: Plan, labels: np.ndarray, settings: StreamSettings) -> Weaken
     if settings.weak_task < 0:
         return Weakened(plan, 1.0)
     return weaken(plan, labels, settings.weak_task, settings.weak_strength)
+
+
+def _reassembled(plan: Plan, labels: np.ndarray, owner: np.ndarray) -> Plan:
+    """The plan with other owners of the samples."""
+    return assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed)
 
 
 def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:
@@ -93,8 +100,9 @@ def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:
         cells = np.arange(plan.orders.size)
         cell_of_sample = np.repeat(cells, np.diff(plan.starts))
         owner[plan.ids] = cell_of_sample // plan.positions
-        known = np.isin(labels[plan.ids], np.concatenate(plan.tasks)).all()
-        if known and assemble(labels, owner, plan.tasks, plan.orders, plan.settings, plan.seed) == plan:
+        classes = np.concatenate(plan.tasks)
+        is_known = np.isin(labels[plan.ids], classes)
+        if is_known.all() and _reassembled(plan, labels, owner) == plan:
             return owner
     raise DataError(
         f"labels of shape {labels.shape} do not belong to plan {plan.digest}, allowed are the labels it was made from; "
@@ -105,13 +113,16 @@ def _owners(plan: Plan, labels: np.ndarray) -> np.ndarray:
 def _of_kept_clients(plan: Plan, task: int, fraction: float, owner: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Which samples belong to a kept client. Clients that cover the task's classes are kept first, then random ones."""
     clients, row = np.unique(owner, return_inverse=True)
-    observed = np.zeros((len(clients), int(y.max()) + 1), dtype=bool)
+    classes = int(y.max()) + 1
+    observed = np.zeros((len(clients), classes), dtype=bool)
     observed[row, y] = True
-    shuffled = generator(plan.seed, "weak-task", task, "supporters").permutation(len(clients))
+    random = generator(plan.seed, "weak-task", task, "supporters")
+    shuffled = random.permutation(len(clients))
     first = _cover(observed[shuffled])
     others = np.setdiff1d(np.arange(len(clients)), first)
     priority = shuffled[np.concatenate([first, others])]
-    count = max(len(first), share_of(fraction, len(clients)))
+    wanted = share_of(fraction, len(clients))
+    count = max(len(first), wanted)
     return np.isin(row, priority[:count])
 
 
@@ -132,12 +143,14 @@ def _cover(observed: np.ndarray) -> np.ndarray:
 
 def _kept_examples(plan: Plan, task: int, fraction: float, owner: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Which samples are kept: of each client and class, a random max(1, fraction x n) of its n samples."""
-    shuffled = generator(plan.seed, "weak-task", task, "examples").permutation(len(y))
+    random = generator(plan.seed, "weak-task", task, "examples")
+    shuffled = random.permutation(len(y))
     order = np.lexsort((shuffled, y, owner))
     pairs = np.stack([owner, y])
     _, group, size = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
     rank = np.empty(len(y), dtype=np.int64)
     group_start = np.cumsum(size) - size
     rank[order] = np.arange(len(y)) - np.repeat(group_start, size)
-    quota = np.array([share_of(fraction, n) for n in size.tolist()], dtype=np.int64)
+    shares = [share_of(fraction, n) for n in size.tolist()]
+    quota = np.array(shares, dtype=np.int64)
     return rank < quota[group.reshape(-1)]

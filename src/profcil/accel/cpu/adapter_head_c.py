@@ -58,20 +58,18 @@ class CompiledEpochs:
         for name, tensor in state.weights.items():
             in_bytes = tensor.data_ptr() - vector.data_ptr()
             offsets[name] = in_bytes // vector.itemsize
-        head_rows = (len(vector) - offsets["head"]) // features
-        barred = head_rows - len(head)
-        self.plan = Plan(
-            features=features, narrow=narrow, classes=len(head), barred=barred, batch=batch, parameters=len(vector),
-            kind=KINDS.index(rule.kind), lr=rule.lr, decay=rule.decay, momentum=rule.momentum, beta1=BETA1,
-            beta2=BETA2, epsilon=EPSILON, proximal=proximal, clip=clip, **offsets,
-        )  # fmt: skip
+        head_numbers = len(vector) - offsets["head"]
+        barred = head_numbers // features - len(head)
+        sizes = {"features": features, "narrow": narrow, "classes": len(head), "barred": barred, "batch": batch}
+        moments = {"momentum": rule.momentum, "beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON}
+        optimiser = {"kind": KINDS.index(rule.kind), "lr": rule.lr, "decay": rule.decay, **moments}
+        limits = {"proximal": proximal, "clip": clip}
+        self.plan = Plan(**sizes, **offsets, parameters=len(vector), **optimiser, **limits)
         self.library = library
         first, second, *_ = state.moments
         self.vectors = [vector, state.gradient[0], only(first), only(second), only(state.anchor)]
         size = self.library.room(ctypes.byref(self.plan))
-        unaligned = torch.zeros(size + ALIGNMENT // vector.itemsize)
-        padding = -unaligned.data_ptr() % ALIGNMENT
-        self.workspace = unaligned[padding // unaligned.itemsize :]
+        self.workspace = aligned_zeros(size)
 
     def __call__(self, u: Tensor, y: Tensor, index: Tensor, last: bool) -> Tensor:
         """One epoch. Gives the loss of each row in the last epoch, nothing in others."""
@@ -80,22 +78,30 @@ class CompiledEpochs:
         labels = y[index].long()
         self.check(u, index, labels)
         losses = torch.zeros(index.shape) if last else None
-        self.library.epoch(
-            ctypes.byref(self.plan), *map(pointer, self.vectors), pointer(u), pointer(index), pointer(labels),
-            ctypes.c_int64(len(index)), pointer(self.workspace), pointer(losses),
-        )  # fmt: skip
+        vectors = [pointer(vector) for vector in self.vectors]
+        steps = ctypes.c_int64(len(index))
+        data = (pointer(u), pointer(index), pointer(labels), steps)
+        self.library.epoch(ctypes.byref(self.plan), *vectors, *data, pointer(self.workspace), pointer(losses))
         return torch.zeros(0) if losses is None else losses
 
     def check(self, u: Tensor, index: Tensor, labels: Tensor) -> None:
         """Checks shapes and indices: the C code has no bounds checks."""
         p = self.plan
-        right_shapes = u.shape[1:] == (p.features,) and index.shape[1:] == (p.batch,)
-        if not right_shapes or not inside(index, len(u)):
-            raise IndexError(
-                f"{tuple(index.shape)} rows of {tuple(u.shape)} are no batches of {p.batch} x {p.features}"
-            )
+        are_features = u.shape[1:] == (p.features,)
+        are_batches = index.shape[1:] == (p.batch,)
+        if not are_features or not are_batches or not inside(index, len(u)):
+            given = f"{tuple(index.shape)} rows of {tuple(u.shape)}"
+            raise IndexError(f"{given} are no batches of {p.batch} x {p.features}")
         if not inside(labels, p.classes):
             raise IndexError(f"labels must be of the {p.classes} classes that compete")
+
+
+def aligned_zeros(size: int) -> Tensor:
+    """At least this many zeros, beginning at a line of the cache."""
+    per_line = ALIGNMENT // torch.float32.itemsize
+    unaligned = torch.zeros(size + per_line, dtype=torch.float32)
+    padding = -unaligned.data_ptr() % ALIGNMENT
+    return unaligned[padding // unaligned.itemsize :]
 
 
 def inside(numbers: Tensor, end: int) -> bool:

@@ -62,7 +62,8 @@ def run_epoch(
             logs = state.buffers["logits"].log_softmax(0)
             torch.gather(logs, 0, labels[i], out=losses[i])
         for anchor in state.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
-            state.gradient[0].add_(state.vector[0] - anchor, alpha=2 * proximal)
+            moved = state.vector[0] - anchor
+            state.gradient[0].add_(moved, alpha=2 * proximal)
         clip_vector_(state.gradient[0], clip)
         fused(state.vector, state.gradient, state.moments, rule)
     return -losses
@@ -89,7 +90,8 @@ def epoch_function(state: TrainingState, rule: Rule, phase: Train) -> Epoch:
     proximal = phase.proximal
     clip = phase.settings.clip
     library = checked_library()
-    if library is not None and state.vector[0].dtype == torch.float32:
+    is_float = state.vector[0].dtype == torch.float32
+    if library is not None and is_float:
         batch = phase.settings.batch or phase.source.size
         return adapter_head_c.CompiledEpochs(library, state, rule, batch, proximal, clip)
     return lambda u, y, index, last: compiled_epoch(state, u, y, index, rule, proximal, clip, last)
@@ -137,7 +139,9 @@ def example() -> Train:
     rows = 50
     shapes = {"down": (narrow, width), "down_bias": (narrow,), "up": (width, narrow), "up_bias": (width,)}
     shapes |= {"scale": (width,), "shift": (width,), "weight": (CLASSES, width)}
-    drawn = {k: torch.randn(shape, generator=rng) * width**-0.5 for k, shape in shapes.items()}
+    drawn = {}
+    for name, shape in shapes.items():
+        drawn[name] = torch.randn(shape, generator=rng) * width**-0.5
     head = {"weight": drawn.pop("weight")}
     weights = {"adapter": drawn, "head": head}
     allowed = CLASSES - 2
@@ -162,10 +166,12 @@ def run(phase: Train, rng: torch.Generator) -> Trained:
         index = batch_rows(phase.source, phase.settings.batch, rng)
         last = number == phase.epochs - 1
         with torch.inference_mode():
-            losses = epoch(rows["u"], head_rows[rows["y"]], index, last)
+            labels = head_rows[rows["y"]]
+            losses = epoch(rows["u"], labels, index, last)
         steps += len(index)
     adapter = {name: t.clone() for name, t in tail.adapter.items()}
-    head = {name: t.clone()[order.argsort()] for name, t in tail.head.items()}
+    by_class = order.argsort()
+    head = {name: t[by_class] for name, t in tail.head.items()}
     weights = {**phase.weights, "adapter": adapter, "head": head}
     return Trained(weights, float(losses.mean()), steps)
 
@@ -186,8 +192,9 @@ def joined(weights: Weights, order: Tensor) -> tuple[Tensor, Tail]:
     """A copy of adapter and head in one vector, with the head's rows in this order, and a tail of views of it."""
     tensors = {("adapter", name): t for name, t in weights["adapter"].items()}
     tensors |= {("head", name): t[order] for name, t in weights["head"].items()}
-    vector = torch.cat([t.flatten() for t in tensors.values()])
-    views = vector.split([t.numel() for t in tensors.values()])
+    flat = [t.flatten() for t in tensors.values()]
+    vector = torch.cat(flat)
+    views = vector.split([len(t) for t in flat])
     parts: Weights = {"adapter": {}, "head": {}}
     for ((block, name), tensor), view in zip(tensors.items(), views, strict=True):
         parts[block][name] = view.view(tensor.shape)

@@ -28,10 +28,12 @@ class Classification:
         self.head_rows = self.order(constants).argsort()  # the row of each class in the head
         self.weights = {**tail.adapter, "head": head[:allowed]}
         self.gradients = {**into.adapter, "head": head_gradient[:allowed], "barred": head_gradient[allowed:]}
-        shapes = {"v": (rows, d), "z": (rows, d), "dz": (rows, d), "h": (rows, narrow), "dh": (rows, narrow)}
-        shapes |= {"x": (narrow, d), "scaled": (narrow, d), "logits": (allowed, rows), "p": (allowed, rows)}
+        shapes = dict.fromkeys(("v", "z", "dz"), (rows, d))
+        shapes |= dict.fromkeys(("h", "dh"), (rows, narrow))
+        shapes |= dict.fromkeys(("x", "scaled"), (narrow, d))
+        shapes |= dict.fromkeys(("logits", "p"), (allowed, rows))
         self.buffers = {name: head.new_empty(shape) for name, shape in shapes.items()}
-        self.buffers["minus"] = head.new_empty(1, rows).fill_(-1)
+        self.buffers["minus"] = head.new_full((1, rows), -1)
 
     @staticmethod
     def order(constants: Mapping[str, Tensor]) -> Tensor:
@@ -49,30 +51,54 @@ def write_gradients(
     X ⊙ scale + Σdh shiftᵀ, and that of `scale` is the column sums of X ⊙ down. The gradient of v is not needed, which
     saves a matrix product.
     """
-    n = torch.native_layer_norm(u, u.shape[1:], None, None, 1e-5)[0]
-    v = buffers["v"]
+    n = write_logits(a, buffers, u)
     z = buffers["z"]
     h = buffers["h"]
     p = buffers["p"]
     dz = buffers["dz"]
     dh = buffers["dh"]
-    x = buffers["x"]
-    torch.addcmul(a["shift"], n, a["scale"], out=v)
-    torch.addmm(a["down_bias"], v, a["down"].t(), out=h).relu_()
-    torch.add(u, a["up_bias"], out=z).addmm_(h, a["up"].t())
-    torch.mm(a["head"], z.t(), out=buffers["logits"])
     torch.softmax(buffers["logits"], 0, out=p)
     p.scatter_add_(0, y, buffers["minus"])  # ∂loss/∂logits = (softmax − one-hot) / rows
+    share = 1 / len(u)
     to["barred"].zero_()
-    to["head"].addmm_(p, z, beta=0, alpha=1 / len(u))
-    dz.addmm_(p.t(), a["head"], beta=0, alpha=1 / len(u))
+    to["head"].addmm_(p, z, beta=0, alpha=share)
+    dz.addmm_(p.t(), a["head"], beta=0, alpha=share)
     torch.sum(dz, [0], out=to["up_bias"])
     torch.mm(dz.t(), h, out=to["up"])
     torch.mm(dz, a["up"], out=dh)
     torch.ops.aten.threshold_backward(dh, h, 0, grad_input=dh)
-    torch.sum(dh, [0], out=to["down_bias"])
+    write_input_gradients(a, to, buffers, n)
+
+
+def write_logits(a: dict[str, Tensor], buffers: dict[str, Tensor], u: Tensor) -> Tensor:
+    """The forward pass: v, h, z and the logits. Gives n."""
+    n, _, _ = torch.native_layer_norm(u, u.shape[1:], None, None, 1e-5)
+    v = buffers["v"]
+    z = buffers["z"]
+    h = buffers["h"]
+    down = a["down"]
+    up = a["up"]
+    torch.addcmul(a["shift"], n, a["scale"], out=v)
+    torch.addmm(a["down_bias"], v, down.t(), out=h)
+    h.relu_()
+    torch.add(u, a["up_bias"], out=z)
+    z.addmm_(h, up.t())
+    torch.mm(a["head"], z.t(), out=buffers["logits"])
+    return n
+
+
+def write_input_gradients(a: dict[str, Tensor], to: dict[str, Tensor], buffers: dict[str, Tensor], n: Tensor) -> None:
+    """The gradients of `down` with its bias, of `scale` and of `shift`, from that of h."""
+    dh = buffers["dh"]
+    x = buffers["x"]
+    scaled = buffers["scaled"]
+    down = a["down"]
+    ddown = to["down"]
+    dbias = to["down_bias"]
+    torch.sum(dh, [0], out=dbias)
     torch.mm(dh.t(), n, out=x)
-    torch.mul(x, a["down"], out=buffers["scaled"])
-    torch.sum(buffers["scaled"], [0], out=to["scale"])
-    torch.mv(a["down"].t(), to["down_bias"], out=to["shift"])
-    torch.mul(to["down_bias"].unsqueeze(1), a["shift"], out=to["down"]).addcmul_(x, a["scale"])
+    torch.mul(x, down, out=scaled)
+    torch.sum(scaled, [0], out=to["scale"])
+    torch.mv(down.t(), dbias, out=to["shift"])
+    torch.mul(dbias.unsqueeze(1), a["shift"], out=ddown)
+    ddown.addcmul_(x, a["scale"])

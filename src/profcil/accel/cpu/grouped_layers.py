@@ -21,17 +21,23 @@ CHANNELS_LAST = torch.channels_last
 def part(own: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The tensors of a submodule, by their names in it."""
     prefix = f"{name}."
-    return {k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)}
+    found = {}
+    for name_in_base, tensor in own.items():
+        if name_in_base.startswith(prefix):
+            found[name_in_base.removeprefix(prefix)] = tensor
+    return found
 
 
 def joined_channels(x: Tensor) -> Tensor:
     """[clients, batch, channels, height, width] → [batch, clients * channels, height, width]."""
-    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=CHANNELS_LAST)
+    joined = x.transpose(0, 1).flatten(1, 2)
+    return joined.contiguous(memory_format=CHANNELS_LAST)
 
 
 def filters(weight: Tensor) -> Tensor:
     """A convolution's weights for all clients, [clients, channels, ...] → [clients * channels, ...]."""
-    return weight.movedim(2, 4).flatten(0, 1).movedim(3, 1)
+    channels_last = weight.movedim(2, 4)
+    return channels_last.flatten(0, 1).movedim(3, 1)
 
 
 def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping[str, Tensor]) -> Tensor:
@@ -41,7 +47,8 @@ def layer(x: Tensor, conv: Mapping[str, Tensor], norm: nn.Module, state: Mapping
         return GroupLayer.apply(x, *tensors, norm.num_groups, norm.eps)  # type: ignore[no-untyped-call]
     weight = conv["weight"]
     bias = conv["bias"].flatten() if "bias" in conv else None
-    y = F.conv2d(x, filters(weight), bias, padding=1, groups=len(weight))
+    kernel = filters(weight)
+    y = F.conv2d(x, kernel, bias, padding=1, groups=len(weight))
     flat_state = {k: v.flatten() for k, v in state.items()}
     y = torch.func.functional_call(norm, flat_state, (y,))
     return F.relu(F.max_pool2d(y, 2))
@@ -52,14 +59,17 @@ class GroupLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
-        group_mean = group_mean_matrix(scale.shape[1], groups, x[0, 0].numel(), x.dtype)
-        out, *saved = layer_forward(x, filters(weight), scale, shift, group_mean, eps)
-        ctx.save_for_backward(out, *saved)
-        return out
+        channels = scale.shape[1]
+        pixels = x[0, 0].numel()
+        group_mean = group_mean_matrix(channels, groups, pixels, x.dtype)
+        saved = layer_forward(x, filters(weight), scale, shift, group_mean, eps)
+        ctx.save_for_backward(*saved)
+        return saved[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dkernel, dscale, dshift = layer_backward(grads[0], ctx.saved_tensors, ctx.needs_input_grad[0])
+        needs_dx = ctx.needs_input_grad[0]
+        dx, dkernel, dscale, dshift = layer_backward(grads[0], ctx.saved_tensors, needs_dx)
         dweight = dkernel.unflatten(0, (len(dscale), -1))
         return dx, dweight, dscale, dshift, None, None
 
@@ -74,18 +84,21 @@ def layer_forward(
     """
     clients = scale.shape[0]
     channels = scale.shape[1]
-    y = torch.conv2d(x, kernel, None, [1, 1], [1, 1], [1, 1], clients)
+    ones = [1, 1]
+    y = torch.conv2d(x, kernel, None, ones, ones, ones, clients)
     y = y.contiguous(memory_format=torch.channels_last)
     largest, places = largest_scaled(y, scale)
     sums = y.sum([2, 3]).view(-1, channels)
     mean = sums @ group_mean
-    squares = (y * y).sum([2, 3]).view(-1, channels)
-    inverse = squares @ group_mean
-    inverse.addcmul_(mean, mean, value=-1).clamp_(min=0).add_(eps).rsqrt_()
+    squares = (y * y).sum([2, 3])
+    variance = squares.view(-1, channels) @ group_mean
+    variance.addcmul_(mean, mean, value=-1).clamp_(min=0)
+    inverse = variance.add_(eps).rsqrt_()
     factor = inverse.view(-1, clients, channels) * scale
     offset = torch.addcmul(shift, factor, mean.view_as(factor), value=-1)
     image = [y.shape[0], y.shape[1], 1, 1]
-    out = torch.addcmul(offset.view(image), largest, factor.view(image)).relu_()
+    out = torch.addcmul(offset.view(image), largest, factor.view(image))
+    out.relu_()
     return [out, x, kernel, y, largest, places, mean, inverse, factor, group_mean]
 
 
@@ -96,32 +109,45 @@ def layer_backward(grad: Tensor, saved: list[Tensor], needs_dx: bool) -> tuple[T
     out, x, kernel, y, largest, places, mean, inverse, factor, group_mean = saved
     image = [y.shape[0], y.shape[1], 1, 1]
     window = [2, 2]
+    ones = [1, 1]
+    zeros = [0, 0]
     # The gradient at the maximum of each window; it is 0 elsewhere.
     grad = grad.contiguous(memory_format=torch.channels_last)
     dz = torch.ops.aten.threshold_backward(grad, out, 0)
-    dshift = dz.sum([2, 3]).view(mean.shape)
-    dscale = (dz * largest).sum([2, 3]).view(mean.shape)
-    dscale.addcmul_(dshift, mean, value=-1).mul_(inverse)  # Σ dz·ŷ
+    dscale, dshift = norm_gradients(dz, largest, mean, inverse)
     flat = factor.view(mean.shape)
     # Both means as one linear function of y: slope·y + offset.
-    slope = (dscale * flat @ group_mean).mul_(inverse)
-    offset = (dshift * flat @ group_mean).addcmul_(slope, mean, value=-1)
+    slope = dscale * flat @ group_mean
+    slope.mul_(inverse)
+    offset = dshift * flat @ group_mean
+    offset.addcmul_(slope, mean, value=-1)
     dz.mul_(factor.view(image))
-    dy = torch.ops.aten.max_pool2d_with_indices_backward(dz, y, window, window, [0, 0], [1, 1], False, places)
+    dy = torch.ops.aten.max_pool2d_with_indices_backward(dz, y, window, window, zeros, ones, False, places)
     dy.addcmul_(y, slope.view(image), value=-1).sub_(offset.view(image))
+    clients = factor.shape[1]
     dx, dkernel, _ = torch.ops.aten.convolution_backward(
-        dy, x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], factor.shape[1], [needs_dx, True, False]
+        dy, x, kernel, None, ones, ones, ones, False, zeros, clients, [needs_dx, True, False]
     )
     dscale = dscale.view(factor.shape).sum(0)
     dshift = dshift.view(factor.shape).sum(0)
     return dx if needs_dx else None, dkernel, dscale, dshift
 
 
+def norm_gradients(dz: Tensor, largest: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ dz·ŷ and Σ dz over the pixels: the gradients of scale and shift for each image."""
+    dshift = dz.sum([2, 3]).view(mean.shape)
+    dscale = (dz * largest).sum([2, 3])
+    dscale = dscale.view(mean.shape)
+    dscale.addcmul_(dshift, mean, value=-1).mul_(inverse)
+    return dscale, dshift
+
+
 @lru_cache(maxsize=64)
 def group_mean_matrix(channels: int, groups: int, pixels: int, dtype: torch.dtype) -> Tensor:
     """The group mean matrix: sums over the pixels of each channel, times this matrix, give each channel the mean of its
     group."""
-    group = torch.arange(channels) // (channels // groups)
+    channels_per_group = channels // groups
+    group = torch.arange(channels) // channels_per_group
     same_group = group[:, None] == group
     group_size = pixels * channels // groups
     return same_group.to(dtype) / group_size
@@ -134,5 +160,6 @@ def largest_scaled(y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         return largest, places
     sign = torch.where(scale < 0, -1.0, 1.0)
     sign = sign.to(y.dtype).view(-1, 1, 1)
-    largest, places = torch.ops.aten.max_pool2d_with_indices(y * sign, [2, 2])
+    signed = y * sign
+    largest, places = torch.ops.aten.max_pool2d_with_indices(signed, [2, 2])
     return largest * sign, places

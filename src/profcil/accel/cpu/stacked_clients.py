@@ -100,7 +100,9 @@ class Stack:
         return tuple(ClientBatch(u) for u in features)
 
     def classify(self, u: ClientBatch) -> ClientBatch:
-        tail = Tail(self._block("adapter"), self._block("head"), self._net.cosine)
+        adapter = self._block("adapter")
+        head = self._block("head")
+        tail = Tail(adapter, head, self._net.cosine)
         return ClientBatch(tail.classify(u.of))
 
     def project(self, u: ClientBatch) -> ClientBatch:
@@ -117,7 +119,8 @@ class Stack:
         clients = len(rng.of)
         flat = tuple(x.of.flatten(0, 1) for x in inputs)
         views = view(self._net.facts, flat, rng.of)
-        return tuple(ClientBatch(x.unflatten(0, (clients, -1))) for x in views)
+        by_client = [x.unflatten(0, (clients, -1)) for x in views]
+        return tuple(ClientBatch(x) for x in by_client)
 
 
 class TrainingState(NamedTuple):
@@ -137,7 +140,8 @@ def update(state: TrainingState, rule: Rule, proximal: float, clip: float) -> No
     gradient = state.gradient[0]
     for anchor in state.anchor:  # ∇ λ‖Θ − Θ^g‖² = 2λ(Θ − Θ^g)
         n = anchor.shape[1]
-        gradient[:, :n].add_(matrix[:, :n] - anchor, alpha=2 * proximal)
+        moved = matrix[:, :n] - anchor
+        gradient[:, :n].add_(moved, alpha=2 * proximal)
     if clip != 0:
         norms = gradient.norm(2, [1], True) + 1e-6
         if not float(norms.amax()) <= clip:
@@ -168,16 +172,16 @@ class Rows:
         self.phases = phases
         first = phases[0]
         trained = sorted(first.blocks, key=lambda b: b not in MODEL)  # blocks with a proximal term first
-        self.places = {(b, k): p.shape for b in trained for k, p in getattr(net, b).named_parameters()}
+        self.places: dict[TensorName, torch.Size] = {}
+        for b in trained:
+            for k, p in getattr(net, b).named_parameters():
+                self.places[b, k] = p.shape
         matrix = torch.stack([self.row(phase) for phase in phases])
         gradient = torch.empty_like(matrix)
         optimiser = Optimiser(first.settings, [matrix])
         parameters = self.views(matrix)
         gradients = self.views(gradient)
-        self.own: Weights = {b: {} for b in first.weights}
-        for b, tensors in first.weights.items():
-            for k in tensors:
-                self.own[b][k] = parameters[b, k] if (b, k) in parameters else stacked(phases, b, k)
+        self.own = self.all_tensors(parameters)
         anchor = []
         if first.proximal:
             anchored = sum(shape.numel() for (b, _), shape in self.places.items() if b in MODEL)
@@ -186,11 +190,24 @@ class Rows:
             [matrix], [gradient], by_name(parameters), by_name(gradients), optimiser.moments, anchor
         )
         self.update_settings = (optimiser.rule, first.proximal, first.settings.clip)
-        self.constants = {k: torch.stack([p.constants[k] for p in phases]) for k in first.constants}
+        self.constants: Tensors = {}
+        for name in first.constants:
+            self.constants[name] = torch.stack([p.constants[name] for p in phases])
+
+    def all_tensors(self, parameters: dict[TensorName, Tensor]) -> Weights:
+        """All tensors of the clients: the trained parameters, and copies of the others."""
+        own: Weights = {}
+        for block, tensors in self.phases[0].weights.items():
+            own[block] = {}
+            for name in tensors:
+                trained = parameters.get((block, name))
+                own[block][name] = stacked(self.phases, block, name) if trained is None else trained
+        return own
 
     def row(self, phase: Train) -> Tensor:
         """A client's trained parameters as one row."""
-        return torch.cat([flattened(phase.weights[b][k]) for b, k in self.places])
+        pieces = [flattened(phase.weights[b][k]) for b, k in self.places]
+        return torch.cat(pieces)
 
     def views(self, matrix: Tensor) -> dict[TensorName, Tensor]:
         """The tensors as views of a matrix, with a leading client axis."""
@@ -225,7 +242,8 @@ class Rows:
         """A client's weights with the trained blocks replaced."""
         weights = dict(phase.weights)
         for block in phase.blocks:
-            weights[block] = {k: own_copy(v[row]) for k, v in self.own[block].items()}
+            tensors = self.own[block]
+            weights[block] = {k: own_copy(v[row]) for k, v in tensors.items()}
         return weights
 
 
@@ -286,7 +304,8 @@ def unflattened(piece: Tensor, shape: torch.Size) -> Tensor:
     """The inverse of `flattened`: a tensor with a leading client axis, as a view."""
     if len(shape) < 4:
         return piece.view(-1, *shape)
-    return piece.view(-1, shape[0], *shape[2:], shape[1]).movedim(4, 2)
+    channels_last = piece.view(-1, shape[0], *shape[2:], shape[1])
+    return channels_last.movedim(4, 2)
 
 
 def losses_of(model: Stack, phase: Train, batch: Batch) -> Tensor:

@@ -25,9 +25,11 @@ class StackedConvNet(ConvNet):
         """The forward pass of several clients. Images and the clients' tensors, by their names, have a leading client
         axis."""
         clients, batch = x.shape[:2]
-        x = layer(joined_channels(self.pixels(x)), part(own, "conv1"), self.norm1, part(own, "norm1"))
+        x = joined_channels(self.pixels(x))
+        x = layer(x, part(own, "conv1"), self.norm1, part(own, "norm1"))
         x = layer(x, part(own, "conv2"), self.norm2, part(own, "norm2"))
-        x = x.reshape(batch, clients, -1).permute(
-            1, 2, 0
-        )  # one column an image: gradients then have the weights' memory format
-        return F.relu(torch.baddbmm(own["out.bias"].unsqueeze(2), own["out.weight"], x)).mT
+        # One column an image: gradients then have the weights' memory format.
+        columns = x.reshape(batch, clients, -1).permute(1, 2, 0)
+        bias = own["out.bias"].unsqueeze(2)
+        u = torch.baddbmm(bias, own["out.weight"], columns)
+        return F.relu(u).mT

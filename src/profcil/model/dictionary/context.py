@@ -38,7 +38,8 @@ class ContextDictionary:
         self.width = width
         self.vocabulary = vocabulary
         self.min_support = max(min_support, 1)
-        self.contexts = min(CONTEXTS, max(vocabulary - UNKNOWN - 1, 0))
+        words = max(vocabulary - UNKNOWN - 1, 0)
+        self.contexts = min(CONTEXTS, words)
 
     def begin(self, rng: torch.Generator) -> dict[str, Tensor]:
         """Rows without contexts. Nothing is drawn."""
@@ -47,21 +48,27 @@ class ContextDictionary:
     def sums(self, entries: dict[str, Tensor], inputs: Inputs, round: int) -> dict[str, Tensor]:
         """How often each word stands before and after each context, [2, vocabulary, contexts]."""
         (tokens,) = inputs
-        first, second = tokens[:, :-1], tokens[:, 1:]
-        return {"beside": torch.stack([self.count(first, second), self.count(second, first)])}
+        first = tokens[:, :-1]
+        second = tokens[:, 1:]
+        before = self.count(first, second)
+        after = self.count(second, first)
+        return {"beside": torch.stack([before, after])}
 
     def count(self, words: Tensor, others: Tensor) -> Tensor:
         """How often each word is paired with each context."""
         column = others - UNKNOWN - 1
-        real = (words > UNKNOWN) & (column >= 0) & (column < self.contexts)
+        is_context = (column >= 0) & (column < self.contexts)
+        real = (words > UNKNOWN) & is_context
+        cell = words * self.contexts + column
         size = self.vocabulary * self.contexts
-        flat = torch.bincount((words * self.contexts + column)[real], minlength=size)
+        flat = torch.bincount(cell[real], minlength=size)
         return flat.int().view(self.vocabulary, self.contexts)
 
     def update(self, entries: dict[str, Tensor], sums: dict[str, Tensor], round: int) -> dict[str, Tensor]:
         """The rows of all words."""
         sides = [mutual_information(side.double(), self.min_support) for side in sums["beside"]]
-        return {"contexts": F.normalize(torch.cat(sides, 1), dim=1).float()}
+        rows = F.normalize(torch.cat(sides, 1), dim=1)
+        return {"contexts": rows.float()}
 
     def features(self, entries: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Rectified projections of each text, [texts, width]."""
@@ -72,16 +79,19 @@ class ContextDictionary:
     def project(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """The weighted sum of the three parts, each scaled to unit mean square."""
         contexts = F.embedding_bag(tokens, rows, mode="sum", padding_idx=0)
-        contexts = contexts @ directions(rows.shape[1], self.width, tokens.device)
+        columns = rows.shape[1]
+        contexts = contexts @ directions(columns, self.width, tokens.device)
         words, pairs = self.words_and_pairs(tokens)
         parts = zip(WEIGHTS, (words, contexts, pairs), strict=True)
-        return torch.stack([weight * unit_mean_square(part) for weight, part in parts]).sum(0)
+        weighted = [weight * unit_mean_square(part) for weight, part in parts]
+        return torch.stack(weighted).sum(0)
 
     def words_and_pairs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The sums of the directions of words and of pairs, one place in the texts after another."""
         table = word_directions(self.vocabulary, self.width, tokens.device)
         words = pairs = last = table.new_zeros(len(tokens), self.width)
-        for place in tokens[:, (tokens > 0).any(0)].T:
+        has_tokens = (tokens > 0).any(0)
+        for place in tokens[:, has_tokens].T:
             word = table[place]
             words = words + word
             pairs = pairs + last * word.roll(1, 1)
@@ -93,25 +103,30 @@ def mutual_information(counts: Tensor, min_support: int) -> Tensor:
     """The positive pointwise mutual information of rows and columns; 0 for counts below `min_support`."""
     rows = counts.sum(1, keepdim=True).clamp(min=1)
     columns = counts.sum(0).pow(SMOOTHING)
-    columns = (columns / columns.sum().clamp(min=1)).clamp(min=1e-12)
-    information = (counts / (rows * columns)).clamp(min=1).log()
+    shares = columns / columns.sum().clamp(min=1)
+    expected = rows * shares.clamp(min=1e-12)
+    information = (counts / expected).clamp(min=1).log()
     return information * (counts >= min_support)
 
 
 def unit_mean_square(x: Tensor) -> Tensor:
     """Each row divided by its root mean square. A zero row stays zero."""
-    return x / x.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+    mean_square = x.square().mean(1, keepdim=True)
+    return x / mean_square.sqrt().clamp(min=1e-6)
 
 
 @lru_cache(maxsize=2)
 def directions(columns: int, width: int, device: torch.device) -> Tensor:
     """Random directions, [columns, width]; they depend on these two numbers alone."""
-    return torch.randn(columns, width, generator=torch_generator(0, "contexts", columns, width)).to(device)
+    rng = torch_generator(0, "contexts", columns, width)
+    drawn = torch.randn(columns, width, generator=rng)
+    return drawn.to(device)
 
 
 @lru_cache(maxsize=2)
 def word_directions(vocabulary: int, width: int, device: torch.device) -> Tensor:
     """The direction of each word; those of padding and of the unknown word are zero."""
-    table = torch.randn(vocabulary, width, generator=torch_generator(0, "words", vocabulary, width))
+    rng = torch_generator(0, "words", vocabulary, width)
+    table = torch.randn(vocabulary, width, generator=rng)
     table[: UNKNOWN + 1] = 0
     return table.to(device)

@@ -34,16 +34,19 @@ class GraphDictionary:
 
     def begin(self, rng: torch.Generator) -> dict[str, Tensor]:
         """No entries. Nothing is drawn."""
-        return {"words": torch.full((self.words,), -1, dtype=torch.long)}
+        no_words = torch.full((self.words,), -1, dtype=torch.long)
+        return {"words": no_words}
 
     def sums(self, entries: dict[str, Tensor], inputs: Inputs, round: int) -> dict[str, Tensor]:
         """The number of the examples' nodes that have each word."""
         x, _, nodes = inputs
-        return {"nodes": (x[nodes] != 0).sum(0).int()}
+        has_word = x[nodes] != 0
+        return {"nodes": has_word.sum(0).int()}
 
     def update(self, entries: dict[str, Tensor], sums: dict[str, Tensor], round: int) -> dict[str, Tensor]:
         """The most frequent words with support."""
-        return {"words": most_frequent(sums["nodes"], self.words, self.min_support)}
+        frequent = most_frequent(sums["nodes"], self.words, self.min_support)
+        return {"words": frequent}
 
     def features(self, entries: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """The entries of each node at each radius, [nodes, width]."""
@@ -52,16 +55,20 @@ class GraphDictionary:
         words = words[words >= 0]
         norm = x[:, words].norm(dim=1, keepdim=True).clamp(min=1e-6)
         parts = [radii(x[:, part] / norm, edges, nodes) for part in words.split(COLUMNS)]
-        found = F.normalize(torch.cat(parts, 2), dim=2).transpose(0, 1).flatten(1)
-        return F.pad(found, (0, self.width - found.shape[1]))
+        by_radius = F.normalize(torch.cat(parts, 2), dim=2)
+        found = by_radius.transpose(0, 1).flatten(1)
+        missing = self.width - found.shape[1]
+        return F.pad(found, (0, missing))
 
 
 def radii(x: Tensor, edges: Tensor, nodes: Tensor) -> Tensor:
     """Features of some nodes and their means over growing neighbourhoods, [RADII, nodes, features]."""
     source, target = edges
-    degree = torch.bincount(target, minlength=len(x))[:, None] + 1
+    neighbours = torch.bincount(target, minlength=len(x))
+    degree = neighbours[:, None] + 1
     found = [x[nodes]]
     for _ in range(RADII - 1):
-        x = x.index_add(0, target, x[source]) / degree
+        total = x.index_add(0, target, x[source])
+        x = total / degree
         found.append(x[nodes])
     return torch.stack(found)

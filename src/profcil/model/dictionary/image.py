@@ -11,6 +11,7 @@ sums of one client with few images reveal more of them than the pooled sums do.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +44,9 @@ class ImageDictionary:
         self.width = width
         self.mirror = mirror
         self.channels, height, breadth = shape
-        self.size = min(PATCH_SIZE, height // 2, breadth // 2)
-        self.step = max(1, min(GRID, height // 4, breadth // 4))
+        side = min(height, breadth)
+        self.size = min(PATCH_SIZE, side // 2)
+        self.step = max(1, min(GRID, side // 4))
         self.min_support = min_support
 
     @property
@@ -54,34 +56,35 @@ class ImageDictionary:
 
     def begin(self, rng: torch.Generator) -> Entries:
         """Random unit directions as centres, and no whitening."""
-        count = -(-self.width // POOLED_SIZE**2)
+        count = ceil(self.width / POOLED_SIZE**2)
         centres = torch.randn(count, self.numbers, generator=rng)
-        return {
-            "centres": F.normalize(centres, dim=1),
-            "whitening": torch.eye(self.numbers),
-            "mean": torch.zeros(self.numbers),
-        }
+        whitening = torch.eye(self.numbers)
+        mean = torch.zeros(self.numbers)
+        return {"centres": F.normalize(centres, dim=1), "whitening": whitening, "mean": mean}
 
     def sums(self, entries: Entries, inputs: Inputs, round: int) -> Entries:
         """The sums of some images in one round of the search. Sums of disjoint sets of images are additive."""
         patches = self.patches(normalised(inputs), round)
         if round == 0:
-            wide = patches.double()
-            count = wide.new_full((1,), len(wide))
-            return {"sum": wide.sum(0), "second": wide.T @ wide, "patches": count}
+            return moments(patches.double())
+        centres = entries["centres"]
         whitened = (patches - entries["mean"]) @ entries["whitening"]
-        nearest = (whitened @ entries["centres"].T).argmax(1)
+        nearest = (whitened @ centres.T).argmax(1)
         # A product with one-hot rows has the same bits in every run; index_add on a GPU does not.
-        chosen = F.one_hot(nearest, len(entries["centres"])).to(whitened.dtype)
-        return {"sum": (chosen.T @ whitened).double(), "patches": chosen.sum(0).double()}
+        chosen = F.one_hot(nearest, len(centres)).to(whitened.dtype)
+        total = chosen.T @ whitened
+        count = chosen.sum(0)
+        return {"sum": total.double(), "patches": count.double()}
 
     def patches(self, x: Tensor, round: int) -> Tensor:
         """The patches of a round, [patches, numbers]: a grid over each image, shifted from round to round. Each patch
         has zero mean and about unit variance."""
+        step = self.step
         places = x.unfold(2, self.size, 1).unfold(3, self.size, 1)
-        row, column = divmod(round * (self.step + 1), self.step)  # every shift is used in turn
-        chosen = places[:, :, row % self.step :: self.step, column :: self.step]
-        flat = chosen.permute(0, 2, 3, 1, 4, 5).reshape(-1, self.numbers)
+        row, column = divmod(round * (step + 1), step)  # every shift is used in turn
+        chosen = places[:, :, row % step :: step, column::step]
+        by_place = chosen.permute(0, 2, 3, 1, 4, 5)
+        flat = by_place.reshape(-1, self.numbers)
         variance, mean = torch.var_mean(flat, 1, keepdim=True, correction=0)
         return (flat - mean) / (variance + PATCH_VARIANCE).sqrt()
 
@@ -91,30 +94,38 @@ class ImageDictionary:
             mean, whitening = whiten(sums["sum"], sums["second"], sums["patches"])
             return {**entries, "mean": mean, "whitening": whitening}
         supported = (sums["patches"] >= self.min_support)[:, None]
-        moved = F.normalize(sums["sum"], dim=1).to(entries["centres"].dtype)
-        return {**entries, "centres": torch.where(supported, moved, entries["centres"])}
+        moved = F.normalize(sums["sum"], dim=1)
+        moved = moved.to(entries["centres"].dtype)
+        centres = torch.where(supported, moved, entries["centres"])
+        return {**entries, "centres": centres}
 
     def features(self, entries: Entries, inputs: Inputs) -> Tensor:
         """The mean response to each centre over each quarter of each image, [images, width]."""
         x = normalised(inputs)
+        found = self.responses(entries, x)
         if self.mirror:
-            return (self.responses(entries, x) + self.responses(entries, x.flip(3))) / 2
-        return self.responses(entries, x)
+            mirrored = self.responses(entries, x.flip(3))
+            return (found + mirrored) / 2
+        return found
 
     def responses(self, entries: Entries, x: Tensor) -> Tensor:
         """The features of normalised images."""
         filters = entries["centres"] @ entries["whitening"]
         offset = filters @ entries["mean"] + THRESHOLD
-        filters = (filters - filters.mean(1, keepdim=True)).unflatten(1, (self.channels, self.size, self.size))
-        found = [pooled_responses(chunk, filters, offset) for chunk in self.chunks(x, len(filters))]
+        filters = filters - filters.mean(1, keepdim=True)
+        filters = filters.unflatten(1, (self.channels, self.size, self.size))
+        chunks = self.chunks(x, len(filters))
+        found = [pooled_responses(chunk, filters, offset) for chunk in chunks]
         return torch.cat(found)[:, : self.width]
 
     def chunks(self, x: Tensor, filters: int) -> Iterator[Tensor]:
         """The images in chunks that bound the memory for responses. In an exported graph their number is free."""
         if torch.compiler.is_compiling():
             return iter([x])
-        values = filters * x.shape[2] * x.shape[3]
-        return iter(x.split(max(1, VALUES_AT_ONCE // values)))
+        _, _, height, breadth = x.shape
+        values = filters * height * breadth
+        images = max(1, VALUES_AT_ONCE // values)
+        return iter(x.split(images))
 
 
 def normalised(inputs: Inputs) -> Tensor:
@@ -124,23 +135,31 @@ def normalised(inputs: Inputs) -> Tensor:
     return (x - mean) / deviation.clamp(min=MIN_DEVIATION)
 
 
+def moments(patches: Tensor) -> Entries:
+    """The sums of the patches and of their products, and their number."""
+    count = patches.new_full((1,), len(patches))
+    return {"sum": patches.sum(0), "second": patches.T @ patches, "patches": count}
+
+
 def whiten(total: Tensor, second: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of the patches and the matrix that whitens them (ZCA), from their moments."""
     number = count.clamp(min=1)
     mean = total / number
     covariance = second / number - torch.outer(mean, mean)
     values, vectors = torch.linalg.eigh(covariance)
-    whitening = vectors @ torch.diag((values.clamp(min=0) + WHITENING).rsqrt()) @ vectors.T
+    scales = (values.clamp(min=0) + WHITENING).rsqrt()
+    whitening = vectors @ torch.diag(scales) @ vectors.T
     return mean.float(), whitening.float()
 
 
 def pooled_responses(x: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     """ReLU(response − threshold), averaged over quarters. The filters have zero mean, so that a patch's own mean does
     not count; its deviation is divided out afterwards."""
-    size = filters.shape[-1]
-    window = x.new_ones(1, x.shape[1], size, size) / filters[0].numel()
+    one_filter = filters[:1]
+    window = x.new_ones(one_filter.shape) / one_filter.numel()
     mean = F.conv2d(x, window)
-    variance = (F.conv2d(x.square(), window) - mean.square()).clamp(min=0)
+    mean_square = F.conv2d(x.square(), window)
+    variance = (mean_square - mean.square()).clamp(min=0)
     response = F.conv2d(x, filters) / (variance + PATCH_VARIANCE).sqrt()
     strong = (response - offset[:, None, None]).relu()
     return F.adaptive_avg_pool2d(strong, POOLED_SIZE).flatten(1)

@@ -35,36 +35,45 @@ class TextDictionary:
 
     def begin(self, rng: torch.Generator) -> dict[str, Tensor]:
         """No entries. Nothing is drawn."""
-        return {"ngrams": torch.full((self.width,), -1, dtype=torch.long)}
+        no_ngrams = torch.full((self.width,), -1, dtype=torch.long)
+        return {"ngrams": no_ngrams}
 
     def sums(self, entries: dict[str, Tensor], inputs: Inputs, round: int) -> dict[str, Tensor]:
         """The number of texts that contain each n-gram."""
         (tokens,) = inputs
-        texts = torch.zeros(self.vocabulary + BUCKETS, dtype=torch.int32, device=tokens.device)
+        size = self.vocabulary + BUCKETS
+        texts = torch.zeros(size, dtype=torch.int32, device=tokens.device)
         for part in tokens.split(CHUNK):
-            texts += count_texts(ngrams(part, self.vocabulary), len(texts))
+            ids = ngrams(part, self.vocabulary)
+            texts += count_texts(ids, size)
         return {"texts": texts}
 
     def update(self, entries: dict[str, Tensor], sums: dict[str, Tensor], round: int) -> dict[str, Tensor]:
         """The most frequent n-grams with support."""
-        return {"ngrams": most_frequent(sums["texts"], self.width, self.min_support)}
+        frequent = most_frequent(sums["texts"], self.width, self.min_support)
+        return {"ngrams": frequent}
 
     def features(self, entries: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """The entries that each text contains, [texts, width]."""
         (tokens,) = inputs
-        columns = column_of(ngrams(tokens, self.vocabulary), entries["ngrams"])
+        ids = ngrams(tokens, self.vocabulary)
+        columns = column_of(ids, entries["ngrams"])
         present = tokens.new_zeros(len(tokens), self.width + 1, dtype=torch.float32)
         present.scatter_(1, columns, 1.0)  # the last column is for n-grams that are no entries
         present = present[:, : self.width]
-        return present / present.sum(1, keepdim=True).clamp(min=1).sqrt()
+        number = present.sum(1, keepdim=True)
+        return present / number.clamp(min=1).sqrt()
 
 
 def ngrams(tokens: Tensor, vocabulary: int) -> Tensor:
     """The ids of the words and hashed pairs of each text, [texts, 2 * length - 1]; -1 where there is none."""
-    first, second = tokens[:, :-1], tokens[:, 1:]
+    first = tokens[:, :-1]
+    second = tokens[:, 1:]
     words = tokens.where(tokens > UNKNOWN, -1)
-    pairs = vocabulary + hashed(first * vocabulary + second)
-    return torch.cat([words, pairs.where((first > UNKNOWN) & (second > UNKNOWN), -1)], 1)
+    are_words = (first > UNKNOWN) & (second > UNKNOWN)
+    buckets = hashed(first * vocabulary + second)
+    pairs = (vocabulary + buckets).where(are_words, -1)
+    return torch.cat([words, pairs], 1)
 
 
 def hashed(keys: Tensor) -> Tensor:
@@ -75,21 +84,26 @@ def hashed(keys: Tensor) -> Tensor:
 def count_texts(ids: Tensor, size: int) -> Tensor:
     """In how many rows each id below `size` occurs. An id that a row repeats counts once; -1 does not count."""
     ids = ids.sort(1).values
-    again = F.pad(ids[:, 1:] == ids[:, :-1], (1, 0))
-    return torch.bincount(ids[(ids >= 0) & ~again], minlength=size).int()
+    equals_previous = ids[:, 1:] == ids[:, :-1]
+    again = F.pad(equals_previous, (1, 0))
+    counted = ids[(ids >= 0) & ~again]
+    return torch.bincount(counted, minlength=size).int()
 
 
 def most_frequent(counts: Tensor, width: int, min_support: int) -> Tensor:
     """The `width` ids with the largest counts, falling. Ids with less support than `min_support` are replaced by -1.
     Of equal counts the smaller id comes first."""
     counts, ids = counts.sort(descending=True, stable=True)
-    ids = ids.where(counts >= min_support, -1)[:width]
-    return F.pad(ids, (0, width - len(ids)), value=-1)
+    ids = ids.where(counts >= min_support, -1)
+    ids = ids[:width]
+    missing = width - len(ids)
+    return F.pad(ids, (0, missing), value=-1)
 
 
 def column_of(ids: Tensor, entries: Tensor) -> Tensor:
     """The position of each id among the entries; the number of entries if it is none of them."""
     ordered, position = entries.sort()
-    found = torch.searchsorted(ordered, ids).clamp(max=len(entries) - 1)
+    last = len(entries) - 1
+    found = torch.searchsorted(ordered, ids).clamp(max=last)
     known = (ordered[found] == ids) & (ids >= 0)
     return position[found].where(known, len(entries))
