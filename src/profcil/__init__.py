@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from profcil.runs.reader import load_run
     from profcil.runs.trained_model import load_model
 
-__version__ = "0.3.0"  # the one place: pyproject.toml and `profcil --version` read it from here
+__version__ = "0.4.0"  # the one place: pyproject.toml and `profcil --version` read it from here
 
 __all__ = ["__version__", "load_data", "load_model", "load_run", "resume", "run"]
 MODULES = {
