@@ -31,6 +31,7 @@ VERBS = (
     "figure",
     "report",
     "results",
+    "verify",
     "bench",
     "doctor",
     "deploy",
