@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -316,3 +317,12 @@ def test_a_gpu_s_memory_is_told_as_it_is_held(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3_000_000)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7_000_000)
     assert run.peak_memory_mb(SimpleNamespace(device=torch.device("cuda"))) == 7.0
+
+
+def test_the_new_name_of_a_file_is_written_to_the_disk_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), real(handle)))
+    atomic_files.write_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
+    inodes = [(tmp_path / name).stat().st_ino for name in ("a", "b")]
+    assert synced == [*inodes, tmp_path.stat().st_ino]

@@ -29,6 +29,8 @@ def write_files(files: Mapping[Path, bytes]) -> None:
         for path, draft in drafts.items():
             with explain_target(path):
                 os.replace(draft, path)
+        for folder in {path.parent for path in files}:
+            sync_folder(folder)
     except BaseException:
         for draft in drafts.values():
             with suppress(OSError):
@@ -44,6 +46,16 @@ def write_draft(path: Path, draft: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Writes a folder's entries to the disk: without it, a new name may be lost when the power fails."""
+    with suppress(OSError):  # some file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager
