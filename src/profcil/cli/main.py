@@ -57,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(str(stop) or "interrupted; unfinished work was not saved", exit_status(stop) or 1)
     except BrokenPipeError:
         return close_output()
+    except RecursionError:
+        if os.environ.get(DEBUG):
+            raise
+        return fail("a file or a value is nested too deeply to be read; give one with fewer brackets in brackets", 2)
     except Exception as error:
         if os.environ.get(DEBUG):
             raise

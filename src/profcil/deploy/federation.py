@@ -22,6 +22,7 @@ from profcil.protocol.settings import StreamSettings
 
 ENCODERS = {"image": "convnet", "text": "textcnn", "graph": "gat"}  # the default of each modality
 VIEWS = {"image": ("crop", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
+MAX_SIZE = 10_000_000  # of a text's length, a vocabulary, a side of an image or the features of a node
 MAX_EXAMPLES = 10_000_000  # of one class, in a site's declaration
 
 
@@ -84,12 +85,46 @@ def read_federation(text: str, source: str = "federation.toml") -> Federation:
         federation = Federation(**{key: lists_to_tuples(value) for key, value in values.items()})
     except TypeError:
         raise ConfigError(f"{source} must give modality, tasks and sites; docs/deployment.md describes them") from None
+    check_types(federation, source)
     if federation.modality not in ENCODERS:
         raise unknown("modality", str(federation.modality), ENCODERS)
     for names in (federation.sites, federation.classes):
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{source} must name at least one site and one class, and none of them twice")
     return federation
+
+
+def check_types(federation: Federation, source: str) -> None:
+    """Refuses values of a wrong type, and sizes below 1."""
+    texts = (federation.modality, federation.encoder)
+    lists = (federation.sites, federation.views or (), *checked_list(federation.tasks, source, "tasks", "lists"))
+    for name, value in zip(("modality", "encoder"), texts, strict=True):
+        if not isinstance(value, str):
+            raise wrong_type(source, name, "a text")
+    for value in lists:
+        if not all(isinstance(item, str) for item in checked_list(value, source, "sites, views and tasks", "texts")):
+            raise wrong_type(source, "sites, views and tasks", "lists of texts")
+    if not all(is_count(size, 1) for size in (federation.length, federation.vocabulary)):
+        raise wrong_type(source, "length and vocabulary", "whole numbers of at least 1")
+    if not is_count(federation.features, 0):
+        raise wrong_type(source, "features", "a whole number of at least 0")
+    shape = checked_list(federation.shape, source, "shape", "whole numbers")
+    if len(shape) != 3 or not all(is_count(size, 1) for size in shape):
+        raise wrong_type(source, "shape", "three whole numbers: channels, height and width")
+
+
+def checked_list(value: Any, source: str, name: str, of: str) -> tuple[Any, ...]:
+    if not isinstance(value, tuple):
+        raise wrong_type(source, name, f"a list of {of}")
+    return value
+
+
+def is_count(value: Any, low: int) -> bool:
+    return type(value) is int and low <= value <= MAX_SIZE
+
+
+def wrong_type(source: str, name: str, expected: str) -> ConfigError:
+    return ConfigError(f"{source} gives {name} in a wrong form, it must be {expected}; docs/deployment.md shows one")
 
 
 def lists_to_tuples(value: Any) -> Any:
@@ -102,7 +137,7 @@ def lists_to_tuples(value: Any) -> Any:
 def parse_toml(text: str, source: object) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} cannot be read as TOML: {error}") from None
 
 

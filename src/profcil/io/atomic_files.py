@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_files(files: Mapping[Path, bytes]) -> None:
     """Replaces several files, each atomically. No file is replaced before all are written, so that a full disk or a
     missing permission leaves all of them as they were."""
+    for path in filter(is_special, files):
+        with explain_target(path):
+            path.write_bytes(files[path])
+    files = {path: data for path, data in files.items() if not is_special(path)}
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in files}
     try:
         for path, draft in drafts.items():
@@ -46,6 +51,15 @@ def write_draft(path: Path, draft: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a socket. Such a target is written to: a rename would replace it."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def sync_folder(folder: Path) -> None:
