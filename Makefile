@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,tensorboard,report,deploy,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,parquet,tensorboard,report,deploy,export,dev]'
 	touch $@
 
 # Its interpreter tests kernels for GPUs on a CPU; torch's builds for GPUs bring it along.
@@ -23,6 +23,8 @@ $(VENV)/triton: $(VENV)/installed
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
+	$(BIN)/profcil data examples digits --count 3 --out runs/demo/examples > /dev/null
+	$(BIN)/profcil predict $$(ls -dt runs/demo/*-prolin-*/ | head -1) runs/demo/examples
 
 test: $(VENV)/triton
 	$(BIN)/python -m pytest -n 2

@@ -274,7 +274,7 @@ def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """
     home = tmp_path / "outside"
     entries: dict[str, dict[str, str]] = {group: {} for group in registry.GROUPS}
-    cached = (registry.plugins, registry.origin)  # taken now: a test may replace them
+    cached = (registry.plugins, registry.plugin_origin)  # taken now: a test may replace them
 
     def install(version: str = "0.1", **given: dict[str, str]) -> Path:
         for group, modules in given.items():

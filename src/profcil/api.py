@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profcil import registry
+from profcil.config import OWN
+from profcil.errors import DataError, ProfcilError
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.reader import Run, load_run
 
@@ -19,31 +23,88 @@ def run(
     recipe: str | None = None,
     *,
     out: str | Path | None = None,
-    data: str | Path | None = None,
+    data: Any = None,
+    method: str | type | None = None,
     settings: Mapping[str, Any] | None = None,
     observe: Callable[[Progress], None] = lambda p: None,
     **flags: Any,
 ) -> Run:
     """Learns a dataset with a method and returns the finished run.
 
-    `recipe` and `flags` (dataset, method, setting, seed, preset, device, ...) are those of `profcil run`. `settings`
-    are those of `--set`, for example {"train.lr": 0.01, "noise": 0.2}. `out` is the run folder, by default a new one
-    under runs/. `data` is the folder of the datasets, by default $PROFCIL_DATA or data. `observe` is called after every
-    round.
+    `recipe` and `flags` (dataset, setting, seed, preset, device, tasks, ...) are those of `profcil run`. `settings` are
+    those of `--set`, for example {"train.lr": 0.01, "noise": 0.2}. `out` is the run folder, by default a new one under
+    runs/. `observe` is called after every round.
+
+    `method` is a name, a file that defines METHOD, or a subclass of `profcil.extend.Method`.
+
+    `data`, where a recipe or flag names a dataset, is the folder of the datasets, by default $PROFCIL_DATA or data.
+    Otherwise it is own data: a path, a Bundle, a pair of inputs and labels, or a mapping with x and y and, if you like,
+    test_x and test_y. Inputs are images, rows of numbers or texts. Data in memory is written to the run folder.
     """
     from profcil.engine.run import start
 
-    config = resolve(recipe, flags, settings or {})
-    path = Path(out) if out is not None else default_folder(config)
-    return load_run(start(config, path, data_root(data), observe))
+    if isinstance(method, type):
+        method = registry.give_method(method)
+    flags = {**flags, "method": method}
+    if data is None or isinstance(data, str | Path):
+        config = resolve(recipe, {**flags, "data": data}, settings or {})
+        path = Path(out) if out is not None else default_folder(config)
+        return load_run(start(config, path, data_root(data), observe))
+    path = Path(out) if out is not None else unused_folder(f"own-{registry.short_name(str(method or 'promax'))}")
+    file = write_data(data, path)
+    try:
+        config = resolve(recipe, {**flags, "data": file}, settings or {})
+        return load_run(start(config, path, file, observe))
+    except ProfcilError:
+        remove_unused(file)
+        raise
+
+
+def write_data(data: Any, folder: Path) -> Path:
+    """Writes data that was given in memory to a new run folder, so that the run can be resumed. Returns the file."""
+    from profcil.data import own
+    from profcil.data.bundle import Bundle
+    from profcil.runs.folder import RunFolder
+
+    with RunFolder(folder) as opened:
+        opened.check_new()
+        if isinstance(data, Bundle):
+            own.save_bundle(folder / "data.npz", data)
+            return folder / "data.npz"
+        if isinstance(data, tuple) and len(data) == 2:
+            data = dict(zip("xy", data, strict=True))
+        if not isinstance(data, Mapping) or not data:
+            raise DataError("data is not understood; give a path, a Bundle, a pair (x, y) or a mapping with x and y")
+        first = next(iter(data.values()))
+        if len(first) and isinstance(first[0], str):
+            own.save_texts(folder / "data.jsonl", data)
+            return folder / "data.jsonl"
+        own.save_arrays(folder / "data.npz", data)
+        return folder / "data.npz"
+
+
+def remove_unused(file: Path) -> None:
+    """Removes written data, and its folder, if no run has begun there."""
+    if (file.parent / "config.toml").exists():
+        return
+    file.unlink(missing_ok=True)
+    (file.parent / "lock").unlink(missing_ok=True)
+    with suppress(OSError):
+        file.parent.rmdir()
 
 
 def resume(
-    path: str | Path, *, data: str | Path | None = None, observe: Callable[[Progress], None] = lambda p: None
+    path: str | Path,
+    *,
+    data: str | Path | None = None,
+    method: type | None = None,
+    observe: Callable[[Progress], None] = lambda p: None,
 ) -> Run:
-    """Continues a stopped run and returns the finished run."""
+    """Continues a stopped run and returns the finished run. `method` is the class, if the run was given one."""
     from profcil.engine import run as engine
 
+    if method is not None:
+        registry.give_method(method)
     return load_run(engine.resume(Path(path), Path(data) if data is not None else None, observe))
 
 
@@ -61,7 +122,13 @@ def data_root(given: str | Path | None) -> Path:
 
 def default_folder(config: RunConfig) -> Path:
     """The default folder of a run, with a number if it contains a run already."""
-    name = f"{config.dataset}-{config.setting}-{config.method}-seed{config.seed}"
+    dataset = config.own.name or OWN if config.dataset == OWN else config.dataset
+    name = f"{dataset}-{config.setting}-{registry.short_name(config.method)}-seed{config.seed}"
+    return unused_folder(name)
+
+
+def unused_folder(name: str) -> Path:
+    """The folder of this name under runs/, with a number if it contains a run already."""
     path = Path("runs") / name
     number = 1
     while (path / "config.toml").exists():

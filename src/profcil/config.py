@@ -16,6 +16,7 @@ from typing import Any
 
 from profcil.errors import ConfigError, nearest
 
+OWN = "own"  # the name of the dataset that is read from `--data PATH`
 NONE = "none"  # the text for None, which TOML does not have
 
 
@@ -121,6 +122,39 @@ class ModelSettings(Checked):
         "precision of products while the encoder trains; auto = bf16 for image convolutions on a GPU, else float32",
         choices=("auto", "float32", "bf16"),
     )
+
+
+@dataclass(frozen=True)
+class OwnSettings(Checked):
+    """How own data is read (`--data PATH`). Runs on other datasets do not store this section."""
+
+    name: str = setting("", "name of the data in tables; empty = that of the file or folder")
+    modality: str = setting(
+        "",
+        "what the data is; empty = found from the files",
+        choices=("", "image", "text", "graph", "table"),
+    )
+    label: str = setting("", "column of the class; empty = found by name (label, class, target, ...)")
+    text: str = setting("", "column of the text; empty = found by name (text, sentence, ...)")
+    ignore: tuple[str, ...] = setting((), "columns that are not used")
+    encoding: str = setting("utf-8", "encoding of text files")
+    shape: tuple[int, ...] = setting(
+        (), "channels, height and width of images; empty = as most images, at most 64", low=1
+    )
+    length: int = setting(0, "tokens that are read of a text; 0 = enough for 95 of 100 texts, at most 256", low=0)
+    vocabulary: int = setting(
+        0, "words that get a token id of their own, the most frequent ones; 0 = 8,000, or 20,000 for many texts", low=0
+    )
+    test_share: float = setting(
+        0.2, "share of each class that is tested on, if the data has no test part", low=0.01, high=0.9
+    )
+    tasks: int = setting(0, "number of tasks; 0 = by stream.task_size", low=0)
+    order: str = setting(
+        "seed",
+        "order of classes: drawn with the seed, or as they first appear in the data",
+        choices=("seed", "arrival"),
+    )
+    task_list: tuple[tuple[str, ...], ...] = setting((), "the tasks as lists of class names; empty = by the two above")
 
 
 def build(cls: type, values: Mapping[str, Any], where: str, more: str = "") -> Any:

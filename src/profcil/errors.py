@@ -51,6 +51,10 @@ class Diverged(Failure):
     """The loss or weights of a client are NaN, infinite or too large."""
 
 
+class DataNote(UserWarning):
+    """What was done with data that its owner may not expect, in one sentence."""
+
+
 def nearest(given: str, valid: Iterable[str]) -> str:
     """The end of a message about an unknown name: the similar valid names, or all of them."""
     names = sorted(valid)

@@ -19,7 +19,7 @@ from profcil.engine.server import Server
 from profcil.errors import ConfigError, DataError, Failure, NotApplicable, ProfcilError
 from profcil.methods.base import Method, Params, Samples, average, reply
 from profcil.model.dictionary import Dictionary, make_dictionary
-from profcil.model.layers import BatchNorm, Pixels, drawn, image_shape
+from profcil.model.layers import BatchNorm, Columns, Pixels, drawn, image_shape
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Weights
 
@@ -31,7 +31,7 @@ __all__ = [  # noqa: RUF022 - by use
     # for datasets
     "Bundle", "Facts", "File", "Nodes", "Rows", "locate",
     # for encoders
-    "BatchNorm", "Pixels", "drawn", "image_shape",
+    "BatchNorm", "Columns", "Pixels", "drawn", "image_shape",
     # errors
     "ConfigError", "DataError", "Failure", "NotApplicable", "ProfcilError",
 ]  # fmt: skip

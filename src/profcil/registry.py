@@ -2,7 +2,8 @@
 
 `find("methods", "promax")` imports `profcil.methods.promax`. Another package adds a plug-in by an entry point in the
 group `profcil.methods`, `profcil.data` or `profcil.encoders`. A plug-in is checked when it is loaded. A broken plug-in
-raises `BrokenPlugin` where it is asked for and does not affect the others.
+raises `BrokenPlugin` where it is asked for and does not affect the others. A method may also be a file (`mine.py`) or a
+class that was given from Python; neither is listed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import dataclasses
 import hashlib
 import importlib
 import importlib.util
+import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from profcil.errors import BrokenPlugin, unknown
+from profcil.errors import BrokenPlugin, ConfigError, unknown
 
 # Folder and entry-point group -> what a message calls one of its modules.
 GROUPS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
@@ -27,6 +30,8 @@ HELPERS = {
     "data": {"bundle", "files", "fetch", "input_format", "loading", "unpickle"},
     "encoders": set(),
 }
+UNLISTED = ("data", "own")  # found by name, but not listed: it is whatever `--data PATH` holds
+GIVEN_METHODS: dict[str, ModuleType] = {}  # classes that were given from Python, by name
 # Attributes that a module must define.
 REQUIRED = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",)}
 
@@ -51,11 +56,65 @@ def plugins(group: str) -> dict[str, EntryPoint]:
 
 def find(group: str, name: str) -> ModuleType:
     """The module of a name. An unknown name is an error that lists the nearest names."""
+    if group == "methods" and is_file_name(name):
+        return load_file(Path(name))
+    if group == "methods" and name in GIVEN_METHODS:
+        return GIVEN_METHODS[name]
     if name in plugins(group):
         return load_plugin(group, name)
-    if name not in builtin(group):
+    if name not in builtin(group) and (group, name) != UNLISTED:
         raise unknown(GROUPS[group], name, names(group))
     return importlib.import_module(f"profcil.{group}.{name}")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether the name of a method is the path of a Python file."""
+    return name.endswith(".py")
+
+
+def short_name(name: str) -> str:
+    """The name of a method for tables and folders: that of a file is its name without the path."""
+    return Path(name).stem if is_file_name(name) else name
+
+
+def load_file(path: Path) -> ModuleType:
+    """The checked module of a method in a file of its own. It is executed anew if it has changed."""
+    if not path.is_file():
+        raise ConfigError(f"method file {path} does not exist; give the path of a Python file that defines METHOD")
+    return execute_file(str(path.absolute()), digest_of([path]))
+
+
+@cache
+def execute_file(path: str, digest: str) -> ModuleType:
+    name = f"profcil_file_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # foreign code may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BrokenPlugin(f"method file {path} cannot be executed ({reason}); correct it") from error
+    if reason := check_attributes("methods", module) or check_method(path, module):
+        raise BrokenPlugin(f"method file {path} {reason}")
+    return module
+
+
+def give_method(method: type) -> str:
+    """Makes a method class that was given from Python known by name, and returns the name."""
+    for name in names("methods"):
+        if name not in broken_plugins("methods") and find("methods", name).METHOD is method:
+            return name
+    name = getattr(method, "__name__", "method").lower()
+    if name in names("methods"):
+        raise ConfigError(f"the class {method.__name__} has the name of the method '{name}'; rename the class")
+    module = ModuleType(name)
+    module.METHOD = method  # type: ignore[attr-defined]
+    if reason := check_method(name, module):
+        raise BrokenPlugin(f"method {name} {reason}")
+    GIVEN_METHODS[name] = module
+    return name
 
 
 def usable(group: str) -> dict[str, ModuleType]:
@@ -97,21 +156,41 @@ def describe(group: str, name: str) -> str:
     return f"{GROUPS[group]} '{name}' (entry point {entry.value} of {package})"
 
 
-@cache
 def origin(group: str, name: str) -> dict[str, str]:
     """Package, version and source hash of a plug-in: what its results depend on besides settings and data.
 
     Empty for a built-in module, which profcil's version stands for.
     """
-    if name not in plugins(group):
-        return {}
+    if group == "methods" and is_file_name(name):
+        return {"package": "", "version": "", "source": digest_of([Path(name)])}
+    if group == "methods" and name in GIVEN_METHODS:
+        return {"package": "", "version": "", "source": class_digest(GIVEN_METHODS[name].METHOD)}
+    return plugin_origin(group, name) if name in plugins(group) else {}
+
+
+def class_digest(cls: type) -> str:
+    """A hash of the source of a class; empty where Python does not have it, as in some shells."""
+    import inspect
+
+    try:
+        return hashlib.blake2b(inspect.getsource(cls).encode(), digest_size=16).hexdigest()
+    except (OSError, TypeError):
+        return ""
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    source = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        source.update(path.read_bytes())
+    return source.hexdigest()
+
+
+@cache
+def plugin_origin(group: str, name: str) -> dict[str, str]:
     entry = plugins(group)[name]
     package = entry.dist.name if entry.dist else ""
     version = entry.dist.version if entry.dist else ""
-    source = hashlib.blake2b(digest_size=16)
-    for path in source_files(entry.module):
-        source.update(path.read_bytes())
-    return {"package": package, "version": version, "source": source.hexdigest()}
+    return {"package": package, "version": version, "source": digest_of(source_files(entry.module))}
 
 
 def source_files(module: str) -> list[Path]:

@@ -17,9 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.config import NONE, Checked, ModelSettings, TrainSettings, WarmupSettings, build, coerce, plain, read_text
+from profcil.config import (
+    NONE,
+    OWN,
+    Checked,
+    ModelSettings,
+    OwnSettings,
+    TrainSettings,
+    WarmupSettings,
+    build,
+    coerce,
+    plain,
+    read_text,
+)
 from profcil.config import setting as field
-from profcil.errors import ConfigError, nearest, unknown
+from profcil.errors import ConfigError, DataNote, nearest, unknown
 from profcil.protocol.settings import StreamSettings
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -30,7 +42,13 @@ SETTINGS = {
 }
 REGIMES = ("matched", "expanded")
 LIST_HINT = " (`profcil list settings` shows all)"  # added to a message about an unknown key
-SECTIONS = {"stream": StreamSettings, "train": TrainSettings, "warmup": WarmupSettings, "model": ModelSettings}
+SECTIONS = {
+    "stream": StreamSettings,
+    "train": TrainSettings,
+    "warmup": WarmupSettings,
+    "model": ModelSettings,
+    OWN: OwnSettings,
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,7 @@ class RunConfig(Checked):
     regime: str = field("matched", "budget of methods for replay and summaries of old classes", choices=REGIMES)
     evaluate: str = field("test", "part of the dataset that is scored", choices=("test", "validation"))
     keep_memories: bool = field(False, "store remembered and true class means of every position, for snapshots")
+    own: OwnSettings = dataclasses.field(default_factory=OwnSettings)
 
 
 TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
@@ -70,19 +89,82 @@ Recipe = str | Mapping[str, Any]  # a name, a path, or the values of a recipe
 
 
 def resolve(recipe: Recipe | None = None, flags: Mapping[str, Any] | None = None, sets: Sets = ()) -> RunConfig:
-    """The configuration of a command line or of a Python call. The flag `preset` names a preset."""
+    """The configuration of a command line or of a Python call.
+
+    The flag `preset` names a preset. `data` is a path: own data, if no dataset is named. `tasks` divides own data.
+    """
     chosen = {key: value for key, value in (flags or {}).items() if value is not None}
     preset = chosen.pop("preset", None)
+    data = chosen.pop("data", None)
+    tasks = chosen.pop("tasks", None)
     given = read_recipe(recipe, chosen)
-    dataset = {"dataset": "digits", **given, **chosen}["dataset"]
-    if not isinstance(dataset, str) or dataset not in registry.names("data"):
+    default = "digits" if data is None else OWN
+    dataset = {"dataset": default, **given, **chosen}["dataset"]
+    if not isinstance(dataset, str) or dataset not in (OWN, *registry.names("data")):
         raise unknown("dataset", str(dataset), registry.names("data"))
-    values = merge(recipe_of(dataset), given)
+    if tasks is not None and (dataset != OWN or data is None):
+        raise ConfigError("--tasks divides own data, which --data PATH gives; else set stream.task_size")
+    if dataset != OWN:
+        values = merge(recipe_of(dataset), given)
+    elif data is not None:
+        values = own_recipe(Path(data), given, sets, tasks)
+    else:
+        values = recorded_own_run(given)
+    if registry.is_file_name(str(chosen.get("method", ""))):
+        chosen["method"] = str(Path(chosen["method"]).absolute())  # a run may be resumed from another folder
     method = str({**values, **chosen}.get("method", "promax"))
     values = merge(values, read_preset(preset, dataset, method))
     values = merge(values, {**chosen, "dataset": dataset})
     check_types(values)
     return finish(values, str(values.get("method", "promax")), sets)
+
+
+def own_recipe(data: Path, given: Mapping[str, Any], sets: Sets, tasks: Any) -> dict[str, Any]:
+    """The recipe of own data, made from its kind and size, overridden by the given one."""
+    import warnings
+
+    from profcil.data import own
+
+    chosen = merge(own_values(given, sets), task_values(tasks))
+    recipe, notes = own.recipe(data, build(OwnSettings, chosen, OWN, LIST_HINT))
+    for note in notes:
+        warnings.warn(note, DataNote, stacklevel=2)
+    return merge(merge(recipe, given), {OWN: chosen})
+
+
+def own_values(given: Mapping[str, Any], sets: Sets) -> dict[str, Any]:
+    """The settings of own data in a recipe and in `--set`: reading the data for its recipe needs them first."""
+    check_types(given)
+    found = dict(given.get(OWN, {}))
+    hints = typing.get_type_hints(OwnSettings)
+    for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
+        section, _, name = key.strip().rpartition(".")
+        if section == OWN and name in hints:
+            found[name] = value if isinstance(sets, Mapping) else read_text(value, hints[name])
+    return found
+
+
+def task_values(tasks: Any) -> dict[str, Any]:
+    """What `--tasks` says: a number, `arrival`, or a file with one task a line."""
+    if tasks is None:
+        return {}
+    if str(tasks).isdecimal() and int(tasks) > 0:
+        return {"tasks": int(tasks)}
+    if tasks == "arrival":
+        return {"order": "arrival"}
+    path = Path(str(tasks))
+    if not path.is_file():
+        raise ConfigError(f"--tasks {tasks} is no file; give a number of tasks, `arrival`, or a file of class names")
+    from profcil.data.own.tasks import read_task_file
+
+    return {"task_list": [list(task) for task in read_task_file(path)]}
+
+
+def recorded_own_run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run on own data that has begun; they are complete."""
+    if "stream" not in given:
+        raise ConfigError("the dataset 'own' is read from a path; give it with --data PATH")
+    return dict(given)
 
 
 def check_types(values: Mapping[str, Any]) -> None:
@@ -106,6 +188,11 @@ def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     cls = registry.find("methods", method).METHOD
     choose_method(values, method, chosen_setting(values, sets))
     apply_sets(values, sets, cls.Params)
+    if values.get(OWN) and values.get("dataset") != OWN:
+        key = next(iter(values[OWN]))
+        raise ConfigError(
+            f"own.{key} is set, but the dataset is {values.get('dataset')}; give own data with --data PATH"
+        )
     regime = cls.regimes.get(str(values.get("regime", "matched")), {})
     values["params"] = merge(regime, values["params"])
     stream = stream_values(values)
@@ -194,16 +281,17 @@ def known_paths(params: type) -> dict[str, Any]:
 
 
 def find_path(key: str, paths: Iterable[str]) -> str:
-    """The dotted path of a key."""
+    """The dotted path of a key. Settings of own data are written in full: a method may have a setting `text`, too."""
     if key in paths:
         return key
-    found = [path for path in paths if path.split(".")[-1] == key]
+    found = [path for path in paths if path.split(".")[-1] == key and not path.startswith(f"{OWN}.")]
     if f"train.{key}" in found:  # `rounds` alone means training, not the warm-up
         return f"train.{key}"
     if len(found) > 1:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
-        names = {*paths, *(path.split(".")[-1] for path in paths)}
+        short = {path.split(".")[-1] for path in paths if not path.startswith(f"{OWN}.")}
+        names = {*paths, *short}
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{LIST_HINT}")
     return found[0]
 
@@ -283,9 +371,29 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def values_of(config: RunConfig) -> dict[str, Any]:
+    """The settings as nested dicts of plain values. How own data is read is left out where there is none."""
+    values = plain(config)
+    return values if config.dataset == OWN else {key: value for key, value in values.items() if key != OWN}
+
+
+def plugin_origins(config: RunConfig) -> dict[str, Any]:
+    """Where the method, dataset and encoder of a run come from, for those that are plug-ins."""
+    origins = {kind: registry.origin(kind, name) for kind, name in part_names(config).items()}
+    return {kind: origin for kind, origin in origins.items() if origin}
+
+
+def part_names(config: RunConfig) -> dict[str, str]:
+    """The names of a run's method, dataset and encoder; the encoder is empty if it is a built-in default."""
+    encoder = config.model.encoder
+    if not encoder and config.dataset in registry.plugins("data"):
+        encoder = registry.find("data", config.dataset).FACTS.encoder
+    return {"methods": config.method, "data": config.dataset, "encoders": encoder}
+
+
 def to_toml(config: RunConfig) -> str:
     """The configuration as a recipe that resolves to it. A None that is also the default is left out."""
-    values = plain(config)
+    values = values_of(config)
     regime = registry.find("methods", config.method).METHOD.regimes.get(config.regime, {})
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
     lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]

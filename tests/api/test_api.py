@@ -38,6 +38,7 @@ def test_run_and_its_results():
     ("method", "more"),
     [
         ("promax", {}),
+        ("promax", {"covariance": "shared", "closed_head": True}),
         ("prolin", {}),
         ("prolin", {"dictionary": 30}),
         ("prolin", {"dictionary": 30, "base_rounds": 0}),
@@ -110,8 +111,9 @@ def test_mistakes_raise_errors_of_profcil():
         _ = profcil.rnu
 
 
-def test_model_needs_the_data_of_its_run():
+def test_without_a_model_file_the_data_of_the_run_is_needed():
     profcil.run("digits", method="fedavg", out="run", settings=TINY)
+    Path("run/model.safetensors").unlink()  # as in runs of older versions
     facts = json.loads(Path("run/run.json").read_text())
     facts.pop("digests")
     Path("run/run.json").write_text(json.dumps({**facts, "data": "0" * 32}))

@@ -77,6 +77,17 @@ class ModifiesInbox(Images):
         return result
 
 
+class IncompleteModel(Images):
+    def scores(self, net: Any, state: Any, features: Any) -> Any:
+        return super().scores(net, state, features) + ("bias" in state.blocks)
+
+    def begin(self, weights: Any) -> Any:
+        return super().begin(weights).put(bias=Block("memory", {}))
+
+    def deployed(self, state: Any) -> Any:
+        return state.only("base", "adapter", "head")
+
+
 class UnknownKind(Images):
     kinds = frozenset({"model", "secrets"})
 
@@ -122,6 +133,7 @@ def test_method_that_keeps_the_contract(register_method, capsys):
         (ModifiesMask, "does not write to what it was given", "with label_space=local"),
         (ModifiesCached, "does not write to what it was given", "cached once as turns"),
         (ModifiesInbox, "does not write to what it was given", "block head"),
+        (IncompleteModel, "its saved model predicts", "let `deployed` keep every block"),
         (UnknownKind, "declares only kinds that exist", "secrets"),
         (NoHelp, "a default and a help text", "mu: no help text"),
     ],

@@ -17,13 +17,16 @@ from profcil import registry
 from profcil.config import build
 from profcil.contract.promises import Case, check_writes
 from profcil.engine.executor import Executor
+from profcil.engine.loop import evaluation_features
 from profcil.engine.payload import KINDS
 from profcil.errors import NotApplicable, ProfcilError
 from profcil.model.net import MODEL
 from profcil.reporting.methods import split_docstring, stored
+from profcil.runs.saved_model import save_model
+from profcil.runs.trained_model import load_model
 
 NAMES = registry.names("methods")
-MODALITIES = ("image", "text", "graph")
+MODALITIES = ("image", "text", "graph", "table")
 METHODS = {name: registry.find("methods", name).METHOD for name in NAMES}
 MODALITY = {name: next(m for m in MODALITIES if m in METHODS[name].modalities) for name in NAMES}
 SUPPORTED = [(name, m) for name in NAMES for m in MODALITIES if m in METHODS[name].modalities]
@@ -293,3 +296,26 @@ def test_the_docstring_says_what_the_method_stores(finished, name):
         b.tensors for s in run.trail for n, b in s[2].blocks.items() if n not in known or b.kind != "model"
     )
     assert documented == [stores_blocks, any(run.state.private.values())]
+
+
+# -- the trained model ------------------------------------------------------------------------------------------------
+
+
+@on_supported
+def test_the_saved_model_predicts_as_the_run_did(example, name, modality, tmp_path):
+    """Up to rounding: the run is accelerated, the loaded model is not."""
+    run = example(name, modality).run
+    server = run.server
+    save_model(tmp_path, run.world, run.method, server, {})
+    model = load_model(tmp_path)
+    examples = run.world.evaluation_examples
+    inputs = examples.inputs(torch.arange(len(examples)))
+    with torch.no_grad():
+        features = evaluation_features(run.world, run.method, server)
+        expected = run.method.scores(run.world.net, server, features)[:, list(model.seen)]
+    found = model.scores(*inputs)[:, list(model.seen)]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert model.state.blocks.keys() <= {*MODEL, *OWN_BLOCKS.get(name, ())}
+
+
+OWN_BLOCKS = {"hr": ("latent", "centroids"), "prolin": ("solved_head", "anchor", "dictionary")}

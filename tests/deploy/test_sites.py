@@ -13,6 +13,7 @@ from memory_grid import Grid
 from test_faults import events
 
 from profcil import registry
+from profcil.cli.main import main
 from profcil.data.input_format import hashed_id
 from profcil.deploy import entry, federation
 from profcil.deploy.app_folder import settings_table
@@ -22,6 +23,7 @@ from profcil.deploy.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
 from profcil.runs.reader import load_run
+from profcil.runs.trained_model import load_model
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]
 CLASSES = [name for task in TASKS for name in task]
@@ -30,7 +32,12 @@ QUICK = ["train.rounds=2", "train.epochs=4", "train.batch=8", "warmup.rounds=1",
 
 
 def federation_text(modality: str) -> str:
-    more = {"text": "length = 8\nvocabulary = 500", "image": "shape = [1, 8, 8]", "graph": "features = 4"}[modality]
+    more = {
+        "text": "length = 8\nvocabulary = 500",
+        "image": "shape = [1, 8, 8]",
+        "graph": "features = 4",
+        "table": 'columns = ["a", "b", "c", "d"]\nmean = [1, 1, 1, 1]\nstd = [2, 2, 2, 2]',
+    }[modality]
     return f'modality = "{modality}"\ntasks = {json.dumps(TASKS)}\nsites = ["north", "south"]\n{more}\n'
 
 
@@ -84,7 +91,24 @@ def write_graph(path: Path, labels: list[str], each: int = 8) -> Path:
     return path
 
 
-WRITERS = {"text": (write_texts, "data.csv"), "image": (write_images, "images"), "graph": (write_graph, "graph")}
+def write_table(path: Path, labels: list[str], each: int = 10) -> Path:
+    """Writes rows of numbers. Each class is large in another column."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", *"abcd"])
+        for label in labels:
+            noise = generator(0, "row", label).normal(size=(each, 4))
+            writer.writerows([label, *row] for row in noise + 4 * (np.arange(4) == CLASSES.index(label)))
+    return path
+
+
+WRITERS = {
+    "text": (write_texts, "data.csv"),
+    "image": (write_images, "images"),
+    "graph": (write_graph, "graph"),
+    "table": (write_table, "table.csv"),
+}
 
 
 def write_sites(tmp_path: Path, modality: str) -> dict[int, dict]:
@@ -123,7 +147,7 @@ def test_replies_of_methods_for_one_modality_are_accepted(tmp_path, modality, me
     assert [e["refused"] for e in events(folder, "asked") if e["refused"]] == []
 
 
-@pytest.mark.parametrize("modality", ["text", "image", "graph"])
+@pytest.mark.parametrize("modality", WRITERS)
 def test_a_federation_learns_from_data_that_stay_at_the_sites(tmp_path, modality):
     folder = run_sites(tmp_path, modality, "promax")
     run = load_run(folder)
@@ -134,6 +158,27 @@ def test_a_federation_learns_from_data_that_stay_at_the_sites(tmp_path, modality
     assert run.metrics["faa"] > 60  # four classes that are easy to separate
     assert {e.kind for e in run.ledger.entries} <= {"model", "memory", "statistics", "transport", "header"}
     assert all(not e["refused"] and not e["silent"] for e in events(folder, "asked"))
+
+
+@pytest.mark.parametrize("modality", ["text", "image", "graph"])
+def test_the_model_of_a_deployment_is_used_where_no_site_is(tmp_path, modality, capsys):
+    """Its accuracy on the test data, read as new data, is that of the run."""
+    folder = run_sites(tmp_path, modality, "promax")
+    run = load_run(folder)
+    model = (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    test = (tmp_path / "test").rename(tmp_path / "elsewhere") / WRITERS[modality][1]
+    capsys.readouterr()  # progress of the run
+    assert main(["eval", str(model), "--data", str(test), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["examples"] == sum(run.scores.total) and found["classes"] == CLASSES
+    assert found["accuracy"] == pytest.approx(sum(run.scores.correct[-1]) / sum(run.scores.total))
+
+
+def test_a_deployment_without_its_model_says_so(tmp_path):
+    folder = run_sites(tmp_path, "text", "fedavg")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ProfcilError, match=r"has no model\.safetensors, and its dataset 'sites' is not known here"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize("name", ["d.csv", "d.json", "d.jsonl"])
@@ -258,6 +303,8 @@ def test_a_mistake_at_a_site_is_one_sentence(tmp_path, name):
         (federation_text("image").replace("[1, 8, 8]", "8"), "list of whole numbers"),
         (federation_text("graph").replace("features = 4", "features = -4"), "features"),
         (federation_text("text") + "views = [[1]]\n", "lists of texts"),
+        (federation_text("text") + "std = 2\n", "list of numbers"),
+        (federation_text("text") + 'mean = ["a"]\n', "lists of finite numbers"),
         ("tasks = " + "[" * 5000, "TOML"),
     ],
 )
@@ -266,10 +313,9 @@ def test_a_mistake_in_the_federation_is_one_sentence(text, sentence):
         read_federation(text)
 
 
-@pytest.mark.parametrize("content", ["", "source,target\n"])
-def test_a_graph_without_edges_is_read(tmp_path, content):
+def test_a_graph_without_edges_is_read(tmp_path):
     graph = write_graph(write_manifest(tmp_path, "north", "graph", TASKS[0]) / "graph", TASKS[0])
-    (graph / "edges.csv").write_text(content)
+    (graph / "edges.csv").write_text("source,target\n")
     terms = read_federation(federation_text("graph"))
     assert terms.bundle(read_site(tmp_path, terms).examples).train.edges.shape == (2, 0)
 
@@ -284,3 +330,23 @@ def test_sites_have_no_validation_data():
     with pytest.raises(ProfcilError, match="validation"):
         fedavg_config(evaluate="validation")
     assert federation.ENCODERS.keys() == federation.VIEWS.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("mean = [1, 1, 1, 1]", "mean = [1]"), "1 values in mean for 4 columns"),
+        (("std = [2, 2, 2, 2]", "std = [2, 0, 2, 2]"), "not above 0"),
+        (('columns = ["a", "b", "c", "d"]\nmean = [1, 1, 1, 1]\nstd = [2, 2, 2, 2]', ""), "must name the columns"),
+    ],
+)
+def test_a_federation_of_tables_is_checked(change, sentence):
+    with pytest.raises(ProfcilError, match=sentence):
+        read_federation(federation_text("table").replace(*change))
+
+
+def test_a_site_s_table_lacks_a_column(tmp_path):
+    write_manifest(tmp_path, "north", "table.csv", TASKS[0])
+    write_table(tmp_path / "table.csv", TASKS[0])
+    with pytest.raises(ProfcilError, match="has no column 'e'"):
+        read_site(tmp_path, read_federation(federation_text("table").replace('"d"]', '"e"]')))

@@ -43,13 +43,18 @@ def graph(n: int = 6) -> Bundle:
     return bundle("graph", Nodes(x, torch.cat([ends, ends.flip(0)], 1), torch.arange(n) % 2, torch.arange(n)))
 
 
+def table(n: int = 6) -> Bundle:
+    x = torch.randn(n, 7, generator=torch_generator(0, "table"))
+    return bundle("table", Rows(x, torch.arange(n) % 2), mean=(0.5,) * 7, std=(2.0,) * 7)
+
+
 def fresh(*address: object) -> torch.Generator:
     return torch_generator(1, "encoder", *address)
 
 
 def fitting(name: str) -> Bundle | None:
     """The first toy dataset this encoder accepts: the tests need not know what it reads."""
-    for made in (images(3, 8), texts(), graph()):
+    for made in (images(3, 8), texts(), graph(), table()):
         try:
             registry.find("encoders", name).build(made, generator=fresh())
             return made
@@ -68,8 +73,8 @@ def case(request) -> tuple[nn.Module, Bundle]:
     return registry.find("encoders", request.param).build(made, generator=fresh()), made
 
 
-def test_the_four_encoders_are_there():
-    assert {"convnet", "gat", "resnet18", "textcnn"} <= set(ENCODERS)
+def test_the_encoders_of_all_modalities_are_there():
+    assert {"convnet", "gat", "perceptron", "resnet18", "textcnn"} <= set(ENCODERS)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -124,7 +129,7 @@ def test_weights_come_from_the_generator_alone(case):
 def test_a_dataset_of_another_kind_is_refused_with_advice(case):
     encoder, data = case
     build = registry.find("encoders", type(encoder).__module__.rsplit(".", 1)[-1]).build
-    for other in (images(), texts(), graph()):
+    for other in (images(), texts(), graph(), table()):
         if other.facts.modality != data.facts.modality:
             with pytest.raises(ConfigError, match="choose right"):
                 build(other, generator=fresh())

@@ -71,3 +71,14 @@ def test_a_factor_reproduces_the_matrix_even_a_singular_one(rank):
     factor = covariance.factor(root @ root.T)
     assert factor.dtype == torch.float32
     torch.testing.assert_close((factor @ factor.T).double(), root @ root.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_carried_covariance_is_that_of_mapped_examples():
+    u, y = examples(2)
+    rng = torch.Generator().manual_seed(5)
+    shift = torch.randn(6, 5, generator=rng, dtype=torch.float64)  # the last row is for the constant
+    after = u.double() + u.double() @ shift[:-1] + shift[-1]
+    residual = torch.eye(5, dtype=torch.float64)
+    carried = covariance.carried(Covariance(within(u, y), 200), shift, residual)
+    assert carried.count == 200
+    torch.testing.assert_close(carried.matrix, within(after, y) + residual, rtol=1e-4, atol=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -279,3 +281,28 @@ def test_pooling_does_not_change_its_parts():
     assert all(torch.equal(p.gram, b) for p, b in zip(parts, before, strict=True))
     rounded = linear.pool([linear.Summary(p.labels, p.count, p.mean, p.gram.float()) for p in parts])
     assert rounded.gram.dtype == torch.float64  # summed in float64, though each part was rounded
+
+
+def test_the_drift_sums_are_in_the_second_moments_of_both_features():
+    rng = torch.Generator().manual_seed(3)
+    before, after = (torch.randn(9, 4, generator=rng) for _ in range(2))
+    rows = linear.drift_rows(before, after)
+    found = linear.split_drift(rows.T @ rows, 4)
+    expected = drift(before, after - before)
+    for name in ("old", "cross", "square"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("varying", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_lda_where_features_do_not_vary_within_classes(varying, seed):
+    """As those of equal inputs: what is left of their covariance is the rounding of reports, and may be negative."""
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(40) % 4
+    fixed = torch.nn.functional.normalize(torch.rand(4, 12, generator=rng), dim=1)[y]
+    moving = torch.rand(4, 60, generator=rng)[y] + varying * torch.randn(40, 60, generator=rng)
+    z = torch.cat([moving, fixed], 1)
+    summary = linear.summarise(z, y)
+    rounded = replace(summary, gram=summary.gram.float().double(), mean=summary.mean.float().double())
+    weight, bias = linear.lda(rounded, 1.0, 12)
+    assert torch.equal((z.double() @ weight.T + bias).argmax(1), y)

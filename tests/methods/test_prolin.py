@@ -521,6 +521,22 @@ def test_the_dictionary_alone_gives_the_same_memory_whatever_the_task_order(fres
         torch.testing.assert_close(one.gram, two.gram, rtol=1e-4, atol=1e-3)
 
 
+def test_the_dictionary_sees_every_example_once(fresh, monkeypatch):
+    """Its features are fixed: those of test examples are computed once a stream, those of a client once a position."""
+    seen = []
+    features = ProLin.dictionary_features
+
+    def count(self, net, inputs, entries):
+        seen.append(len(inputs[0]))
+        return features(self, net, inputs, entries)
+
+    monkeypatch.setattr(ProLin, "dictionary_features", count)
+    run = fresh("prolin", base_rounds=2, dictionary=10, **ALL).stream()
+    world = run.world
+    of_clients = int(world.plan.counts.sum())
+    assert sum(seen) == len(world.evaluation_examples) + of_clients
+
+
 def test_too_wide_a_dictionary_is_an_error(fresh):
     with pytest.raises(ConfigError, match="dictionary = 100000"):
         fresh("prolin", dictionary=100_000)

@@ -40,6 +40,7 @@ CASES = [
     (facts("image", "crop", "jitter"), (images(channels=1, size=8),)),
     (facts("text"), (tokens(),)),
     (facts("graph"), graph()),
+    (facts("table", "noise", "mask"), (torch.rand(40, 6, generator=draw("table")),)),
 ]
 
 

@@ -25,6 +25,8 @@ HETEROGENEITY = "protocol/test_heterogeneity.py"
 PLAN = "protocol/test_stream_plan.py"
 PROLIN = "methods/test_prolin.py"
 LINEAR = "memory/test_linear.py"
+CARRIED = "methods/test_linear_transport.py"
+REPORTS = "methods/test_reports.py"
 IMAGE_DICTIONARY = "model/test_image_dictionary.py"
 DICTIONARY = "engine/test_dictionary.py"
 
@@ -988,5 +990,62 @@ MUTATIONS = (
         "classes = server.seen",
         "MFCL generates classes that nobody has trained.",
         ("methods/test_mfcl.py",),
+    ),
+    # -- PRO-MAX beyond the paper -------------------------------------------------------------------------------------
+    Mutation(
+        "carried-constant",
+        "memory/linear.py",
+        "return mean.double() + append_one(mean) @ shift",
+        "return mean.double() + mean.double() @ shift[:-1]",
+        "Means are carried without the constant of the linear map.",
+        (CARRIED,),
+    ),
+    Mutation(
+        "carried-covariance",
+        "methods/parts/linear_transport.py",
+        'covariance.carried(covariance_of(state.blocks["covariance"]), shift, residual)',
+        'covariance_of(state.blocks["covariance"])',
+        "The shared covariance is not carried.",
+        (CARRIED,),
+    ),
+    Mutation(
+        "reports-of-one-round",
+        "methods/pro.py",
+        "return self.refresh_memory(state, reports.stored(state), when)",
+        "return self.refresh_memory(state, fresh, when)",
+        "Only the reports of the latest round count.",
+        (REPORTS,),
+    ),
+    Mutation(
+        "saved-model-without-anchor",
+        "methods/prolin.py",
+        'memory.mean, "anchor", "dictionary")',
+        'memory.mean, "dictionary")',
+        "The saved model of PRO-LIN lacks the warmed-up base.",
+        ("trained_model/test_export.py",),
+    ),
+    Mutation(
+        "probabilities-without-temperature",
+        "runs/trained_model.py",
+        "return (below / (temperature or 1.0)).softmax(1)",
+        "return below.softmax(1)",
+        "Probabilities ignore the temperature.",
+        ("trained_model/test_predict_and_eval.py",),
+    ),
+    Mutation(
+        "newer-model-accepted",
+        "runs/saved_model.py",
+        "if version > FORMAT:",
+        "if version < FORMAT:",
+        "A model file of a newer version is read.",
+        ("trained_model/test_model_files.py",),
+    ),
+    Mutation(
+        "nearest-rival-is-the-class-itself",
+        "methods/parts/solved_head.py",
+        "squared.fill_diagonal_(torch.inf).amin(1)",
+        "squared.amin(1)",
+        "The distance of a class to itself sets the temperature.",
+        ("trained_model/test_model_files.py",),
     ),
 )

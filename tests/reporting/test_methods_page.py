@@ -74,7 +74,7 @@ def test_a_docstring_is_split_at_its_marks():
 
 def test_a_row_has_the_facts_of_the_class():
     module = SimpleNamespace(METHOD=FedCBDR, __doc__=DOC)
-    wanted = ["graph, image, text", "a list", "nothing", "model, replay", "no", "`budget` 20 → 100"]
+    wanted = ["graph, image, table, text", "a list", "nothing", "model, replay", "no", "`budget` 20 → 100"]
     assert table_row("x", module) == ["[x](#x)", *wanted]
     assert budget(registry.find("methods", "fedavg").METHOD) == "-"
 

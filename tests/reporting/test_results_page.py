@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -131,7 +130,7 @@ def test_the_page_of_results_agrees_with_the_store():
     assert render(text, ROOT / "results", page) == text
 
 
-def test_a_changed_row_of_the_store_changes_the_page(tmp_path):
+def test_a_missing_row_of_the_store_changes_the_page(tmp_path):
     page = ROOT / "docs" / "results.md"
     text = page.read_text(encoding="utf-8")
     other = tmp_path / "results"
@@ -140,7 +139,7 @@ def test_a_changed_row_of_the_store_changes_the_page(tmp_path):
         (other / file.relative_to(ROOT / "results")).write_bytes(file.read_bytes())
     cora = other / "cora.csv"
     lines_of_file = cora.read_text().splitlines()
-    lines_of_file[1] = re.sub(r"(homogeneous,0,test,,)[\d.]+", r"\g<1>12.5", lines_of_file[1])
+    del lines_of_file[1]  # a changed digit would be refused: rows have digests
     cora.write_text("\n".join(lines_of_file) + "\n")
     assert render(text, other, page) != text
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean
 
@@ -29,3 +32,17 @@ def test_promax_is_clearly_ahead_of_fedavg_on_digits(tmp_path: Path) -> None:
     assert means["promax"]["faa"] > means["fedavg"]["faa"] + 40
     assert means["promax"]["af"] < means["fedavg"]["af"] - 15
     assert means["promax"]["norm_comm"] < 0.5
+
+
+def test_the_demo_ends_with_three_predictions(tmp_path: Path) -> None:
+    """The lines of the Makefile, as a shell runs them."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    recipe = makefile.partition("\ndemo:")[2].partition("\n\n")[0].splitlines()[1:]
+    lines = [
+        line.strip().replace("$(BIN)/profcil", f"{sys.executable} -m profcil").replace("$$", "$") for line in recipe
+    ]
+    env = {**os.environ, "PROFCIL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(["sh", "-ec", "\n".join(lines)], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    predicted = [line.split("\t") for line in done.stdout.splitlines()[-3:]]
+    assert [answer.split()[0] for _, answer in predicted] == [Path(file).parent.name for file, _ in predicted]

@@ -1,4 +1,4 @@
-"""Show, check or download datasets: `data status`, `data verify`, `data fetch NAME`."""
+"""Show, check or download datasets: `data status`, `data verify`, `data fetch NAME`, `data examples NAME --out DIR`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from profcil.errors import ConfigError, unknown
 
 
 def add(parser: Parser) -> None:
-    parser.add_argument("action", metavar="ACTION", help="status, verify (checksums and counts) or fetch (download)")
+    parser.add_argument(
+        "action", metavar="ACTION", help="status, verify (checksums and counts), fetch (download) or examples"
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="datasets (status: all; verify: all that are present)")
+    parser.add_argument("--out", metavar="DIR", help="examples: folder for test images, one folder per class")
+    parser.add_argument("--count", default="3", metavar="N", help="examples: how many images (3)")
+    parser.add_argument("--seed", default="0", metavar="N", help="examples: seed of a split that is drawn (0)")
     data_dir(parser)
     json_flag(parser)
 
@@ -19,11 +24,13 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from profcil import registry
 
-    if args.action not in ACTIONS:
-        raise unknown("data action", args.action, ACTIONS)
+    if args.action not in (*ACTIONS, "examples"):
+        raise unknown("data action", args.action, (*ACTIONS, "examples"))
     for name in args.names:
         if name not in registry.names("data"):
             raise unknown("dataset", name, registry.names("data"))
+    if args.action == "examples":
+        return examples(args)
     return ACTIONS[args.action](args.names, data_root(args), args.json)
 
 
@@ -104,6 +111,21 @@ def why_nothing(name: str) -> str:
     from profcil import registry
 
     return "its FACTS list no files to fetch" if name in registry.plugins("data") else "built in"
+
+
+def examples(args: argparse.Namespace) -> int:
+    """Writes test images of one dataset as files, to try a model on them."""
+    if len(args.names) != 1 or not args.out:
+        raise ConfigError("data examples needs one dataset and a folder; give NAME --out DIR")
+    if not args.count.isdecimal() or not args.seed.isdecimal() or int(args.count) < 1:
+        raise ConfigError(f"--count {args.count} --seed {args.seed} is not possible; give whole numbers")
+    from profcil.data._examples import write_images
+    from profcil.data.loading import load_bundle
+
+    bundle = load_bundle(args.names[0], data_root(args), int(args.seed))
+    paths = [str(path) for path in write_images(bundle, Path(args.out), int(args.count))]
+    print_json(paths) if args.json else print("\n".join(paths))
+    return 0
 
 
 ACTIONS = {"status": status, "verify": verify, "fetch": fetch}

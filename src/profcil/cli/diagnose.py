@@ -20,7 +20,7 @@ from profcil.cli.parser import Parser, data_dir, json_flag, print_json
 
 def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder")
-    data_dir(parser)
+    data_dir(parser, "--data")
     json_flag(parser)
 
 

@@ -20,6 +20,9 @@ from profcil.io.interrupts import exit_status, stop_signals_as_interrupt
 VERBS = (
     "run",
     "resume",
+    "predict",
+    "eval",
+    "export",
     "plan",
     "list",
     "check",

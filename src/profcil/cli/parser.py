@@ -18,6 +18,7 @@ SELECTION = {
     "evaluate": "part of the dataset that is scored: test or validation",
     "preset": "settings that override the recipe: paper (the literal reading of the paper)",
 }
+OWN_DATA = ("data", "tasks")
 MACHINE = {
     "device": "torch device: cpu, cuda or cuda:N",
     "threads": "torch threads; 0 = chosen by the data",
@@ -53,6 +54,10 @@ def selection_flags(parser: Parser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting (`profcil list settings`)"
     )
+    parser.add_argument("--data", metavar="PATH", help="own data: a file or folder (docs/own-data.md)")
+    parser.add_argument(
+        "--tasks", metavar="N", help="own data: number of tasks, `arrival`, or a file with a task a line"
+    )
     data_dir(parser)
 
 
@@ -62,8 +67,9 @@ def machine_flags(parser: Parser) -> None:
         parser.add_argument(f"--{name}", help=help)
 
 
-def data_dir(parser: Parser) -> None:
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of the datasets ($PROFCIL_DATA, else data)")
+def data_dir(parser: Parser, *aliases: str) -> None:
+    """Adds the flag for the folder of the datasets. With the alias --data it is also the path of own data."""
+    parser.add_argument("--data-dir", *aliases, metavar="DIR", help="folder of the datasets ($PROFCIL_DATA, else data)")
 
 
 def json_flag(parser: Parser) -> None:
@@ -77,14 +83,25 @@ def progress_flags(parser: Parser) -> None:
 
 def resolve_args(args: argparse.Namespace) -> Any:
     """The complete configuration of the selection and machine flags."""
+    import sys
+    import warnings
+
+    from profcil.errors import DataNote
     from profcil.resolve import resolve
 
-    flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
-    return resolve(args.recipe, flags, args.set)
+    flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE, *OWN_DATA)}
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", DataNote)
+        config = resolve(args.recipe, flags, args.set)
+    for note in (w for w in notes if issubclass(w.category, DataNote)):
+        print(f"profcil: note: {note.message}", file=sys.stderr)
+    return config
 
 
 def data_root(args: argparse.Namespace) -> Path:
-    """The folder of the datasets."""
+    """The folder of the datasets, or the path of own data."""
+    if getattr(args, "data", None):
+        return Path(args.data)
     return Path(args.data_dir or os.environ.get("PROFCIL_DATA") or "data")
 
 

@@ -26,12 +26,8 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_of(config: Any, data: Path) -> Any:
     """The plan of a run with this configuration. No model is built."""
-    from profcil.data.loading import load_bundle
-    from profcil.engine.build import held_out
-    from profcil.protocol.plan import make_plan
+    from profcil.engine.world import draw_plan, load_data
     from profcil.protocol.weak_task import weakened
 
-    bundle = held_out(load_bundle(config.dataset, data, config.seed), config)
-    labels = bundle.train.y.numpy()
-    plan = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
-    return weakened(plan, labels, config.stream).plan
+    bundle = load_data(config, data)
+    return weakened(draw_plan(config, bundle), bundle.train.y.numpy(), config.stream).plan

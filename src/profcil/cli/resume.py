@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 
 from profcil.cli.parser import Parser, data_dir, json_flag, progress_flags
@@ -11,7 +12,7 @@ from profcil.errors import ProfcilError
 
 def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder that `profcil run` printed")
-    data_dir(parser)
+    data_dir(parser, "--data")
     progress_flags(parser)
     json_flag(parser)
 
@@ -21,14 +22,26 @@ def run(args: argparse.Namespace) -> int:
     from profcil.cli.run import run_and_show, show
 
     path = Path(args.run)
+    given = Path(args.data_dir) if args.data_dir else None
     if finished(path):
+        add_model(path, given)
         show(path, args.json)
         return 0
     from profcil.engine.run import resume
 
-    given = Path(args.data_dir) if args.data_dir else None
     run_and_show(lambda observe: resume(path, given, observe), path, args)
     return 0
+
+
+def add_model(path: Path, data_dir: Path | None) -> None:
+    """Writes the model of a finished run that lacks one, as runs of older versions do, if its data is there."""
+    from profcil.runs.saved_model import NAME
+
+    if not (path / NAME).exists():
+        from profcil.engine.run import resume
+
+        with suppress(ProfcilError):  # its results are shown in any case
+            resume(path, data_dir)
 
 
 def finished(path: Path) -> bool:

@@ -71,9 +71,8 @@ def show(path: Path, as_json: bool) -> None:
 
 def dry_run(config: Any, data: Path, as_json: bool) -> int:
     """Prints the settings as a recipe, and the expected work. Without the data only the settings are known."""
-    from profcil.config import plain
     from profcil.errors import DataError
-    from profcil.resolve import to_toml
+    from profcil.resolve import to_toml, values_of
 
     work = None
     missing = None
@@ -82,7 +81,7 @@ def dry_run(config: Any, data: Path, as_json: bool) -> int:
     except DataError as error:
         missing = str(error)
     if as_json:
-        print_json({"settings": plain(config), "work": work, "lacking": missing})
+        print_json({"settings": values_of(config), "work": work, "lacking": missing})
         return 0
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in (work or {}).items()]
     lines = facts or [f"the expected work is unknown without the data: {missing}"]
@@ -92,6 +91,7 @@ def dry_run(config: Any, data: Path, as_json: bool) -> int:
 
 def expected_work(config: Any, data: Path) -> dict[str, Any]:
     """Rounds, client turns and model size, counted from the plan and the model of the run."""
+    from profcil.config import OWN
     from profcil.engine.world import make_world
     from profcil.model.net import MODEL
     from profcil.protocol.participation import participants, warmup_participants
@@ -105,7 +105,10 @@ def expected_work(config: Any, data: Path) -> dict[str, Any]:
     warmup_turns = warmup * len(warmup_participants(world.plan, 0)) if warmup else 0
     parameters = sum(p.numel() for p in world.net.trainable(MODEL))
     model_bytes = sum(t.numel() * t.element_size() for t in weights)
+    bundle = world.bundle
+    sizes = {"classes": len(bundle.names), "training_examples": len(bundle.train), "test_examples": len(bundle.test)}
     return {
+        **(sizes if config.dataset == OWN else {}),
         "positions": positions,
         "rounds": positions * rounds,
         "warmup_rounds": warmup,

@@ -33,7 +33,7 @@ from profcil.engine.channel import Channel, When
 from profcil.engine.dictionary import compute as compute_dictionary
 from profcil.engine.dictionary import prepare_dictionary
 from profcil.engine.executor import Executor
-from profcil.engine.loop import RunState, play, stream, task_totals
+from profcil.engine.loop import RunState, evaluation_features, play, stream, task_totals
 from profcil.engine.payload import KINDS, ServerState
 from profcil.engine.world import World, build_world
 from profcil.errors import NotApplicable, ProfcilError
@@ -44,6 +44,8 @@ from profcil.protocol.participation import participants
 from profcil.protocol.plan import make_plan
 from profcil.resolve import recipe_of, resolve
 from profcil.runs.folder import RunFolder
+from profcil.runs.saved_model import save_model
+from profcil.runs.trained_model import load_model
 
 TINY = {"warmup.rounds": 0, "train.rounds": 3, "train.epochs": 1, "train.batch": 8, "model.width": 4, "workers": 1}
 STREAM = {"clients": 3, "participants": 2, "task_size": 2}
@@ -81,17 +83,19 @@ class ContractRun:
 
 @dataclass
 class Case:
-    """A method on one modality. Its reference run is made once."""
+    """A method on one modality, with some settings of its own. Its reference run is made once."""
 
     name: str
     modality: str
     reference: ContractRun | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def begin(self, planned: bool = True, setting: str = "severe", **settings: Any) -> ContractRun:
         """A new run that has not started, with a normalisation that the method accepts."""
         flags = {"method": self.name, "dataset": DATASET[self.modality], "setting": setting}
         brief = {f"params.{key}": value for key, value in short_server_training(self.name).items()}
-        wanted = {**TINY, **STREAM, **without_recipe(self.name, flags["dataset"]), **brief, **settings}
+        plain = without_recipe(self.name, flags["dataset"])
+        wanted = {**TINY, **STREAM, **plain, **brief, **self.settings, **settings}
         try:
             return build_run(resolve(None, flags, wanted), self.modality, planned)
         except NotApplicable:
@@ -324,6 +328,22 @@ def check_attributes(case: Case) -> str:
     return "" if method.params == case.finished.world.config.params else "the method changes its settings"
 
 
+def check_model(case: Case) -> str:
+    run = case.finished
+    with TemporaryDirectory() as folder:
+        save_model(Path(folder), run.world, run.method, run.state.server, {})
+        model = load_model(folder)
+    examples = run.world.evaluation_examples
+    inputs = examples.inputs(torch.arange(len(examples)))
+    features = evaluation_features(run.world, run.method, run.state.server)
+    with torch.no_grad():
+        expected = run.method.scores(run.world.net, run.state.server, features)
+    seen = list(model.seen)
+    if torch.allclose(model.scores(*inputs)[:, seen], expected[:, seen], rtol=TOLERANCE, atol=TOLERANCE):
+        return ""
+    return "the saved model has other scores; let `deployed` keep every block that `views` and `scores` read"
+
+
 def check_params(name: str) -> str:
     params: Any = registry.find("methods", name).METHOD.Params
     if not dataclasses.is_dataclass(params) or not vars(params)["__dataclass_params__"].frozen:
@@ -352,6 +372,7 @@ PROMISES: Mapping[str, Callable[[Case], str]] = {
     "accelerated computation gives the result of the reference, up to rounding": check_acceleration,
     "a client does not write to what it was given": check_writes,
     "has no attributes but its settings": check_attributes,
+    "its saved model predicts as the run did": check_model,
 }
 
 

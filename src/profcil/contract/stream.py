@@ -19,15 +19,16 @@ import numpy as np
 import torch
 
 from profcil import registry
-from profcil.data.bundle import Bundle, Nodes, Rows
-from profcil.data.loading import load_bundle
+from profcil.data.bundle import Bundle, Facts, Nodes, Rows
+from profcil.data.loading import column_statistics, load_bundle
 from profcil.engine.payload import Block
 from profcil.protocol.plan import assemble
 
 CLASSES = 8
 TRAIN_PER_CLASS = 10
 TEST_PER_CLASS = 6
-DATASET = {"image": "digits", "text": "clinc150", "graph": "cora"}
+COLUMNS = 10  # of the table
+DATASET = {"image": "digits", "text": "clinc150", "graph": "cora", "table": "digits"}  # whose recipe is used
 TASKS = ((6, 1), (3, 7), (0, 4), (5, 2))  # the seen classes are never a prefix of the class ids
 ORDERS = [[0, 1, 2, 3], [1, 0, 3, 2], [0, 2, 1, 3]]
 SHARES = [{0: 5, 1: 4}, {0: 4, 1: 5}, {1: 8}, {0: 8}]  # by task: client → examples of each class
@@ -91,7 +92,23 @@ def graphs() -> Bundle:
     return Bundle(facts, part(is_train), part(~is_train), None, names, fingerprint="a few nodes")
 
 
-BUNDLES = {"image": images, "text": texts, "graph": graphs}
+def tables() -> Bundle:
+    """Rows of numbers around the mean of their class, in columns of different scales."""
+
+    def part(seed: int, count: int) -> Rows:
+        y = torch.arange(CLASSES).repeat(count)
+        noise = torch.randn(len(y), COLUMNS, generator=torch.Generator().manual_seed(seed))
+        means = torch.nn.functional.one_hot(y, COLUMNS) * 3.0
+        return Rows((means + noise) * torch.logspace(-2, 2, COLUMNS) + 5, y)
+
+    facts = Facts("few rows", "Few rows", "table", CLASSES, None, None, views=("noise", "mask"), encoder="perceptron")
+    names = tuple(map(str, range(CLASSES)))
+    train = part(4, TRAIN_PER_CLASS)
+    mean, std = column_statistics(train.x)
+    return Bundle(facts, train, part(5, TEST_PER_CLASS), None, names, mean=mean, std=std, fingerprint="few rows")
+
+
+BUNDLES = {"image": images, "text": texts, "graph": graphs, "table": tables}
 
 
 def contract_plan(labels: Any, classes: int, settings: Any, seed: int) -> Any:

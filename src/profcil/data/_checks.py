@@ -104,6 +104,14 @@ def graph_fault(bundle: Bundle, examples: Examples) -> str:
     return ""
 
 
+def table_fault(bundle: Bundle, examples: Examples) -> str:
+    """What is wrong with rows of a table, as the end of a sentence; empty if nothing is."""
+    x = examples.x
+    if x.dim() != 2 or x.dtype != torch.float32:
+        return f"has inputs {list(x.shape)} of type {x.dtype} where a table is float32 [n, columns]"
+    return "" if bool(torch.isfinite(x).all()) else "has values that are missing or infinite"
+
+
 def is_symmetric(edges: Tensor, nodes: int) -> bool:
     """Whether every edge is present in both directions."""
     source, target = edges
@@ -123,4 +131,4 @@ def check_classes(bundle: Bundle) -> None:
     raise DataError(f"{bundle.facts.title} has no training example of {first}{more}; {advice(bundle.facts)}")
 
 
-INPUT_FAULTS = {"image": image_fault, "text": text_fault, "graph": graph_fault}
+INPUT_FAULTS = {"image": image_fault, "text": text_fault, "graph": graph_fault, "table": table_fault}

@@ -1,7 +1,7 @@
 """What a loader returns: a dataset's facts and examples, without clients or tasks.
 
-There are two kinds of examples. `Rows` are independent (images, texts): row i of `x` is example i. `Nodes` are nodes
-of one graph: an example needs its neighbourhood, so a part of a graph is an induced subgraph. Both have the same
+There are two kinds of examples. `Rows` are independent (images, texts, tables): row i of `x` is example i. `Nodes` are
+nodes of one graph: an example needs its neighbourhood, so a part of a graph is an induced subgraph. Both have the same
 methods, so that other code need not know which kind it has.
 """
 
@@ -16,7 +16,12 @@ from profcil.data.input_format import InputFormat
 
 Inputs = tuple[Tensor, ...]
 # The augmentations that a dataset of each modality may list in `Facts.views`.
-AUGMENTATIONS = {"image": ("crop", "flip", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
+AUGMENTATIONS = {
+    "image": ("crop", "flip", "jitter"),
+    "text": ("drop", "mask"),
+    "graph": ("drop", "mask"),
+    "table": ("noise", "mask"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Facts:
 
     name: str
     title: str
-    modality: str  # image, text or graph
+    modality: str  # image, text, graph or table
     classes: int
     train: int | None
     test: int | None
@@ -55,7 +60,8 @@ class Facts:
 class Rows:
     """Independent examples.
 
-    Images are uint8 [n, channels, height, width] (or float32 in [0, 1]); texts are token ids [n, length], 0 is padding.
+    Images are uint8 [n, channels, height, width] (or float32 in [0, 1]); texts are token ids [n, length], 0 is padding;
+    rows of a table are float32 [n, columns].
     """
 
     x: Tensor
@@ -143,9 +149,10 @@ class Bundle:
     validation: Examples | None
     names: tuple[str, ...]  # class names, by class id
     vocabulary: int = 0  # texts: the number of token ids, including padding
-    mean: tuple[float, ...] = ()  # images: per channel, over the training part scaled to [0, 1]
+    mean: tuple[float, ...] = ()  # images: per channel, over the training part scaled to [0, 1]; tables: per column
     std: tuple[float, ...] = ()
     fingerprint: str = field(default="")  # hash of the labels and inputs; part of every cache key
+    tasks: tuple[tuple[int, ...], ...] = ()  # class ids of each task, in order; empty = drawn with the seed
     input_format: InputFormat | None = None  # None = raw inputs other than images of this size cannot be read
 
     def to(self, device: str | torch.device) -> Bundle:

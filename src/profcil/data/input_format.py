@@ -7,6 +7,7 @@ that it was trained on.
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from profcil.data._numbers import number_columns
 from profcil.data._tokens import FIRST, UNKNOWN, encode
 from profcil.errors import DataError
 
@@ -65,6 +67,13 @@ class InputFormat:
         """The pixels of an image file, uint8 [channels, height, width]. Another size is resized."""
         return read_image(path, self.shape)
 
+    def encode_columns(self, columns: Mapping[str, Sequence[Any]], where: object) -> Tensor:
+        """Rows of a table from its columns by name, float32 [rows, columns]. `where` names their file in a message."""
+        for name in self.columns:
+            if name not in columns:
+                raise DataError(f"{where} has no column '{name}', which the model was trained on; add it")
+        return torch.from_numpy(number_columns(columns, self.columns, where).astype(np.float32))
+
     def to_json(self) -> dict[str, Any]:
         """The format as JSON values, without fields that are empty."""
         return {name: value for name, value in asdict(self).items() if value}
@@ -88,17 +97,18 @@ def hashed_id(word: str, vocabulary: int) -> int:
     return FIRST + value % (vocabulary - FIRST)
 
 
-def read_image(path: Path, shape: Sequence[int]) -> Tensor:
-    """An image file as uint8 [channels, height, width], resized if it has another size."""
+def read_image(path: Path | bytes, shape: Sequence[int]) -> Tensor:
+    """An image file, or its content, as uint8 [channels, height, width], resized if it has another size."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise DataError("images need the package pillow, which is not installed; `pip install pillow`") from None
     channels, height, width = shape
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(path) if isinstance(path, bytes) else path) as image:
             resized = image.convert("L" if channels == 1 else "RGB").resize((width, height))
     except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from None
+        name = "an image" if isinstance(path, bytes) else path
+        raise DataError(f"{name} cannot be read as an image ({error}); remove or replace it") from None
     pixels = np.asarray(resized, dtype=np.uint8).reshape(height, width, channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from profcil import registry
+from profcil.config import OWN, OwnSettings
 from profcil.data import files
 from profcil.data._checks import advice, check_classes, check_facts, check_part, named_parts
 from profcil.data.bundle import Bundle, Facts, File
@@ -22,7 +25,7 @@ from profcil.errors import DataError
 
 # What damaged files raise in any loader, if it does not name the file itself.
 CONTENT_ERRORS = (UnicodeDecodeError, EOFError, zlib.error, csv.Error, RecursionError)
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel or column
 
 
 def status(root: Path) -> list[dict[str, Any]]:
@@ -120,24 +123,40 @@ def verify(root: Path, name: str) -> list[str]:
     return count_faults(facts, len(bundle.train), len(bundle.test))
 
 
-def load_bundle(name: str, root: Path, seed: int = 0) -> Bundle:
-    """A dataset, checked against its facts, with image statistics and a fingerprint.
+def load_bundle(name: str, root: Path, seed: int = 0, own: OwnSettings | None = None) -> Bundle:
+    """A dataset, checked against its facts, with statistics of images or columns and a fingerprint.
 
-    Statistics that the loader gives are kept, and are then part of the fingerprint.
+    Statistics that the loader gives are kept, and are then part of the fingerprint. `own` says how own data is read.
     """
     module = registry.find("data", name)
-    bundle = with_input_format(call_loader(module, Path(root), seed))
-    partial = getattr(module, "PARTIAL", False)
-    check_bundle(bundle, partial)
-    if not partial:
+    load = partial(module.load, settings=own or OwnSettings()) if name == OWN else module.load
+    bundle = with_input_format(call_loader(module.FACTS, load, Path(root), seed))
+    is_partial = getattr(module, "PARTIAL", False)
+    check_bundle(bundle, is_partial)
+    if not is_partial:
         check_classes(bundle)
     content = fingerprint(bundle)
     if bundle.mean or bundle.std:
-        own = f"{content}{bundle.mean}{bundle.std}"
-        return replace(bundle, fingerprint=hashlib.blake2b(own.encode(), digest_size=16).hexdigest())
-    is_image = bundle.train.x.dim() == 4
-    mean, std = channel_statistics(bundle.train.x) if is_image else ((), ())
+        given = f"{content}{bundle.mean}{bundle.std}"
+        return replace(bundle, fingerprint=hashlib.blake2b(given.encode(), digest_size=16).hexdigest())
+    mean, std = input_statistics(bundle)
     return replace(bundle, mean=mean, std=std, fingerprint=content)
+
+
+def input_statistics(bundle: Bundle) -> Statistics:
+    """Mean and standard deviation of the training part: per channel of images, per column of a table."""
+    x = bundle.train.x
+    if bundle.facts.modality == "table":
+        return column_statistics(x)
+    return channel_statistics(x) if x.dim() == 4 else ((), ())
+
+
+def column_statistics(x: Tensor) -> Statistics:
+    """Mean and standard deviation per column. A column with a single value has deviation 1."""
+    wide = x.double()
+    mean = wide.mean(0)
+    std = wide.std(0, correction=0)
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 
 
 def with_input_format(bundle: Bundle) -> Bundle:
@@ -149,12 +168,11 @@ def with_input_format(bundle: Bundle) -> Bundle:
     return replace(bundle, input_format=InputFormat(modality, tuple(bundle.train.x.shape[1:])))
 
 
-def call_loader(module: ModuleType, root: Path, seed: int) -> Bundle:
+def call_loader(facts: Facts, load: Callable[[Path, int], Any], root: Path, seed: int) -> Bundle:
     """What a loader returns. A file that is missing or unreadable is a DataError."""
-    facts = module.FACTS
     try:
         with files.read_errors(root):
-            bundle = module.load(root, seed)
+            bundle = load(root, seed)
     except OSError as error:
         what = f"{error.filename or error} ({error.strerror or type(error).__name__})"
         raise DataError(f"{facts.title} cannot be loaded from {what}; {files.how_to_repair(facts)}") from error

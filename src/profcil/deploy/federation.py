@@ -6,6 +6,7 @@ arrive at which position. The server learns how many examples of each class a si
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,12 +17,12 @@ import numpy as np
 from profcil.data.bundle import Bundle, Examples, Facts
 from profcil.data.input_format import InputFormat
 from profcil.data.loading import check_bundle, fingerprint
+from profcil.data.own.assemble import ENCODERS, VIEWS
 from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings
 
-ENCODERS = {"image": "convnet", "text": "textcnn", "graph": "gat"}  # the default of each modality
-VIEWS = {"image": ("crop", "jitter"), "text": ("drop", "mask"), "graph": ("drop", "mask")}
+LISTS = "sites, views, columns and tasks"
 MAX_SIZE = 10_000_000  # of a text's length, a vocabulary, a side of an image or the features of a node
 MAX_EXAMPLES = 10_000_000  # of one class, in a site's declaration
 
@@ -37,6 +38,9 @@ class Federation:
     vocabulary: int = 10_000  # texts: number of token ids; a word's id is a hash, so no site shares its words
     shape: tuple[int, ...] = (1, 28, 28)  # images: channels, height, width
     features: int = 0  # graphs: number of features of a node
+    columns: tuple[str, ...] = ()  # tables: names of the columns that are inputs
+    mean: tuple[float, ...] = ()  # tables: the mean of each column, about; empty = 0
+    std: tuple[float, ...] = ()  # tables: the deviation of each column, about; empty = 1
     views: tuple[str, ...] | None = None  # augmentations that keep the label; None = the modality's default
     encoder: str = ""  # empty = the modality's default
 
@@ -59,14 +63,23 @@ class Federation:
         """How a raw input becomes tensors, the same at every site."""
         if self.modality == "text":
             return InputFormat("text", (self.length,), splitter="words", vocabulary=self.vocabulary)
+        if self.modality == "table":
+            return InputFormat("table", (len(self.columns),), columns=self.columns)
         shape = self.shape if self.modality == "image" else (self.features,)
         return InputFormat(self.modality, shape)
 
-    def bundle(self, examples: Examples) -> Bundle:
-        """Examples as a dataset. Images are scaled with the same mean and deviation at every site."""
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The means and deviations by which inputs are scaled, the same at every site."""
+        if self.modality == "table":
+            count = len(self.columns)
+            mean = tuple(map(float, self.mean)) or (0.0,) * count
+            return mean, tuple(map(float, self.std)) or (1.0,) * count
         channels = self.shape[0] if self.modality == "image" else 0
-        mean = (0.5,) * channels
-        std = (0.25,) * channels
+        return (0.5,) * channels, (0.25,) * channels
+
+    def bundle(self, examples: Examples) -> Bundle:
+        """Examples as a dataset."""
+        mean, std = self.statistics()
         vocabulary = self.vocabulary if self.modality == "text" else 0
         form = self.input_format()
         bundle = Bundle(self.facts(), examples, examples, None, self.classes, vocabulary, mean, std, input_format=form)
@@ -88,6 +101,7 @@ def read_federation(text: str, source: str = "federation.toml") -> Federation:
     check_types(federation, source)
     if federation.modality not in ENCODERS:
         raise unknown("modality", str(federation.modality), ENCODERS)
+    check_columns(federation, source)
     for names in (federation.sites, federation.classes):
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{source} must name at least one site and one class, and none of them twice")
@@ -97,13 +111,17 @@ def read_federation(text: str, source: str = "federation.toml") -> Federation:
 def check_types(federation: Federation, source: str) -> None:
     """Refuses values of a wrong type, and sizes below 1."""
     texts = (federation.modality, federation.encoder)
-    lists = (federation.sites, federation.views or (), *checked_list(federation.tasks, source, "tasks", "lists"))
+    tasks = checked_list(federation.tasks, source, "tasks", "lists")
+    lists = (federation.sites, federation.views or (), federation.columns, *tasks)
     for name, value in zip(("modality", "encoder"), texts, strict=True):
         if not isinstance(value, str):
             raise wrong_type(source, name, "a text")
     for value in lists:
-        if not all(isinstance(item, str) for item in checked_list(value, source, "sites, views and tasks", "texts")):
-            raise wrong_type(source, "sites, views and tasks", "lists of texts")
+        if not all(isinstance(item, str) for item in checked_list(value, source, LISTS, "texts")):
+            raise wrong_type(source, LISTS, "lists of texts")
+    for numbers in (federation.mean, federation.std):
+        if not all(is_number(item) for item in checked_list(numbers, source, "mean and std", "numbers")):
+            raise wrong_type(source, "mean and std", "lists of finite numbers")
     if not all(is_count(size, 1) for size in (federation.length, federation.vocabulary)):
         raise wrong_type(source, "length and vocabulary", "whole numbers of at least 1")
     if not is_count(federation.features, 0):
@@ -119,12 +137,29 @@ def checked_list(value: Any, source: str, name: str, of: str) -> tuple[Any, ...]
     return value
 
 
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 def is_count(value: Any, low: int) -> bool:
     return type(value) is int and low <= value <= MAX_SIZE
 
 
 def wrong_type(source: str, name: str, expected: str) -> ConfigError:
     return ConfigError(f"{source} gives {name} in a wrong form, it must be {expected}; docs/deployment.md shows one")
+
+
+def check_columns(federation: Federation, source: str) -> None:
+    """Checks that a table has columns, and one mean and one deviation of each or none."""
+    count = len(federation.columns)
+    if federation.modality == "table" and not count:
+        raise ConfigError(f"{source} must name the columns of the table; write columns = [...]")
+    for name in ("mean", "std"):
+        given = len(getattr(federation, name))
+        if given not in (0, count):
+            raise ConfigError(f"{source} has {given} values in {name} for {count} columns; give one for each column")
+    if any(value <= 0 for value in federation.std):
+        raise ConfigError(f"{source} has a deviation (std) that is not above 0; give positive numbers")
 
 
 def lists_to_tuples(value: Any) -> Any:

@@ -33,6 +33,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL, Weights
 from profcil.runs.folder import RunFolder
+from profcil.runs.saved_model import NAME as MODEL_FILE
 from profcil.runs.settings_check import check_settings
 
 
@@ -104,6 +105,8 @@ def serve(
             begin_run(recorder, method, events)
         if recorder.state.position < world.plan.positions:
             stream(world, method, recorder.state, recorder.watch)
+        if not (folder.path / MODEL_FILE).exists():
+            recorder.save_model(method)
         return folder.path
 
 

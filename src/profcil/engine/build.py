@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from profcil import registry
+from profcil.config import ModelSettings
 from profcil.data.bundle import Bundle
 from profcil.errors import ConfigError
 from profcil.model.net import Net
@@ -21,9 +22,13 @@ VALIDATION_SHARE = 0.1  # of each class, if a dataset has no validation part
 
 
 def make_net(config: RunConfig, bundle: Bundle) -> Net:
-    """The model with its initial weights, which depend on the seed and the encoder alone."""
-    settings = config.model
-    rng = torch_generator(config.seed, "model")
+    """The model of a run with its initial weights, which depend on the seed and the encoder alone."""
+    return make_model(config.model, bundle, config.seed, config.train.augment)
+
+
+def make_model(settings: ModelSettings, bundle: Bundle, seed: int, augment: bool = False) -> Net:
+    """The model for data of these shapes. Of the bundle its facts, shapes and statistics are used, not its examples."""
+    rng = torch_generator(seed, "model")
     name = settings.encoder or bundle.facts.encoder
     build = registry.find("encoders", name).build
     base = build_base(name, build, bundle, norm=settings.norm, width=settings.width, generator=rng)
@@ -32,7 +37,7 @@ def make_net(config: RunConfig, bundle: Bundle) -> Net:
         bundle.facts,
         bottleneck=settings.bottleneck,
         head=settings.head,
-        augment=config.train.augment,
+        augment=augment,
         vocabulary=bundle.vocabulary,
         generator=rng,
     )

@@ -20,8 +20,20 @@ from profcil.randomness import derive_seed
 from profcil.tensors import to_device
 
 Fact = TypeVar("Fact")
+
+
+@dataclass(frozen=True)
+class BlockFeatures:
+    """Features that a function computes from the inputs and one block. They are the same as long as the block has this
+    version."""
+
+    compute: Callable[[Net, Inputs], Tensor]
+    version: int
+
+
 # How features are computed: the weights of a base, or any function of the model and the inputs.
-Lens: TypeAlias = Block | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
+Lens: TypeAlias = Block | BlockFeatures | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
+FeatureKey: TypeAlias = tuple[Hashable, type, int]  # whose examples, how they are computed, and the block's version
 
 
 @dataclass
@@ -38,7 +50,7 @@ class Client:
     settings: TrainSettings
     budget: float = 1.0  # share of the local epochs in this turn; below 1 on the weakened task
     private: Mapping[str, Tensor] | None = None
-    cache: dict[Any, Tensor] = field(default_factory=dict)  # features by base version, for this position
+    cache: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features under blocks, for this position
     kept: dict[Any, Any] = field(default_factory=dict)  # results of `once`, for this position
     extra_bytes: int = 0  # client memory that the method used in this turn
 
@@ -129,16 +141,11 @@ class Client:
         )
 
     def features(self, lens: Lens, index: Tensor | None = None) -> Tensor:
-        """Features of the current examples, or of the rows in `index`, without gradients. A broadcast base has a
+        """Features of the current examples, or of the rows in `index`, without gradients. A broadcast block has a
         version: under it the features of all current examples are computed once and reused."""
         if index is not None:
             return embed(self.net, lens, self.examples, index)
-        if not isinstance(lens, Block):
-            return embed(self.net, lens, self.examples, self.current)
-        key = (self.id, lens.version)
-        if key not in self.cache:
-            self.cache[key] = embed(self.net, lens, self.examples, self.current)
-        return self.cache[key]
+        return embed_once(self.net, lens, self.examples, self.current, self.cache, self.id)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Counts a tensor as extra client memory, and returns it."""
@@ -149,8 +156,22 @@ class Client:
 @torch.no_grad()
 def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
     """u = h(x) for the examples in `index`, in evaluation mode, or another function of the model and their inputs."""
+    if isinstance(lens, BlockFeatures):
+        lens = lens.compute
     if callable(lens):
         return torch.cat([lens(net, examples.inputs(chunk)) for chunk in index.split(examples.chunk)])
     tensors = lens.tensors if isinstance(lens, Block) else lens
     net.load({"base": dict(tensors)})
     return net.embed(examples, index)
+
+
+def embed_once(
+    net: Net, lens: Lens, examples: Examples, index: Tensor, cache: dict[FeatureKey, Tensor], owner: Hashable
+) -> Tensor:
+    """The same, but features that depend on a block with a version are taken from the cache if they are there."""
+    if not isinstance(lens, Block | BlockFeatures):
+        return embed(net, lens, examples, index)
+    key = (owner, type(lens), lens.version)
+    if key not in cache:
+        cache[key] = embed(net, lens, examples, index)
+    return cache[key]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from profcil.engine.channel import Channel, When, stored_bytes
-from profcil.engine.client import embed
+from profcil.engine.client import FeatureKey, embed_once
 from profcil.engine.client_store import ClientStore
 from profcil.engine.payload import Reply, ServerState
 from profcil.engine.world import World
@@ -25,7 +25,8 @@ from profcil.protocol.participation import participants
 
 @dataclass
 class RunState:
-    """Everything that a run needs between two rounds. Anything else is lost when a run is saved and resumed."""
+    """Everything that a run needs between two rounds. Anything else is lost when a run is saved and resumed, and so is
+    `evaluated`, which is computed again."""
 
     server: ServerState
     scores: Scores
@@ -37,6 +38,7 @@ class RunState:
     client_bytes: int = 0  # largest extra memory that a client needed
     server_bytes: int = 0  # largest memory that the server held beyond the model
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
+    evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
 
 Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
@@ -69,7 +71,7 @@ def close_position(world: World, method: Method, state: RunState, watch: Watch) 
     with torch.no_grad():
         state.server = method.end_position(state.server, when)
     state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
-    features = evaluation_features(world, method, state.server)
+    features = evaluation_features(world, method, state.server, state.evaluated)
     correct = evaluate(world, method, state.server, state.position, features)
     state.scores.correct[state.position] = correct
     alignment = examine(world, method, state.server, state.position, features)
@@ -85,8 +87,7 @@ def play(
     """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
     it. Returns the server's new state and facts for the log."""
     server = state.server
-    base = server.get("base")
-    world.forget_features(base.version if base else None)
+    world.forget_features({block.version for block in server.blocks.values()})
     seconds = 0.0  # of training on the server
     if method.opens(server, when):
         server = refresh(world, method, state, channel, clients, when, server)
@@ -179,10 +180,20 @@ def note_memory(state: RunState, replies: Mapping[int, Reply]) -> None:
 
 
 @torch.no_grad()
-def evaluation_features(world: World, method: Method, server: ServerState) -> Tensor:
-    """The features of the evaluation examples that the method computes its scores from; once a position."""
-    index = torch.arange(len(world.evaluation_examples), device=world.device)
-    features = method.views(server, lambda lens: embed(world.net, lens, world.evaluation_examples, index))
+def evaluation_features(
+    world: World, method: Method, server: ServerState, cache: dict[FeatureKey, Tensor] | None = None
+) -> Tensor:
+    """The features of the evaluation examples that the method computes its scores from; once a position.
+
+    `cache` holds those of the evaluation before. Features under a block that has not changed since are reused.
+    """
+    examples = world.evaluation_examples
+    index = torch.arange(len(examples), device=world.device)
+    cache = {} if cache is None else cache
+    present = {block.version for block in server.blocks.values()}
+    for key in [key for key in cache if key[2] not in present]:
+        del cache[key]
+    features = method.views(server, lambda lens: embed_once(world.net, lens, examples, index, cache, "evaluation"))
     world.net.load(server.weights())
     return features
 

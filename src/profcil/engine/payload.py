@@ -60,6 +60,10 @@ class ServerState:
         """The state without these blocks."""
         return replace(self, blocks={n: b for n, b in self.blocks.items() if n not in names})
 
+    def only(self, *names: str) -> ServerState:
+        """The state with these blocks alone; a name without a block is left out."""
+        return replace(self, blocks={n: b for n, b in self.blocks.items() if n in names})
+
     def put_weights(self, weights: Weights) -> ServerState:
         """The state with these model blocks written."""
         return self.put(**{name: Block("model", tensors) for name, tensors in weights.items()})

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from profcil import __version__, registry
-from profcil.config import plain
 from profcil.engine.channel import When
 from profcil.engine.client_store import ClientStore
 from profcil.engine.device import device_of, processor_name, usable_cores
@@ -31,8 +30,10 @@ from profcil.metrics.client_first import summary
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
-from profcil.resolve import RunConfig, resolve
+from profcil.resolve import RunConfig, plugin_origins, resolve, values_of
 from profcil.runs.folder import RunFolder
+from profcil.runs.saved_model import NAME as MODEL_FILE
+from profcil.runs.saved_model import save_model
 from profcil.runs.settings_check import check_settings, flatten_settings
 
 SAVE_SECONDS = 60  # a state is saved after a round if the last saved one is older than this
@@ -95,7 +96,7 @@ def first_state(
 
 
 def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda p: None) -> Path:
-    """Continues a run from its last saved state. A finished run is not changed."""
+    """Continues a run from its last saved state. A finished run is not changed, but for a model file that it lacks."""
     config_file = Path(path) / "config.toml"
     if not config_file.exists():
         raise RunFolderError(
@@ -106,19 +107,34 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
         state, events, saved = folder.load(device_of(config.device))
         check_settings(folder.path, saved["config"], settings_of(config))
         plan_is_valid = has_plan(folder.path, saved["plan"])
-        if saved["done"] and plan_is_valid:
+        if saved["done"] and plan_is_valid and (folder.path / MODEL_FILE).exists():
             return folder.path
+        check_method_source(folder.path, config, saved)
         data_dir = Path(data_dir or saved["data_dir"])
-        recorder = RunRecorder(prepare(config, data_dir, folder), folder, observe, data_dir)
-        check_data(Path(path), recorder.world, saved, data_dir)
+        try:
+            recorder = RunRecorder(prepare(config, data_dir, folder), folder, observe, data_dir)
+            check_data(Path(path), recorder.world, saved, data_dir)
+        except ProfcilError:
+            if saved["done"] and plan_is_valid:  # only the model is missing, and the data that it needs
+                return folder.path
+            raise
         if not plan_is_valid:
             folder.begin(config, recorder.world.plan, events)
-        if saved["done"]:
-            return folder.path
         recorder.hold(state, events)
         recorder.continue_from(saved)
         method = registry.find("methods", config.method).METHOD(config.params)
         return finish(recorder, method)
+
+
+def check_method_source(path: Path, config: RunConfig, saved: Mapping[str, Any]) -> None:
+    """Refuses a method from a file, or from Python, that has changed since the run began."""
+    begun = saved.get("plugins", {}).get("methods", {})
+    unpackaged = begun and not begun["package"]
+    if unpackaged and begun != registry.origin("methods", config.method):
+        raise RunFolderError(
+            f"the method {config.method} has changed since {path} began; restore it, or start a new run with another "
+            "--out"
+        )
 
 
 def has_plan(path: Path, digest: str) -> bool:
@@ -148,8 +164,10 @@ def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
 def finish(recorder: RunRecorder, method: Any) -> Path:
     """Computes the rest of the stream. Saves the last complete round if it is interrupted."""
     try:
-        stream(recorder.world, method, recorder.state, recorder.watch)
-        recorder.folder.wait_until_written()
+        if not recorder.facts.get("done"):
+            stream(recorder.world, method, recorder.state, recorder.watch)
+            recorder.folder.wait_until_written()
+        recorder.save_model(method)
     except KeyboardInterrupt:
         with ignore_interrupts():
             recorder.save()
@@ -164,7 +182,7 @@ def finish(recorder: RunRecorder, method: Any) -> Path:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Every setting by its dotted path, except those that choose where a run is computed. These may change when it is
     resumed."""
-    values = flatten_settings(json.loads(json.dumps(plain(config))))
+    values = flatten_settings(json.loads(json.dumps(values_of(config))))
     return {name: value for name, value in values.items() if name not in ("device", "threads", "workers")}
 
 
@@ -188,6 +206,8 @@ class RunRecorder:
             "seconds": 0.0,
             "warmup_seconds": 0.0,
         }
+        if origins := plugin_origins(world.config):
+            self.facts["plugins"] = origins
         self.began = time.perf_counter()
         self.saved = self.began
         self.before = 0.0  # seconds of earlier processes
@@ -275,6 +295,12 @@ class RunRecorder:
             self.facts["metrics"] = summary(state.scores.correct, state.scores.total, world.plan.orders)
         self.folder.save(state, events, self.facts)
         self.saved = time.perf_counter()
+
+    def save_model(self, method: Any) -> None:
+        """Writes the model file of a finished run."""
+        path = self.folder.path
+        with self.folder.explain_write_errors(f"the run is complete, and `profcil resume {path}` writes its model"):
+            save_model(path, self.world, method, self.whole[0].server, self.facts["metrics"])
 
 
 def peak_memory_mb(world: World) -> float:

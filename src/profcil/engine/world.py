@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor
 
 from profcil import registry
+from profcil.config import OWN
 from profcil.data.bundle import Bundle, Examples
 from profcil.data.loading import load_bundle
 from profcil.engine.build import held_out, make_net
 from profcil.engine.channel import When
-from profcil.engine.client import Client
+from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
 from profcil.engine.executor import Executor, prepare
 from profcil.engine.fleet import Fleet, LocalFleet
 from profcil.engine.server import Server
-from profcil.errors import NotApplicable
+from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
 from profcil.protocol.plan import Plan, make_plan
 from profcil.protocol.weak_task import weakened
@@ -40,7 +42,7 @@ class World:
     executor: Executor
     labels: Tensor  # of the training examples, on the CPU
     weak_epochs: float = 1.0  # share of the local epochs in turns on the weakened task, if there is one
-    features: dict[Any, Tensor] = field(default_factory=dict)  # of clients, by base version; emptied at each position
+    features: dict[FeatureKey, Tensor] = field(default_factory=dict)  # of clients; emptied at each position
     kept: tuple[Any, dict[Any, Any]] = (None, {})  # a position, and what clients computed once in it
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
     fleet: Fleet = field(default_factory=LocalFleet)  # computes the clients' turns
@@ -123,12 +125,13 @@ class World:
                 self.shares.popitem(last=False)
         return self.shares[id]
 
-    def forget_features(self, keep: int | None = None) -> None:
-        """Drops cached features of every base version but `keep`."""
+    def forget_features(self, versions: Collection[int] = ()) -> None:
+        """Drops cached features of clients, except those under blocks of these versions."""
         kept = {}
-        for (client, version), features in self.features.items():
-            if version == keep:
-                kept[client, version] = features
+        for key, features in self.features.items():
+            _, _, version = key
+            if version in versions:
+                kept[key] = features
         self.features = kept
 
 
@@ -137,11 +140,28 @@ def make_world(config: RunConfig, data_dir: Path) -> World:
     training."""
     if config.accelerate == "auto":
         prepare(device_of(config.device).type)
-    bundle = held_out(load_bundle(config.dataset, data_dir, config.seed), config)
-    labels = bundle.train.y.numpy()
-    clean = make_plan(labels, bundle.facts.classes, config.stream, config.seed)
-    weak = weakened(clean, labels, config.stream)
+    bundle = load_data(config, data_dir)
+    weak = weakened(draw_plan(config, bundle), bundle.train.y.numpy(), config.stream)
     return build_world(config, bundle, weak.plan, weak.epochs_factor)
+
+
+def load_data(config: RunConfig, data_dir: Path) -> Bundle:
+    """The data of a run, with a validation part if the run is evaluated on one."""
+    more = (config.own,) if config.dataset == OWN else ()
+    bundle = held_out(load_bundle(config.dataset, data_dir, config.seed, *more), config)
+    clients = config.stream.clients
+    if config.dataset == OWN and len(bundle.train) < clients:
+        raise DataError(
+            f"{data_dir} has {len(bundle.train)} training examples for {clients} clients; give more examples, or fewer "
+            "clients with --set clients=N"
+        )
+    return bundle
+
+
+def draw_plan(config: RunConfig, bundle: Bundle) -> Plan:
+    """The stream of a run: tasks as the data gives them, or drawn with the seed."""
+    given = (bundle.tasks,) if bundle.tasks else ()
+    return make_plan(bundle.train.y.numpy(), bundle.facts.classes, config.stream, config.seed, *given)
 
 
 def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: float = 1.0) -> World:
@@ -155,6 +175,6 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
     if reason := method.misfit(net):
         raise NotApplicable(f"not applicable: {reason}")
     no_inputs = bundle.train.inputs(bundle.train.y[:0])
-    method.attach(net, no_inputs, torch_generator(config.seed, "model", config.method))
+    method.attach(net, no_inputs, torch_generator(config.seed, "model", registry.short_name(config.method)))
     executor = Executor(net, config.accelerate, workers, config.model.precision)
     return World(config, bundle, plan, net, executor, labels, weak_epochs)

@@ -8,13 +8,13 @@ stored as packed triangles (`linear.pack`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from profcil.memory.bank import FLOOR, Moments
-from profcil.memory.linear import add_to_diagonal, cholesky, packed_gram, unpack
+from profcil.memory.linear import add_to_diagonal, cholesky, packed_gram, symmetrise, unpack
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,14 @@ def blend(old: Covariance, fresh: Covariance) -> Covariance:
     total = old.count + fresh.count
     matrix = (old.count * old.matrix + fresh.count * fresh.matrix) / total
     return Covariance(matrix, total)
+
+
+def carried(c: Covariance, shift: Tensor, residual: Tensor) -> Covariance:
+    """The covariance after a linear drift: AᵀΣA with A = I + B, B without its row for the constant. The second moment
+    of the residual is added, so that the spread of old classes grows as that of real features did."""
+    image = c.matrix.new_zeros(c.matrix.shape)
+    image = add_to_diagonal(image, image.new_ones(())) + shift[:-1]
+    return replace(c, matrix=symmetrise(image.T @ c.matrix @ image + residual))
 
 
 def factor(matrix: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from profcil.errors import Failure
 
+ROUNDING = 1e-6  # a variance below this share of the mean square is rounding, since reports are sent in float32
+NO_VARIANCE = 1e-5  # the share that is added to the diagonal instead of such a variance
 FLOOR = 1e-9  # a within-class variance below this share of the mean squared feature counts as zero
 TILE = 512  # rows and columns of a large matrix that are processed at a time
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # shares of the mean diagonal, tried in turn if Cholesky fails
@@ -102,7 +104,8 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis: w_y = (cov + λ·mean variance·I)⁻¹ μ_y, b_y = −½ w_yᵀμ_y.
 
     The last `last` features may have another scale; they are shrunk by a mean variance of their own. If no class has
-    any variance (one example each), the covariance is a multiple of I, and the head is the nearest class mean.
+    any variance (one example each), the covariance is a multiple of I, and the head is the nearest class mean. A group
+    of features that does not vary within classes, as those of equal inputs, is shrunk by a share of its mean square.
     """
     d = s.mean.shape[1]
     cov = within_class_covariance(s)
@@ -110,7 +113,9 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     square = s.gram.diagonal()[:d].mean() / s.count.sum()
     if variance <= FLOOR * square:
         cov = add_to_diagonal(torch.zeros_like(cov), square.clamp(min=FLOOR))
-    penalty = shrink * group_means(cov.diagonal(), last)
+    variances = group_means(cov.diagonal(), last)
+    squares = group_means(s.gram.diagonal()[:d], last) / s.count.sum()
+    penalty = torch.where(variances > ROUNDING * squares, shrink * variances, NO_VARIANCE * squares)
     return discriminants(s.mean, add_to_diagonal(cov, penalty))
 
 
@@ -173,7 +178,18 @@ def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
     gram = s.gram[rows][:, rows]
     gram[:moving] -= gram[-moving:]
     gram[:, :moving] -= gram[:, -moving:]
-    old = len(rows) - moving
+    return split_drift(gram, moving)
+
+
+def drift_rows(before: Tensor, after: Tensor) -> Tensor:
+    """[ũ_o; δ] of some examples, from their features under the old and the new base. The second-moment matrix of
+    these rows has the drift sums."""
+    return torch.cat([append_one(before), after.double() - before.double()], 1)
+
+
+def split_drift(gram: Tensor, moving: int) -> Drift:
+    """The drift sums in the second-moment matrix of [ũ_o; δ]."""
+    old = len(gram) - moving
     return Drift(gram[:old, :old], gram[:old, old:], gram[old:, old:])
 
 
@@ -182,6 +198,11 @@ def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
     shift = solve(add_to_diagonal(d.old, ridge * d.old.diagonal().clamp(min=FLOOR)), d.cross)
     mixed = shift.T @ d.cross
     return shift, symmetrise(d.square - mixed - mixed.T + shift.T @ d.old @ shift) / d.old[-1, -1]
+
+
+def carried_means(mean: Tensor, shift: Tensor) -> Tensor:
+    """μ + Bᵀ[μ; 1], in float64."""
+    return mean.double() + append_one(mean) @ shift
 
 
 def apply_drift(s: Summary, shift: Tensor, residual: Tensor) -> Summary:

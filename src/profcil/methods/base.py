@@ -46,7 +46,7 @@ class Method:
     """FedAvg: broadcast the model, train it on current data, average by example counts."""
 
     Params: ClassVar[type] = Params
-    modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph"})
+    modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph", "table"})
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
     server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
     regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
@@ -150,6 +150,22 @@ class Method:
         """Class scores from the features of `views` under the loaded global model. The prediction is the arg-max over
         the allowed classes."""
         return net.classify(features)
+
+    # -- the trained model --------------------------------------------------------------------------------------------
+
+    def deployed(self, state: ServerState) -> ServerState:
+        """What a model that leaves the run holds: a state with the same predictions. It should have no more than these
+        need. By default that is the model; a method that predicts in its own way keeps everything, unless it overrides
+        this, too."""
+        own = type(self)
+        if own.views is Method.views and own.scores is Method.scores:
+            return state.only(*MODEL)
+        return state
+
+    def temperature(self, state: ServerState) -> float | None:
+        """The number by which the scores of a deployed state are divided to be log-probabilities; None if they are not
+        of this kind. The head is trained by cross-entropy, so the default is 1."""
+        return 1.0
 
 
 def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: float | Tensor, **more: Block) -> Reply:

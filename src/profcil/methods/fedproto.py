@@ -116,8 +116,15 @@ class FedProto(Method):
         rows, known = tables(state.blocks["prototypes"], net.classes, self.params.prototypes)
         z = net.tail.adapt(features)
         to_each_row = torch.cdist(z, rows.flatten(0, 1))
-        distance = to_each_row.view(len(z), *rows.shape[:2])
+        distance = to_each_row.view(z.shape[0], *rows.shape[:2])
         return -distance.amin(2).masked_fill(~known, torch.inf)
+
+    def deployed(self, state: ServerState) -> ServerState:
+        return state.only(*MODEL, *(("prototypes",) if self.params.predict == "prototype" else ()))
+
+    def temperature(self, state: ServerState) -> float | None:
+        """Distances to prototypes are no log-probabilities."""
+        return 1.0 if self.params.predict == "head" else None
 
 
 METHOD = FedProto

@@ -255,6 +255,13 @@ class HR(Method):
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         return negative_distances(latent_of(net).mu(features), state.blocks["centroids"], net.classes)
 
+    def deployed(self, state: ServerState) -> ServerState:
+        return state.only("base", "latent", "centroids")
+
+    def temperature(self, state: ServerState) -> float | None:
+        """Distances to centroids are no log-probabilities."""
+        return None
+
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         return {"centroids": (state.blocks["centroids"], latent_of(net).mu)}
 

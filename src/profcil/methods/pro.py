@@ -42,6 +42,7 @@ from profcil.memory.bank import Bank, empty_bank, moments_of_rows, pool, restore
 from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
 from profcil.methods.base import Method, Samples, reply, with_replay
+from profcil.methods.parts import reports, solved_head
 from profcil.methods.parts.kept_scores import score_constants
 from profcil.methods.parts.memory_blocks import (
     bank_of,
@@ -73,9 +74,14 @@ class Pro(Method):
     kinds = frozenset({"model", "memory", "statistics"})
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        """Adds a second base for `keep_scores`: the position's starting base, which is frozen while a client fits."""
-        if self.params.keep_scores:
+        """Adds a second base where one is stored: the position's starting base, which is frozen while a client fits."""
+        if self.stores_starting_base:
             net.attach("starting_base", copy.deepcopy(net.base))
+
+    @property
+    def stores_starting_base(self) -> bool:
+        """Whether the server stores the base that a position starts from: for `keep_scores`."""
+        return bool(self.params.keep_scores)
 
     # -- the client ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +93,7 @@ class Pro(Method):
             fitted = yield self.fit(client, inbox, plastic)
             weights = self.fitted_model(client, inbox, fitted.weights)
         features = client.features(weights["base"] if plastic else inbox["base"])
-        banks, sent = self.align(client, inbox, weights)
+        banks, sent = self.align(client, inbox, weights, features)
         rehearsal = self.rehearse(client, inbox, weights, features, banks)
         done = yield rehearsal
         if self.params.refresh == "local" and self.last_plastic(client.when):
@@ -118,7 +124,7 @@ class Pro(Method):
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
-        if "starting_base" in inbox:
+        if "starting_head" in inbox:
             weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
             constants |= score_constants(client, inbox)
             loss = self.score_keeping_loss
@@ -187,9 +193,9 @@ class Pro(Method):
             weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
         return weights
 
-    def align(self, client: Client, inbox: Inbox, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+    def align(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor) -> tuple[Banks, dict[str, Block]]:
         """The memory that the client rehearses from, and blocks to send with the reply. PRO uses the memory as it was
-        broadcast; PRO-MAX transports it."""
+        broadcast; PRO-MAX transports it. `features` are those of the current examples under the fitted base."""
         return {name: bank_of(inbox[name]) for name in self.banks}, {}
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
@@ -221,14 +227,22 @@ class Pro(Method):
     # -- the statistics of a client -----------------------------------------------------------------------------------
 
     def surveys(self, when: When) -> bool:
+        return bool(self.banks) and self.params.refresh == "global" and self.refresh_due(when)
+
+    def refresh_due(self, when: When) -> bool:
+        """Whether the memory is refreshed after this round."""
         at = self.params.refresh_at
-        due = (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
-        return bool(self.banks) and self.params.refresh == "global" and due
+        if at == "frozen":
+            return when.final or not self.plastic(replace(when, round=when.round + 1))
+        return (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        return ("base", "adapter") if "adapted" in self.banks else ("base",)
+        space = ("base", "adapter") if "adapted" in self.banks else ("base",)
+        return (*space, "reported_clients")
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
+        if reports.has_reported(client, inbox):
+            return Reply(client.id, len(client.current))
         features = client.features(inbox["base"])
         return Reply(client.id, len(client.current), self.statistics(client, weights_of(inbox), features))
 
@@ -282,39 +296,51 @@ class Pro(Method):
         """FedAvg. Without global refresh, local statistics are stored until the position ends."""
         state = super().aggregate(state, replies, when)
         if self.params.refresh == "local" and self.last_plastic(when):
-            pending = {f"{r.client}/{n}": b for r in replies for n, b in r.blocks.items() if n.endswith("_moments")}
-            state = state.put(**{f"pending/{name}": b for name, b in pending.items()})
+            for r in replies:
+                moments = {name: block for name, block in r.blocks.items() if name.endswith("_moments")}
+                state = reports.store(state, r.client, moments)
         return state
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Memory refresh, Eq. (global-memory-refresh)."""
+        """Memory refresh. If clients report in several rounds, it starts anew from the memory before the first report,
+        with all reports."""
+        if self.params.refresh_at != "frozen" or not self.refresh_due(when):
+            return self.refresh_memory(state, replies, when)
+        fresh = [r for r in replies if r.blocks]
+        if not fresh:
+            return state
+        state = reports.gather(state, fresh, self.memory_blocks)
+        return self.refresh_memory(state, reports.stored(state), when)
+
+    def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+        """The state with the memory refreshed by these reports, Eq. (global-memory-refresh)."""
         for name in self.banks:
-            reports = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
-            if reports:
-                state = self.refresh_bank(state, name, reports, when)
+            found = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
+            if found:
+                state = self.refresh_bank(state, name, found, when)
         measured = [r.blocks["memory_moments"] for r in replies if "memory_moments" in r.blocks]
         if measured and self.shares_covariance:
             state = self.refresh_covariance(state, measured, when)
         return state
 
-    def refresh_bank(self, state: ServerState, name: str, reports: Sequence[Block], when: When) -> ServerState:
+    def refresh_bank(self, state: ServerState, name: str, found: Sequence[Block], when: When) -> ServerState:
         """The state with one bank refreshed. A second refresh within a position first restores the measured classes to
         their values before the first, so that no example counts twice."""
         backup = f"{name}_before_refresh"
         now = state.blocks[name]
         before = state.get(backup) or now
-        fresh = pool([moments_of(block) for block in reports])
+        fresh = pool([moments_of(block) for block in found])
         bank = restore(bank_of(now), bank_of(before), fresh.labels)
         state = state.put(**{name: block_of(update(bank, fresh, self.params.merge))})
         return self.with_backup(state, backup, before, when)
 
-    def refresh_covariance(self, state: ServerState, reports: Sequence[Block], when: When) -> ServerState:
+    def refresh_covariance(self, state: ServerState, found: Sequence[Block], when: When) -> ServerState:
         """The state with the covariance blended with that of the current examples, weighted by counts. A second refresh
         within a position starts from the matrix before the first, so that no example counts twice."""
         backup = "covariance_before_refresh"
         before = state.get(backup) or state.blocks["covariance"]
-        parts = [moments_of(block) for block in reports]
-        fresh = covariance.pool(parts, [block.tensors["scatter"] for block in reports], pool(parts))
+        parts = [moments_of(block) for block in found]
+        fresh = covariance.pool(parts, [block.tensors["scatter"] for block in found], pool(parts))
         blended = covariance.blend(covariance_of(before), fresh)
         state = state.put(covariance=block_of_covariance(blended))
         return self.with_backup(state, backup, before, when)
@@ -327,9 +353,9 @@ class Pro(Method):
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """Refreshes the memory from pending local statistics, and removes what is needed within a position only."""
-        pending = [n for n in state.blocks if n.startswith("pending/")]
-        replies = [Reply(0, 0, {n.rsplit("/", 1)[1]: state.blocks[n]}) for n in pending]
-        state = self.absorb(state.drop(*pending), replies, when)
+        if self.params.refresh == "local":
+            state = self.absorb(state, reports.stored(state), when)
+        state = reports.without_reports(state)
         state = state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
         return self.with_starting_model(state) if self.params.keep_scores else state
 
@@ -340,7 +366,9 @@ class Pro(Method):
         labels = state.blocks["memory"].labels
         if not labels:
             return state
-        weight, bias = (t.float() for t in self.solve_head(state))
+        solved = self.solve_head(state).tensors
+        weight = solved["weight"].float()
+        bias = solved["bias"].float()
         head = Block("memory", {"weight": weight, "bias": bias}, labels)
         return state.put(starting_head=head).also(starting_base="base")
 
@@ -351,17 +379,27 @@ class Pro(Method):
         that has it."""
         if not self.params.closed_head:
             return super().scores(net, state, features)
-        scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
-        labels = state.blocks["memory"].labels
-        if labels:
-            scores[:, list(labels)] = F.linear(features.double(), *self.solve_head(state))
-        return scores
+        head = state.get(solved_head.NAME) or self.solve_head(state)
+        return solved_head.scores_of(head, features, net.classes)
 
-    def solve_head(self, state: ServerState) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the linear discriminant head, a row for each remembered class."""
+    def solve_head(self, state: ServerState) -> Block:
+        """The linear discriminant head, a row for each remembered class."""
+        memory = state.blocks["memory"]
+        mean = memory.tensors["mean"].double()
+        if not memory.labels:
+            return solved_head.solved_head((), mean, mean[:, 0])
         matrix = covariance_of(state.blocks["covariance"]).matrix
-        mean = state.blocks["memory"].tensors["mean"].double()
-        return linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
+        weight, bias = linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
+        return solved_head.solved_head(memory.labels, weight, bias)
+
+    def deployed(self, state: ServerState) -> ServerState:
+        """The model, or the solved head in place of the memory."""
+        if not self.params.closed_head:
+            return state.only(*MODEL)
+        return solved_head.deploy_head(state, self.solve_head(state), state.blocks["memory"].tensors["mean"])
+
+    def temperature(self, state: ServerState) -> float | None:
+        return solved_head.stored_temperature(state) if self.params.closed_head else 1.0
 
     # -- diagnostics --------------------------------------------------------------------------------------------------
 

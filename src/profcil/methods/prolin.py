@@ -28,6 +28,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -37,12 +38,13 @@ from torch import Tensor
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import When
-from profcil.engine.client import Client, Lens
+from profcil.engine.client import BlockFeatures, Client, Lens
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
 from profcil.memory import linear
 from profcil.memory.linear import Summary
 from profcil.methods.base import Method, reply
+from profcil.methods.parts import solved_head
 from profcil.methods.parts.inertia import count_examples, interpolate_base
 from profcil.methods.parts.summaries import has_report, put_summary, report, stored_summary, summary_of_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
@@ -170,8 +172,10 @@ class ProLin(Method):
     def joint_features(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
         """z of some examples. `under` computes their features under a base, or by any function of their inputs."""
         z = [under(blocks[name]) for name in ("base", "anchor") if name in blocks]
-        if "dictionary" in blocks:
-            z.append(under(lambda net, inputs: self.dictionary_features(net, inputs, blocks["dictionary"])))
+        entries = blocks.get("dictionary")
+        if entries:
+            compute = partial(self.dictionary_features, entries=entries)
+            z.append(under(BlockFeatures(compute, entries.version)))
         return torch.cat(z, 1)
 
     def dictionary_features(self, net: Net, inputs: Inputs, entries: Block) -> Tensor:
@@ -319,12 +323,24 @@ class ProLin(Method):
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         """Scores of the deployed head. A class without statistics never wins over one that has them."""
-        memory = self.memory(state)
-        scores = features.new_full((len(features), net.classes), torch.finfo(torch.float64).min, dtype=torch.float64)
+        head = state.get(solved_head.NAME) or self.solve(self.memory(state))
+        return solved_head.scores_of(head, features, net.classes)
+
+    def solve(self, memory: Summary) -> Block:
+        """The deployed head."""
+        weight = memory.mean.double()
+        bias = weight[:, 0]
         if memory.labels:
             weight, bias = linear.lda(memory, self.params.shrink_deployed, self.params.dictionary)
-            scores[:, list(memory.labels)] = F.linear(features.double(), weight, bias)
-        return scores
+        return solved_head.solved_head(memory.labels, weight, bias)
+
+    def deployed(self, state: ServerState) -> ServerState:
+        """The solved head in place of the memory, which is larger and reveals more."""
+        memory = self.memory(state)
+        return solved_head.deploy_head(state, self.solve(memory), memory.mean, "anchor", "dictionary")
+
+    def temperature(self, state: ServerState) -> float | None:
+        return solved_head.stored_temperature(state)
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         """The means of the moving features; those of the fixed ones are exact."""

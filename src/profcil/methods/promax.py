@@ -10,8 +10,15 @@ The drift of one client is not the drift of the averaged model. With `transport 
 from means moved by its own drift, but the server applies shifts measured after aggregation: the drift of the same
 calibration examples from the broadcast base to the aggregated one.
 
-Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
-client nothing between rounds (calibration features within one).
+Beyond the paper, `transport = "linear"` carries the memory once a position, by one linear map as in PRO-LIN. When the
+base is frozen, clients send sums for a ridge regression of the change of their features since the start of the position
+on the features at its start. The server solves it in closed form, moves all means, and the shared covariance by the
+same map, before it refreshes the classes that clients have now. Until then the server's means are those of the
+position's starting base; a client rehearses from means moved by a regression on its own examples.
+
+Stored: on the server mean, diagonal spread and count of every class, one covariance matrix where it is shared, and with
+linear transport the base that the position started from; on a client nothing between rounds (calibration features
+within one).
 """
 
 from __future__ import annotations
@@ -28,10 +35,13 @@ from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Turn
+from profcil.errors import ConfigError
 from profcil.memory.bank import Bank
 from profcil.memory.transport import combine, local_transport
+from profcil.methods.parts.linear_transport import carried_bank, carry, drift_block, fit_examples, fit_reports
 from profcil.methods.parts.memory_blocks import bank_of, block_of
 from profcil.methods.parts.pro_settings import ProParams
+from profcil.methods.parts.reports import has_reported
 from profcil.methods.pro import Banks, Pro
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
@@ -45,8 +55,9 @@ class ProMaxParams(ProParams):
 
     transport: str = setting(
         "local",
-        "whose drift moves the server's memory: that of the clients' own models, or of the aggregated model",
-        choices=("local", "global"),
+        "whose drift moves the server's memory: that of the clients' own models, that of the aggregated model, or "
+        "(beyond the paper) that of the aggregated model over a whole position, by one linear map",
+        choices=("local", "global", "linear"),
     )
     calibration: int = setting(128, "current examples by which a client measures drift", low=1)
     neighbours: int = setting(5, "K: calibration features whose drift moves an old mean", low=1)
@@ -54,6 +65,15 @@ class ProMaxParams(ProParams):
         1.0, "τ as a multiple of the median distance from means to calibration features", low=1e-6
     )
     tau: float = setting(0.0, "τ as a number; 0 = by the median rule", low=0.0)
+    ridge: float = setting(0.01, "regularisation of the linear map, as a share of its diagonal", low=0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.transport == "linear" and (self.adapted_bank or self.old_memory == "adapted"):
+            raise ConfigError(
+                'transport = "linear" moves base features, not adapted ones; set adapted_bank = false and old_memory = '
+                '"base", or transport = "global"'
+            )
 
 
 class ProMax(Pro):
@@ -63,11 +83,18 @@ class ProMax(Pro):
     params: ProMaxParams
     kinds = Pro.kinds | {"transport"}
 
+    @property
+    def stores_starting_base(self) -> bool:
+        """Whether the server stores the base that a position starts from: for `keep_scores` or linear transport."""
+        return super().stores_starting_base or self.params.transport == "linear"
+
     # -- transport by each client's own drift -------------------------------------------------------------------------
 
-    def align(self, client: Client, inbox: Inbox, weights: Weights) -> tuple[Banks, dict[str, Block]]:
+    def align(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor) -> tuple[Banks, dict[str, Block]]:
         """The banks with their means moved by the client's drift, Eq. (local-transport), and the shifts to send."""
-        banks, sent = super().align(client, inbox, weights)
+        banks, sent = super().align(client, inbox, weights, features)
+        if self.params.transport == "linear":
+            return self.align_linearly(client, inbox, features, banks), sent
         drifting = {name: banks[name] for name in self.drifting_banks(client.when) if len(banks[name])}
         if not drifting:
             return banks, sent
@@ -130,17 +157,24 @@ class ProMax(Pro):
         return replace(answer, private={**before, "measured_at": round_id(client.when)})
 
     def surveys(self, when: When) -> bool:
-        return super().surveys(when) or self.measures_global_drift(when)
+        return super().surveys(when) or self.measures_global_drift(when) or self.measures_linear_drift(when)
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
         banks = self.drifting_banks(when) if self.measures_global_drift(when) else ()
-        return (*super().survey_blocks(state, when), *banks)
+        start = ("starting_base",) if self.is_behind(state) else ()
+        return (*super().survey_blocks(state, when), *banks, *start)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
+        if has_reported(client, inbox):
+            return Reply(client.id, len(client.current))
         sent = self.global_shifts(client, inbox) if self.measures_global_drift(client.when) else {}
+        start = inbox.get("starting_base")
+        if start:
+            sent["drift"] = drift_block(client.features(start), client.features(inbox["base"]))
         if super().surveys(client.when):
             sent |= super().survey(client, inbox).blocks
-        return Reply(client.id, len(client.current), sent)
+        notes = {"extra_bytes": float(start.bytes)} if start else {}
+        return Reply(client.id, len(client.current), sent, notes=notes)
 
     def global_shifts(self, client: Client, inbox: Inbox) -> dict[str, Block]:
         """Shifts by the drift from the broadcast model to the aggregated one; none if the client has no calibration
@@ -154,9 +188,52 @@ class ProMax(Pro):
         shifts = {name: self.shift_of(bank.mean, before[name], after[name]) for name, bank in banks.items()}
         return transport_blocks(banks, shifts)
 
-    def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+    def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Transport of the old memory, then PRO's refresh with statistics under the aggregated model."""
-        return super().absorb(self.apply_transport(state, replies), replies, when)
+        state = self.apply_transport(self.carry_memory(state, replies), replies)
+        return super().refresh_memory(state, replies, when)
+
+    # -- transport by one linear map, once a position: "starting_base" is stored until the memory has been carried -----
+
+    def measures_linear_drift(self, when: When) -> bool:
+        """Whether the base is frozen from the end of this round on, and has moved before."""
+        linear = self.params.transport == "linear" and bool(self.banks)
+        return linear and self.plastic(when) and self.last_plastic(when)
+
+    def is_behind(self, state: ServerState) -> bool:
+        """Whether the base has moved since the memory was measured or carried."""
+        start = state.get("starting_base")
+        moved = start is not None and start.version != state.blocks["base"].version
+        return self.params.transport == "linear" and moved
+
+    def align_linearly(self, client: Client, inbox: Inbox, features: Tensor, banks: Banks) -> Banks:
+        """The banks moved by a linear map of the client's own drift since the start of the position. The starting base
+        is sent in plastic rounds only; afterwards the memory has been carried."""
+        start = inbox.get("starting_base")
+        if start is None:
+            return banks
+        before = client.keep(client.features(start))
+        if not self.params.keep_scores:  # else it has been counted
+            client.extra_bytes += start.bytes
+        shift, _ = fit_examples(before, features, self.params.ridge)
+        return {name: carried_bank(bank, shift) for name, bank in banks.items()}
+
+    def carry_memory(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """The state with the memory carried to the present base, if clients have sent sums for it."""
+        reports = [r.blocks["drift"] for r in replies if "drift" in r.blocks]
+        if not reports:
+            return state
+        width = state.blocks["memory"].tensors["mean"].shape[1]
+        state = carry(state, fit_reports(reports, width, self.params.ridge))
+        return state if self.params.refresh_at == "frozen" else state.drop("starting_base")  # more reports may follow
+
+    def end_position(self, state: ServerState, when: When) -> ServerState:
+        """PRO's end of a position; with linear transport the base that the next one starts from is stored."""
+        state = super().end_position(state, when)
+        memory = state.get("memory")
+        if self.params.transport == "linear" and memory and memory.labels:
+            state = state.also(starting_base="base")
+        return state
 
 
 def calibration_subset(client: Client, size: int) -> Tensor:

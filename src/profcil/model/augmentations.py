@@ -31,10 +31,13 @@ MASK = 0.1  # texts: probability that a token becomes the unknown id
 UNKNOWN = 1  # texts: the unknown id
 EDGES = 0.2  # graphs: probability that an edge is dropped
 COLUMNS = 0.2  # graphs: probability that a feature column is dropped
+NOISE = 0.1  # tables: deviation of the noise, in units of a column's deviation
+CELLS = 0.2  # tables: probability that a value is replaced by its column's mean
 
 
 def weak(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
-    """A mild view for supervised training. Texts and graphs are unchanged: no mild view is known to preserve labels."""
+    """A mild view for supervised training. Texts, graphs and tables are unchanged: no mild view is known to preserve
+    labels."""
     return _views_of(facts)[0](facts, inputs, rng)
 
 
@@ -163,8 +166,18 @@ def _drop_edges_and_columns(facts: Facts, inputs: Inputs, rng: torch.Generator) 
     return x, torch.where(dropped, edges[:1], edges), targets, kept
 
 
+def _noisy_and_masked(facts: Facts, inputs: Inputs, rng: torch.Generator) -> Inputs:
+    """Adds noise to the values of a table and masks some of them. The values are not changed: both are in units of
+    standardised columns, so the noise and the mask of kept values are further inputs, which the encoder applies."""
+    (x,) = inputs
+    noise = torch.randn(x.shape, generator=rng, device=x.device) * (NOISE if "noise" in facts.views else 0.0)
+    kept = uniform(rng, x, *x.shape) >= (CELLS if "mask" in facts.views else 0.0)
+    return x, noise, kept
+
+
 VIEWS: dict[str, tuple[View, View]] = {
     "image": (_weak_image, _strong_image),
     "text": (_unchanged, _drop_tokens),
     "graph": (_unchanged, _drop_edges_and_columns),
+    "table": (_unchanged, _noisy_and_masked),
 }

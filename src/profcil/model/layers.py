@@ -1,4 +1,4 @@
-"""Parts that encoders share: normalisation, standardised pixels, initial values, and checks of their settings and data.
+"""Parts that encoders share: normalisation, standardised inputs, initial values, and checks of their settings and data.
 
 The state of a base encoder is averaged and sent, so it has floating-point tensors only.
 """
@@ -17,6 +17,7 @@ from profcil.data.bundle import Bundle
 from profcil.errors import ConfigError, DataError, unknown
 
 Module = TypeVar("Module", bound=nn.Module)
+FARTHEST = 10.0  # deviations from the mean beyond which the value of a column is cut
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -107,6 +108,24 @@ class Pixels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (unit(x) - self.mean) / self.std
+
+
+class Columns(nn.Module):
+    """Standardises the columns of a table. Mean and deviation belong to the dataset, so they are not in the state."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, bundle: Bundle, columns: int) -> None:
+        super().__init__()
+        if not len(bundle.mean) == len(bundle.std) == columns:
+            given = f"{len(bundle.mean)} means and {len(bundle.std)} deviations for {columns} columns"
+            raise DataError(f"dataset '{bundle.facts.name}' has {given}; its loader must return one of each per column")
+        self.register_buffer("mean", torch.tensor(bundle.mean), persistent=False)
+        self.register_buffer("std", torch.tensor(bundle.std), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).clamp(-FARTHEST, FARTHEST)
 
 
 def unit(x: Tensor) -> Tensor:

@@ -223,11 +223,19 @@ def _starts(cell: np.ndarray, cells: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
-def make_plan(labels: np.ndarray | Sequence[int], classes: int, settings: StreamSettings, seed: int) -> Plan:
-    """The plan for a training set with these labels. The same arguments give the same plan on any machine."""
+def make_plan(
+    labels: np.ndarray | Sequence[int], classes: int, settings: StreamSettings, seed: int, tasks: Tasks = ()
+) -> Plan:
+    """The plan for a training set with these labels. The same arguments give the same plan on any machine. `tasks` are
+    given ones; without them the classes are drawn in an order and cut."""
     check("seed", seed, Integral, 0, math.inf)
     labels = _checked_labels(labels, classes)
-    tasks = split(class_order(classes, seed), settings.task_size)
+    if tasks and settings.task_size != max(map(len, tasks)):
+        raise ConfigError(
+            f"task_size is {settings.task_size}, but the tasks of the data are given and have up to "
+            f"{max(map(len, tasks))} classes; leave task_size out"
+        )
+    tasks = tasks or split(class_order(classes, seed), settings.task_size)
     random = generator(seed, "disorder")
     orders = draw_orders(settings.sampler, settings.clients, len(tasks), settings.disorder, random)
     owner = allocate(labels, tasks, settings, seed)

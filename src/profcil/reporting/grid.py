@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from profcil.errors import RunFolderError
+from profcil.registry import short_name
 from profcil.reporting.paper import PaperValue, method_rank, paper_values
 from profcil.reporting.tables import compare
 from profcil.runs.reader import Run
@@ -62,7 +63,7 @@ class Item:
 
     @property
     def method(self) -> str:
-        return self.config["method"]
+        return short_name(self.config["method"])
 
 
 @dataclass(frozen=True)

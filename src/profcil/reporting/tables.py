@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from profcil.runs.gather import settings_without_seed
-from profcil.runs.reader import Run, summarise_run
+from profcil.runs.reader import Run, dataset_title, summarise_run
 
 RESULT_COLUMNS = {
     "faa": "FAA",
@@ -60,7 +60,7 @@ def protocol(run: Run) -> tuple[Any, ...]:
     """What two runs must share for their traffic to be comparable. The setting `transfer` may differ."""
     c = run.config
     sizes = {key: value for key, value in c["model"].items() if key not in ("head", "precision")}
-    return (c["dataset"], c["setting"], c["stream"], c["train"]["rounds"], sizes)
+    return (dataset_title(c), c["setting"], c["stream"], c["train"]["rounds"], sizes)
 
 
 def render(runs: Sequence[Run], reference: str = "fedavg") -> str:

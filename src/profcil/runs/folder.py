@@ -4,6 +4,8 @@ config.toml, plan.npz   the settings and the stream; written before anything is 
 state.safetensors       everything that resuming needs; it is decisive if the other files disagree with it
 clients/                private tensors of clients that do not fit in the state
 scores.json, ledger.csv, run.json   parts of the state in readable form; rewritten with every state
+model.safetensors       the trained model, which needs nothing else of the folder; written at the end of the run
+data.npz, data.jsonl    the data, if it was given from Python
 events.jsonl            the events of the run; appended line by line, cut back to the state when a run is resumed
 
 Saving copies the state. A background thread writes the copy while the run continues.
@@ -33,7 +35,8 @@ if TYPE_CHECKING:  # the engine, which imports torch, is imported when it is nee
 
 OTHER_BYTES = 20_000_000  # disk space for everything that is not tensors
 FIRST_FILES = ("lock", "config.toml", "plan.npz", "events.jsonl")  # written before the first state
-FILES = (*FIRST_FILES, "state.safetensors", "scores.json", "ledger.csv", "run.json")
+DATA_FILES = ("data.npz", "data.jsonl")  # data that was given from Python
+FILES = (*FIRST_FILES, "state.safetensors", "scores.json", "ledger.csv", "run.json", "model.safetensors")
 
 
 class RunFolder:
@@ -99,7 +102,7 @@ class RunFolder:
                 f"run folder {self.path} already holds a run; use `profcil resume {self.path}` or another --out"
             )
         names = {file.name for file in self.path.iterdir()}
-        foreign = sorted(names - {*FIRST_FILES})
+        foreign = sorted(names - {*FIRST_FILES, *DATA_FILES})
         if not foreign and "plan.npz" not in names:  # a run writes plan.npz before config.toml
             foreign = sorted(names & {"config.toml"})
         if foreign:

@@ -6,7 +6,7 @@ import fcntl
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from profcil.config import OWN
 from profcil.errors import RunFolderError
 from profcil.metrics.client_first import accuracy, cumulative_accuracy, summary
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
+from profcil.registry import short_name
 from profcil.runs.digests import changed_files
 from profcil.runs.settings_check import MACHINE, check_settings, flatten_settings
 
@@ -223,6 +225,8 @@ def changed_message(path: Path, name: str) -> str:
 def summarise_run(run: Run) -> dict[str, Any]:
     """One run as plain values. What is unknown is None; an unfinished run has no measured values."""
     names = {name: run.config[name] for name in ("method", "dataset", "setting", "seed")}
+    names["method"] = short_name(names["method"])
+    names["dataset"] = dataset_title(run.config)
     metrics = run.metrics or {}
     measured = {
         "faa": metrics.get("faa"),
@@ -238,6 +242,12 @@ def summarise_run(run: Run) -> dict[str, Any]:
     known = {key: finite_or_none(value) if run.done else None for key, value in measured.items()}
     computed = describe_execution(run.facts.get("execution", []))
     return {**names, **known, "done": run.done, "path": str(run.path), "computed": computed}
+
+
+def dataset_title(config: Mapping[str, Any]) -> str:
+    """The name of the dataset in tables. Own data is called as its file, since several are named `own`."""
+    own = config.get(OWN, {}).get("name")
+    return f"{OWN} {own}" if config["dataset"] == OWN and own else config["dataset"]
 
 
 def describe_execution(processes: Any) -> str | None:

@@ -13,17 +13,14 @@ if TYPE_CHECKING:  # the functions import torch and the engine when they are cal
     import torch
 
     from profcil.engine.loop import RunState
+    from profcil.engine.payload import ServerState
 
 COUNTERS = ("position", "round", "client_bytes", "server_bytes", "tally")
 
 
 def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors of a state by flat names, and its plain values in a form that JSON can hold."""
-    tensors: dict[str, torch.Tensor] = {}
-    blocks: dict[str, list[Any]] = {}
-    for name, block in state.server.blocks.items():
-        tensors |= {f"server/{name}/{key}": tensor for key, tensor in block.tensors.items()}
-        blocks[name] = [block.kind, list(block.labels), block.version, list(block.tensors), block.origin]
+    tensors, blocks = pack_server(state.server)
     in_memory, on_disk = split_private(state.private)
     for client, own in in_memory.items():
         tensors |= {f"client/{client}/{key}": tensor for key, tensor in own.items()}
@@ -39,6 +36,29 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     for name in COUNTERS:
         record[name] = getattr(state, name)
     return tensors, record
+
+
+def pack_server(server: ServerState) -> tuple[dict[str, torch.Tensor], dict[str, list[Any]]]:
+    """The tensors of the server's blocks by flat names, and what else there is to know about each block."""
+    tensors: dict[str, torch.Tensor] = {}
+    blocks: dict[str, list[Any]] = {}
+    for name, block in server.blocks.items():
+        tensors |= {f"server/{name}/{key}": tensor for key, tensor in block.tensors.items()}
+        blocks[name] = [block.kind, list(block.labels), block.version, list(block.tensors), block.origin]
+    return tensors, blocks
+
+
+def unpack_server(
+    tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, list[Any]], clock: int, device: torch.device
+) -> ServerState:
+    """The inverse of `pack_server`."""
+    from profcil.engine.payload import Block, ServerState
+
+    found = {}
+    for name, (kind, labels, version, names, *origin) in blocks.items():
+        own = {key: tensors[f"server/{name}/{key}"].to(device) for key in names}
+        found[name] = Block(kind, own, tuple(labels), version, *origin)
+    return ServerState(found, clock)
 
 
 def split_private(private: Any) -> tuple[Mapping[int, Any], Mapping[int, str]]:
@@ -59,21 +79,16 @@ def unpack(
     """The inverse of `pack`. `clients` is the folder with the files of private tensors."""
     from profcil.engine.client_store import ClientStore
     from profcil.engine.loop import RunState
-    from profcil.engine.payload import Block, ServerState
 
     def tensors_under(prefix: str, names: list[str]) -> dict[str, torch.Tensor]:
         return {name: tensors[f"{prefix}/{name}"].to(device) for name in names}
 
-    blocks = {}
-    for name, (kind, labels, version, names, *origin) in record["blocks"].items():
-        own = tensors_under(f"server/{name}", names)
-        blocks[name] = Block(kind, own, tuple(labels), version, *origin)
     in_memory = {client: tensors_under(f"client/{client}", names) for client, names in record["private"]}
     in_files = dict(record.get("parked", []))
     held = {client: dict(versions) for client, versions in record["held"]}
     counters = {name: record[name] for name in COUNTERS}
     return RunState(
-        server=ServerState(blocks, record["clock"]),
+        server=unpack_server(tensors, record["blocks"], record["clock"], device),
         scores=Scores.from_json(record["scores"]),
         ledger=Ledger.from_csv(record["ledger"]),
         held=held,

@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from profcil.config import OWN
+from profcil.errors import StoreError
 from profcil.runs.settings_check import MACHINE, flatten_settings
 
 NAMES = ("dataset", "method", "setting", "seed", "evaluate")  # have columns of their own
@@ -30,6 +32,8 @@ def recipe_settings(dataset: str, setting: str, method: str) -> dict[str, Any]:
     """The settings that a run without any `--set` has now."""
     from profcil.resolve import resolve, to_toml
 
+    if dataset == OWN:
+        raise StoreError("a run on own data has no recipe to compare with; a results store holds named datasets only")
     config = resolve(None, {"dataset": dataset, "setting": setting, "method": method})
     return comparable_settings(tomllib.loads(to_toml(config)))
 

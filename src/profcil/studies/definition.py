@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from profcil import __version__, registry
-from profcil.config import Checked, build, plain, setting
+from profcil.config import Checked, build, setting
 from profcil.errors import ConfigError, DataError, unknown
-from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve
+from profcil.resolve import SETTINGS, RunConfig, load_toml, plugin_origins, resolve, values_of
 
 STUDIES = Path(__file__).parent.parent / "recipes" / "studies"
 # Settings without effect on a result, beyond rounding. `regime` only changes settings of the method, which count.
@@ -82,7 +82,7 @@ def hash_settings(config: RunConfig, exclude: Sequence[str] = WITHOUT_EFFECT) ->
     The kind of device counts, because a GPU draws other random numbers than a CPU; the index of the GPU does not. For
     plug-ins, version and source count too.
     """
-    facts = {key: value for key, value in plain(config).items() if key not in (*exclude, "device")}
+    facts = {key: value for key, value in values_of(config).items() if key not in (*exclude, "device")}
     facts["version"] = __version__
     device_kind = config.device.partition(":")[0]
     if "device" not in exclude and device_kind != "cpu":
@@ -92,20 +92,6 @@ def hash_settings(config: RunConfig, exclude: Sequence[str] = WITHOUT_EFFECT) ->
         facts["brought"] = origins
     text = json.dumps(facts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def plugin_origins(config: RunConfig) -> dict[str, Any]:
-    """Where the method, dataset and encoder of a run come from, for those that are plug-ins."""
-    origins = {kind: registry.origin(kind, name) for kind, name in part_names(config).items()}
-    return {kind: origin for kind, origin in origins.items() if origin}
-
-
-def part_names(config: RunConfig) -> dict[str, str]:
-    """The names of a run's method, dataset and encoder; the encoder is empty if it is a built-in default."""
-    encoder = config.model.encoder
-    if not encoder and config.dataset in registry.plugins("data"):
-        encoder = registry.find("data", config.dataset).FACTS.encoder
-    return {"methods": config.method, "data": config.dataset, "encoders": encoder}
 
 
 def study_names() -> list[str]:

@@ -102,7 +102,7 @@ def sample_around(centres: Tensor, pull: float, rng: torch.Generator) -> Tensor:
 
 def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
     """−‖z − p_y‖² for every class id; the lowest number for a class without a centroid."""
-    scores = z.new_full((len(z), classes), torch.finfo(z.dtype).min)
+    scores = z.new_full((z.shape[0], classes), torch.finfo(z.dtype).min)
     if bank.labels:
         distances = torch.cdist(z, bank.tensors["mean"])
         scores[:, list(bank.labels)] = -distances.square()

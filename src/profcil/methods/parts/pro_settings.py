@@ -76,8 +76,9 @@ class ProParams(Checked):
     )
     refresh_at: str = setting(
         "both",
-        "when memory is refreshed: after the last round, when the base is frozen, or both",
-        choices=("final", "freeze", "both"),
+        "when memory is refreshed: after the last round, when the base is frozen, both, or (beyond the paper) in all "
+        "rounds with a frozen base, where each client reports once",
+        choices=("final", "freeze", "both", "frozen"),
     )
     merge: str = setting(
         "replace",
@@ -105,6 +106,11 @@ class ProParams(Checked):
             raise ConfigError(
                 'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
                 'old_memory = "base"'
+            )
+        if self.refresh_at == "frozen" and self.refresh == "local":
+            raise ConfigError(
+                'refresh_at = "frozen" collects statistics under the aggregated model; set refresh = "global" or '
+                'refresh_at = "both"'
             )
         if self.covariance == "shared" and self.old_memory == "adapted":
             raise ConfigError(

@@ -62,4 +62,8 @@ def make_dictionary(
         from profcil.model.dictionary.graph import GraphDictionary
 
         return GraphDictionary(width, min_support)
-    raise unknown("modality", facts.modality, ("image", "text", "graph"))
+    if facts.modality == "table":
+        from profcil.model.dictionary.table import TableDictionary
+
+        return TableDictionary(width, like[0].shape[1], min_support)
+    raise unknown("modality", facts.modality, ("image", "text", "graph", "table"))

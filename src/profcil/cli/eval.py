@@ -1,0 +1,71 @@
+"""Score the model of a finished run on new labelled data: accuracy, per class too, and confusions.
+
+Data by the model's modality: a folder with one folder of images per class; a .csv, .tsv, .json or .jsonl file with the
+fields `text` and `label`; a table with a column `label`; a folder with nodes.csv (with a column `label`) and edges.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from profcil.cli.parser import Parser, json_flag, print_json
+
+SHOWN = 10  # classes with the lowest accuracy that are printed
+
+
+def add(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run folder or model file")
+    parser.add_argument("--data", required=True, metavar="PATH", help="labelled data")
+    parser.add_argument("--none", metavar="PATH", help="also inputs of no class: how well they are told apart (AUROC)")
+    parser.add_argument("--confusion", metavar="FILE", help="write the confusion matrix as CSV")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="fit the temperature of probabilities to this data, and keep it"
+    )
+    parser.add_argument("--device", default="cpu", help="torch device: cpu, cuda or cuda:N")
+    json_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from profcil.runs.evaluation import evaluate, rejection_auroc, write_calibration, write_confusion
+    from profcil.runs.labelled_inputs import class_ids, read_inputs
+    from profcil.runs.trained_model import load_model
+
+    model = load_model(args.run, device=args.device)
+    given = read_inputs(model, [args.data], labelled=True)
+    found = evaluate(model, given.inputs, class_ids(model, given.labels, args.data))
+    if args.calibrate:
+        model.temperature = write_calibration(Path(args.run), found)
+        found = replace(found, temperature=model.temperature)
+    result = found.summary()
+    if args.none:
+        outside = model.probabilities(*read_inputs(model, [args.none]).inputs).cpu()
+        result["rejection_auroc"] = rejection_auroc(found.probabilities.amax(1), outside.amax(1))
+    if args.confusion:
+        write_confusion(Path(args.confusion), found)
+    if args.json:
+        print_json({**result, "classes": list(found.names), "confusion": found.confusion.tolist()})
+    else:
+        print("\n".join(lines_of(result)))
+    return 0
+
+
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
+    """The result as text."""
+    yield f"accuracy {100 * result['accuracy']:.2f} % of {result['examples']} examples"
+    temperature = result["temperature"]
+    about = "scores are no log-probabilities" if temperature is None else f"temperature {temperature:.3g}"
+    yield f"expected calibration error {100 * result['calibration_error']:.2f} % ({about})"
+    if "rejection_auroc" in result:
+        yield f"AUROC of known classes against inputs of none: {result['rejection_auroc']:.4f}"
+    classes = sorted(result["per_class"].items(), key=lambda item: item[1]["accuracy"])
+    for name, row in classes[:SHOWN]:
+        yield f"  {name}: {100 * row['accuracy']:.1f} % of {row['examples']}"
+    if len(classes) > SHOWN:
+        yield f"  and {len(classes) - SHOWN} classes with a higher accuracy (all of them: --json)"
+    for row in result["confusions"]:
+        yield f"  {row['class']} predicted as {row['predicted']}: {row['times']} times"

@@ -1,0 +1,53 @@
+"""Transport of PRO's memory by one linear map: the sums that clients send, and what the server does with them.
+
+The map is that of PRO-LIN: a ridge regression of the change δ = h(x) − h_s(x) on [h_s(x); 1], over all current examples
+of the clients that report. Sums of clients are added, so it is the regression on their pooled examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from profcil.engine.payload import Block, ServerState
+from profcil.memory import covariance, linear
+from profcil.memory.bank import Bank
+from profcil.methods.parts.memory_blocks import bank_of, block_of, block_of_covariance, covariance_of
+
+LinearMap = tuple[Tensor, Tensor]  # B [d + 1, d] and the second moment of its residual [d, d]
+
+
+def drift_block(before: Tensor, after: Tensor) -> Block:
+    """The sums of one client: a factor of the second-moment matrix of [h_s(x); 1; δ]."""
+    return Block("transport", {"factor": linear.packed_factor(linear.drift_rows(before, after))})
+
+
+def fit_reports(reports: Sequence[Block], width: int, ridge: float) -> LinearMap:
+    """The map from the sums of some clients. `width` is the number of features."""
+    grams = (linear.gram_of_factor(block.tensors["factor"], 2 * width + 1) for block in reports)
+    total = next(grams)
+    for gram in grams:
+        total += gram
+    return linear.fit_drift(linear.split_drift(total, width), ridge)
+
+
+def fit_examples(before: Tensor, after: Tensor, ridge: float) -> LinearMap:
+    """The map from the features of one client's examples."""
+    rows = linear.drift_rows(before, after)
+    return linear.fit_drift(linear.split_drift(rows.T @ rows, before.shape[1]), ridge)
+
+
+def carried_bank(bank: Bank, shift: Tensor) -> Bank:
+    """The bank with its means moved by the map. Spreads and counts stay."""
+    return bank.shifted((linear.carried_means(bank.mean, shift) - bank.mean.double()).float())
+
+
+def carry(state: ServerState, found: LinearMap) -> ServerState:
+    """The state with all means moved by the map, and the shared covariance too, if there is one."""
+    shift, residual = found
+    state = state.put(memory=block_of(carried_bank(bank_of(state.blocks["memory"]), shift)))
+    if "covariance" not in state.blocks:
+        return state
+    moved = covariance.carried(covariance_of(state.blocks["covariance"]), shift, residual)
+    return state.put(covariance=block_of_covariance(moved))

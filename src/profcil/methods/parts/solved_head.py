@@ -1,0 +1,57 @@
+"""A linear head that was solved in closed form, as a block: what a deployed model holds in place of the memory."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profcil.engine.payload import Block, ServerState
+
+NAME = "solved_head"
+AT_THE_MEAN = 0.95  # the probability of a class at its own mean, by which `temperature` is set
+
+
+def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor) -> Block:
+    """A row of weights and a bias for each of the labels."""
+    return Block("memory", {"weight": weight, "bias": bias}, labels)
+
+
+def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
+    """Scores of all class ids in float64. A class without a row has the lowest number."""
+    scores = features.new_full((features.shape[0], classes), torch.finfo(torch.float64).min, dtype=torch.float64)
+    if head.labels:
+        scores[:, list(head.labels)] = F.linear(features.double(), head.tensors["weight"], head.tensors["bias"])
+    return scores
+
+
+def deploy_head(state: ServerState, head: Block, mean: Tensor, *others: str) -> ServerState:
+    """A state with the solved head, its temperature, the base and these other blocks."""
+    scale = head.tensors["bias"].new_tensor([temperature(head.tensors["weight"], mean)])
+    solved = Block("memory", {**head.tensors, "temperature": scale}, head.labels)
+    return state.only("base", *others).put(**{NAME: solved})
+
+
+def stored_temperature(state: ServerState) -> float:
+    """The temperature of a deployed state."""
+    return float(state.blocks[NAME].tensors["temperature"])
+
+
+def temperature(weight: Tensor, mean: Tensor) -> float:
+    """The number by which discriminant scores are divided to be log-probabilities; at least 1.
+
+    If features were normal with the pooled covariance, it would be 1. Real features have heavier tails, of which first
+    and second moments say nothing, and probabilities at 1 are too certain. So this is a rule: at a class's own mean,
+    the class has the probability AT_THE_MEAN if all others are as far away as the nearest one. The median class
+    decides. docs/models.md says how far the probabilities are off.
+    """
+    if len(mean) < 2:
+        return 1.0
+    log_odds = math.log(AT_THE_MEAN / (1 - AT_THE_MEAN) * (len(mean) - 1))
+    products = weight @ mean.double().T
+    own = products.diagonal()
+    squared = own[:, None] + own[None] - products - products.T
+    nearest = squared.fill_diagonal_(torch.inf).amin(1)
+    return max(1.0, float(nearest.median()) / 2 / log_odds)
