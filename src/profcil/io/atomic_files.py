@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # text and JSON are written without torch
     from torch import Tensor
 
+# Facts are in the header of a file of tensors, which the format limits to 100 MB. Texts longer than this, e.g. the
+# ledger of a long run, are stored as tensors.
+LONG_TEXT = 1_000_000  # characters
+TEXT_PREFIX = "text/"
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replaces a file atomically: after a crash there is the old file or the new one."""
@@ -115,8 +120,17 @@ def write_host_tensors(path: Path, tensors: dict[str, Tensor], facts: Mapping[st
     """Like `write_tensors`, for tensors that are on the host, contiguous and without shared memory."""
     from safetensors.torch import save
 
-    text = json.dumps(facts)
-    write_bytes(path, save(tensors, metadata={"facts": text, "digest": digest(tensors, text)}))
+    long_texts = {name: value for name, value in facts.items() if isinstance(value, str) and len(value) > LONG_TEXT}
+    everything = tensors | {TEXT_PREFIX + name: text_tensor(value) for name, value in long_texts.items()}
+    text = json.dumps({name: value for name, value in facts.items() if name not in long_texts})
+    write_bytes(path, save(everything, metadata={"facts": text, "digest": digest(everything, text)}))
+
+
+def text_tensor(text: str) -> Tensor:
+    """A text as a tensor of bytes."""
+    import torch
+
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -130,7 +144,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
             metadata = file.metadata() or {}
         if metadata["digest"] != digest(tensors, metadata["facts"]):
             return None
-        return tensors, json.loads(metadata["facts"])
+        facts = json.loads(metadata["facts"])
+        for name in [name for name in tensors if name.startswith(TEXT_PREFIX)]:
+            facts[name.removeprefix(TEXT_PREFIX)] = tensors.pop(name).numpy().tobytes().decode()
+        return tensors, facts
     except (SafetensorError, OSError, KeyError, ValueError):
         return None
 
