@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "kernels"
+    return tmp_path / "cache" / "compiled"
 
 
 @needs_compiler
@@ -49,7 +51,92 @@ def test_a_cache_that_cannot_be_written_or_holds_a_broken_file_does_no_harm(fold
     kept.unlink()
     kept.write_bytes(b"half of it")
     assert build("cpu/adapter_head.c") is not None
-    assert kept.stat().st_size > 1000
+    (again,) = folder.iterdir()
+    assert again.stat().st_size > 1000
+
+
+PLANTED = "void planted(void) {}  double room(void) { return 1; }"
+
+
+def plant(folder, path):
+    """Compiles foreign code to the place of a cached library."""
+    source = folder / "planted.c"
+    source.write_text(PLANTED)
+    path.unlink(missing_ok=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+
+
+def is_foreign(library):
+    return hasattr(library, "planted")
+
+
+@pytest.fixture
+def cached(folder):
+    """A cached library, as this user has compiled it."""
+    assert build("cpu/adapter_head.c").room
+    (path,) = folder.iterdir()
+    return path
+
+
+@needs_compiler
+def test_the_cache_is_made_for_this_user_alone(cached):
+    modes = [oct(path.stat().st_mode & 0o777) for path in (cached.parent.parent, cached.parent, cached)]
+    assert modes == ["0o700", "0o700", "0o600"]
+
+
+@needs_compiler
+def test_foreign_code_in_the_place_of_a_library_is_not_loaded(cached, tmp_path):
+    plant(tmp_path, cached)  # its digest is not that of the name
+    assert not is_foreign(build("cpu/adapter_head.c"))
+    (again,) = cached.parent.iterdir()
+    named = again.with_name(f"{again.stem.rsplit('-', 1)[0]}-{'0' * 24}.so")
+    plant(tmp_path, named)
+    assert not is_foreign(build("cpu/adapter_head.c"))
+
+
+@needs_compiler
+def test_a_flipped_bit_in_a_library_is_noticed(cached):
+    before = cached.read_bytes()
+    data = bytearray(before)
+    data[len(data) // 2] ^= 1
+    cached.unlink()
+    cached.write_bytes(data)
+    assert build("cpu/adapter_head.c").room
+    assert [path.read_bytes() for path in cached.parent.iterdir()] == [before]
+
+
+@needs_compiler
+@pytest.mark.parametrize("what", ["folder", "file", "link"])
+def test_a_library_that_another_user_can_write_is_not_loaded(cached, tmp_path, what):
+    """Even with the digest in its name: who writes the one can write the other."""
+    folder = cached.parent
+    source = tmp_path / "own"
+    source.mkdir()
+    plant(source, source / "planted.so")
+    stem = cached.stem.rsplit("-", 1)[0]
+    cached.unlink()
+    forged = folder / f"{stem}-{loader.digest((source / 'planted.so').read_bytes())}.so"
+    shutil.copy(source / "planted.so", forged)
+    forged.chmod(0o600)
+    assert is_foreign(build("cpu/adapter_head.c"))  # as long as nobody else can have written it
+    if what == "folder":
+        folder.chmod(0o777)
+    elif what == "file":
+        forged.chmod(0o666)
+    elif what == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+    assert not is_foreign(build("cpu/adapter_head.c"))
+
+
+OTHERS = [{"st_uid": 12345}, {"st_mode": 0o100620}, {"st_mode": 0o100602}, {"st_mode": 0o120600}]
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_what_belongs_to_this_user_alone(change):
+    ours = {"st_uid": os.geteuid(), "st_mode": 0o100644}
+    assert loader.is_only_ours(SimpleNamespace(**ours), stat.S_ISREG)
+    assert not loader.is_only_ours(SimpleNamespace(**ours | change), stat.S_ISREG)
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "cc -no-such-flag"])

@@ -122,3 +122,21 @@ def test_closed_pipe_is_no_error() -> None:
     done = subprocess.run([sys.executable, "-c", MAIN.partition("; assert")[0], "--help"], stdout=write, stderr=-1)
     os.close(write)
     assert done.stderr == b""
+
+
+DEEP = "[" * 20_000
+
+
+def test_a_file_that_is_nested_too_deeply(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("deep.toml").write_text(f"seed = {DEEP}")
+    assert "deep.toml" in error_of(capsys, "run", "deep.toml")
+    assert "unexpected" not in error_of(capsys, "run", "--set", f"params.rehearse_space={DEEP}")
+    Path("study.toml").write_text(f"seeds = {DEEP}")
+    assert "unexpected" not in error_of(capsys, "study", "study.toml")
+
+
+def test_an_unknown_place_that_is_nested_too_deeply(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "dispatch", failing(RecursionError("maximum recursion depth exceeded")))
+    assert "nested too deeply" in error_of(capsys, "run")

@@ -42,7 +42,7 @@ def test_a_damaged_pickle_is_a_data_error(tmp_path: Path, content: bytes) -> Non
 def test_the_restricted_unpickler_reads_arrays(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     (tmp_path / "ok").write_bytes(pickle.dumps({"a": array}, protocol=2))
-    assert np.array_equal(unpickle.load(tmp_path / "ok")["a"], array)
+    assert np.array_equal(unpickle.array(unpickle.load(tmp_path / "ok")["a"]), array)
 
 
 @pytest.mark.parametrize(

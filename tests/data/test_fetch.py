@@ -4,14 +4,18 @@ import hashlib
 import io
 import tarfile
 import threading
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from profcil import registry
 from profcil.data import fetch
 from profcil.data._unpack import unpack
 from profcil.data.bundle import Facts, File
@@ -199,3 +203,137 @@ def test_an_existing_symlink_in_the_target_folder_is_not_followed(tmp_path: Path
     write_tar(tmp_path / "t.tgz", ("link/evil", b"x"))
     with pytest.raises(DataError, match="outside the target folder"):
         unpack(tmp_path / "t.tgz", tmp_path / "into")
+
+
+class OddServer(BaseHTTPRequestHandler):
+    """Answers with headers, and a body, that no honest server sends."""
+
+    headers_to_send: ClassVar[dict[str, str]] = {}
+    status = 200
+    body = b""
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        for name, value in self.headers_to_send.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[type[OddServer], str]]:
+    monkeypatch.setattr(fetch, "PAUSE", 0)
+    monkeypatch.setenv("no_proxy", "*")
+    handler = type("Odd", (OddServer,), {})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield handler, f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    http.server_close()
+
+
+ODD_ANSWERS = [
+    (200, {"Content-Length": "many"}, b"x"),
+    (200, {"Content-Length": "-5"}, b"x"),
+    (200, {"Transfer-Encoding": "chunked"}, b"-5\r\nabc\r\n0\r\n\r\n"),
+    (200, {"Transfer-Encoding": "chunked"}, b"zz\r\nabc\r\n0\r\n\r\n"),
+    (302, {"Location": "http://[::1/f"}, b""),
+    (302, {"Location": "http://127.0.0.1:port/f"}, b""),
+    (302, {"Location": "file:///etc/passwd"}, b""),
+    (302, {"Location": "http://exa mple\u00e9/".encode().decode("latin1")}, b""),
+    (302, {}, b""),
+]
+
+
+@pytest.mark.parametrize("status, headers, body", ODD_ANSWERS)
+def test_an_odd_answer_of_a_server_is_a_failure_of_one_sentence(
+    odd, status: int, headers: dict[str, str], body: bytes, tmp_path: Path
+) -> None:
+    handler, url = odd
+    handler.status = status
+    handler.headers_to_send = headers
+    handler.body = body
+    with pytest.raises((Failure, DataError)) as told:
+        fetch.download(official_file(url), tmp_path / "f.bin")
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "f.bin").exists()
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_download_ends_where_it_exceeds_the_official_size(odd, says_length: bool, tmp_path: Path) -> None:
+    handler, url = odd
+    handler.body = bytes(50 * fetch.CHUNK)
+    handler.headers_to_send = {"Content-Length": str(len(handler.body))} if says_length else {}
+    seen: list[int] = []
+    with pytest.raises(DataError, match=f"more than the {len(BODY)} bytes"):
+        fetch.download(official_file(url), tmp_path / "f.bin", lambda name, done, total: seen.append(done))
+    assert max(seen, default=0) <= len(BODY) + fetch.CHUNK
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_of_unknown_size_has_a_limit(odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, url = odd
+    monkeypatch.setattr(fetch, "MAX_UNKNOWN", 1000)
+    handler.body = bytes(1001)
+    with pytest.raises(DataError, match="more than the 1000 bytes"):
+        fetch.download(File("f", url=f"{url}/f"), tmp_path / "f.bin")
+
+
+def test_a_redirect_from_https_to_http_is_refused() -> None:
+    request = urllib.request.Request("https://example.org/f")
+    with pytest.raises(urllib.error.URLError, match="not encrypted"):
+        fetch.SafeRedirects().redirect_request(request, None, 302, "Found", {}, "http://example.org/f")
+
+
+def test_addresses_without_encryption_have_a_checksum() -> None:
+    for name in registry.names("data"):
+        for file in registry.find("data", name).FACTS.files:
+            if file.url and not file.url.startswith("https://"):
+                assert file.sha256 or file.sha1 or file.md5, file.url
+
+
+def damaged_archives() -> Iterator[tuple[str, bytes]]:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:xz") as archive:
+        archive.addfile(tarfile.TarInfo("a"), io.BytesIO())
+    for at in (5, 20, len(out.getvalue()) // 2, -20):
+        data = bytearray(out.getvalue())
+        data[at] ^= 0xFF
+        yield f"xz{at}", bytes(data)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as zipped:
+        zipped.writestr("a", bytes(3000))
+    plain = out.getvalue()
+    for at in range(0, len(plain), 3):
+        data = bytearray(plain)
+        data[at] ^= 0xFF
+        yield f"zip{at}", bytes(data)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:bz2") as archive:
+        archive.addfile(tarfile.TarInfo("a"), io.BytesIO())
+    yield "bz2", out.getvalue()[:30] + b"\0" + out.getvalue()[31:]
+
+
+def test_damaged_archives_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    refused = 0
+    for name, data in damaged_archives():
+        (tmp_path / name).write_bytes(data)
+        try:
+            unpack(tmp_path / name, tmp_path / "into")
+        except DataError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 20
+
+
+def test_a_tar_header_without_bound_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("header")
+    info.type = tarfile.XHDTYPE
+    info.size = 400 << 20
+    (tmp_path / "pax.tar").write_bytes(info.tobuf() + b"\0" * 10240)
+    with pytest.raises(DataError, match="header of 419430400 bytes"):
+        unpack(tmp_path / "pax.tar", tmp_path / "into")

@@ -89,3 +89,18 @@ def test_vocabulary_ignores_order_and_encoding_keeps_tokens(texts: list[str], ra
     for text, row in zip(texts, encode(texts, ids, 4).tolist(), strict=True):
         assert "".join(back.get(t, "") for t in row) == text[:4]
         assert row[0] != 0
+
+
+def test_class_names_that_are_not_utf8_are_one_sentence(tmp_path: Path) -> None:
+    official.thucnews(tmp_path / "thucnews10")
+    (tmp_path / "thucnews10/class.txt").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(DataError, match="THUCNews-10's files cannot be read") as told:
+        loading.load_bundle("thucnews10", tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_deeply_nested_json_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "clinc150").mkdir()
+    (tmp_path / "clinc150/data_full.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"data_full\.json"):
+        loading.load_bundle("clinc150", tmp_path)

@@ -16,7 +16,8 @@ from profcil.deploy.client import respond
 from profcil.deploy.fleet import TooFewClients
 from profcil.deploy.identity import PartitionIdentity
 from profcil.deploy.run_config import config_to_text
-from profcil.deploy.wire import Request, read_response, response_records
+from profcil.deploy.status import describe, status
+from profcil.deploy.wire import Request, pack, read_response, response_records, unpack
 from profcil.engine import run as engine
 from profcil.engine.channel import When
 from profcil.engine.payload import Block
@@ -313,3 +314,49 @@ def test_a_node_with_an_invalid_client_number_is_refused_once(deployed, tmp_path
     [refused] = events(folder, "refused")
     assert "whole number from 0" in refused["reason"]
     assert grid.sent.count((300, "query.hello")) == 1
+
+
+def hostile_notes(response) -> None:
+    object.__setattr__(response.reply, "notes", {"event": 0.0, "position": 99.0, "seconds": -1.0, "loss": 0.5})
+
+
+def hostile_text(response) -> None:
+    object.__setattr__(response, "error", "\x1b]0;owned\x07\x1b[2J\r\nall is well\u202e" + "x" * 40_000_000)
+
+
+def test_a_client_cannot_write_fields_of_the_servers_log(deployed, without_reply):
+    folder, _ = deployed(all_clients(), fault=fault_at(2, changed_by(hostile_notes)), out="hostile")
+    rounds = events(folder, "round")
+    assert [(e["position"], e["round"]) for e in rounds] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert "field of the log" in events(folder, "asked")[1]["refused"]["1"]
+    assert outcome(folder)["tensors"] == without_reply["tensors"]
+
+
+def test_a_clients_text_reaches_log_and_terminal_as_one_short_printable_line(deployed):
+    folder, _ = deployed(all_clients(), fault=fault_at(4, changed_by(hostile_text)), out="hostile")
+    reason = events(folder, "asked")[3]["refused"]["1"]
+    assert "owned" in reason and reason.isprintable() and len(reason) <= 300
+    assert (folder / "events.jsonl").stat().st_size < 10_000
+    shown = describe(status(folder))
+    assert "owned" in shown and all(c.isprintable() or c == "\n" for c in shown)
+
+
+def test_the_status_of_an_older_run_shows_no_control_characters(deployed):
+    folder, _ = deployed(all_clients(), out="plain")
+    asked = events(folder, "asked")[-1] | {"refused": {"1": "\x1b[2Jgone"}}
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(asked) + "\n")
+    assert "\x1b" not in describe(status(folder)) and "gone" in describe(status(folder))
+
+
+def test_a_hello_for_an_impossible_client_is_refused(deployed):
+    def add_invalid_node(grid, request, reply):
+        if request.metadata.dst_node_id != 300:
+            grid.nodes.setdefault(300, {"client": 0})
+            return [reply]
+        head, _ = unpack(reply.content)
+        return [Message(pack(head | {"client": 10**30}, {}), reply_to=request)]
+
+    folder, _ = deployed(all_clients(), fault=add_invalid_node, out="hello")
+    [refused] = events(folder, "refused")
+    assert "client must be from 0" in refused["reason"]

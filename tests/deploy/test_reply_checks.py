@@ -89,6 +89,14 @@ INVALID = {
     "negative examples": (replace(valid(), samples=-5), "-5 examples"),
     "more examples than the client has": (replace(valid(), samples=101), "101 examples"),
     "a note that is NaN": (replace(valid(), notes={"loss": float("nan")}), "notes"),
+    "a note that is infinite": (replace(valid(), notes={"loss": float("inf")}), "notes"),
+    "a note whose sum is infinite": (replace(valid(), notes={"drawn": 1e308}), "notes"),
+    "a note that is the event's name": (replace(valid(), notes={"event": 1.0}), "note event is a field of the log"),
+    "a note that is the round": (replace(valid(), notes={"round": 1.0}), "note round is a field of the log"),
+    "a note that is the server's count": (replace(valid(), notes={"refused_replies": -1.0}), "field of the log"),
+    "a note named by a terminal's code": (replace(valid(), notes={"\x1b[2J": 1.0}), "names that are not short"),
+    "a note with a long name": (replace(valid(), notes={"x" * 41: 1.0}), "names that are not short"),
+    "too many notes": (replace(valid(), notes={f"n{k}": 1.0 for k in range(33)}), "33 notes where 32 are allowed"),
 }
 
 

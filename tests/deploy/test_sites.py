@@ -291,11 +291,33 @@ def test_a_mistake_at_a_site_is_one_sentence(tmp_path, name):
         (federation_text("text") + "lenght = 3\n", "did you mean length"),
         (federation_text("text").replace("fever", "cough"), "none of them twice"),
         (federation_text("text").replace('["north", "south"]', "[]"), "at least one site"),
+        (federation_text("text").replace("length = 8", 'length = "8"'), "length and vocabulary"),
+        (federation_text("text").replace("length = 8", "length = 0"), "length and vocabulary"),
+        (federation_text("text").replace("vocabulary = 500", "vocabulary = 1e3"), "length and vocabulary"),
+        (federation_text("text").replace('["north", "south"]', '"north"'), "list of texts"),
+        (federation_text("text").replace('["north", "south"]', "[1, 2]"), "lists of texts"),
+        (federation_text("text").replace(json.dumps(TASKS), "[1]"), "list of texts"),
+        (federation_text("text").replace(json.dumps(TASKS), "3"), "list of lists"),
+        (federation_text("text").replace('"text"', "5"), "modality"),
+        (federation_text("image").replace("[1, 8, 8]", "[8, 8]"), "three whole numbers"),
+        (federation_text("image").replace("[1, 8, 8]", "8"), "list of whole numbers"),
+        (federation_text("graph").replace("features = 4", "features = -4"), "features"),
+        (federation_text("text") + "views = [[1]]\n", "lists of texts"),
+        (federation_text("text") + "std = 2\n", "list of numbers"),
+        (federation_text("text") + 'mean = ["a"]\n', "lists of finite numbers"),
+        ("tasks = " + "[" * 5000, "TOML"),
     ],
 )
 def test_a_mistake_in_the_federation_is_one_sentence(text, sentence):
     with pytest.raises(ProfcilError, match=sentence):
         read_federation(text)
+
+
+def test_a_graph_without_edges_is_read(tmp_path):
+    graph = write_graph(write_manifest(tmp_path, "north", "graph", TASKS[0]) / "graph", TASKS[0])
+    (graph / "edges.csv").write_text("source,target\n")
+    terms = read_federation(federation_text("graph"))
+    assert terms.bundle(read_site(tmp_path, terms).examples).train.edges.shape == (2, 0)
 
 
 def test_a_graph_must_have_the_agreed_features(tmp_path):

@@ -187,3 +187,11 @@ def test_a_request_cannot_choose_a_folder_at_the_site():
     content = wire.request_records(Request("../..", WHEN, {}, {}, 0, 1, (), {"run": "../x"}))
     with pytest.raises(UnreadableMessage):
         wire.read_request(content)
+
+
+def test_what_a_site_stores_is_readable_by_its_user_alone(tmp_path):
+    (tmp_path / "sites").mkdir(mode=0o755)
+    store = SiteStore(tmp_path / "sites", "run", 0)
+    assert store.path.stat().st_mode & 0o077 == 0
+    store.path.chmod(0o755)  # as an older version left it
+    assert SiteStore(tmp_path / "sites", "run", 0).path.stat().st_mode & 0o077 == 0

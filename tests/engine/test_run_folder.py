@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -316,3 +317,48 @@ def test_a_gpu_s_memory_is_told_as_it_is_held(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3_000_000)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7_000_000)
     assert run.peak_memory_mb(SimpleNamespace(device=torch.device("cuda"))) == 7.0
+
+
+def test_the_new_name_of_a_file_is_written_to_the_disk_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), real(handle)))
+    atomic_files.write_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
+    inodes = [(tmp_path / name).stat().st_ino for name in ("a", "b")]
+    assert synced == [*inodes, tmp_path.stat().st_ino]
+
+
+# -- long runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_longer_than_the_header_of_safetensors_allows_is_saved(tmp_path: Path) -> None:
+    """The format limits its header to 100 MB."""
+    ledger = "round,0,0,1,up,model,1234\n" * 4_000_000
+    assert len(ledger) > 100_000_000
+    facts = {"ledger": ledger, "events": "é" * 1_000_000, "position": 3}
+    atomic_files.write_tensors(tmp_path / "state", {"w": torch.ones(3)}, facts)
+    tensors, found = atomic_files.read_tensors(tmp_path / "state") or ({}, {})
+    assert found == facts
+    assert list(tensors) == ["w"]
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_run_with_long_texts_resumes_to_the_same_bits(
+    tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic_files, "LONG_TEXT", 10)
+    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    with pytest.MonkeyPatch.context() as patch:
+        at_call("profcil.engine.loop:evaluate", 2, stop, patch.setattr)
+        with pytest.raises(run.Interrupted):
+            run.start(tiny(), tmp_path / "run", tmp_path)
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "run/state.safetensors", framework="pt") as file:
+        assert {"text/ledger", "text/events"} <= set(file.keys())
+        assert "round,0" not in file.metadata()["facts"]
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed
+
+
+def stop(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from tiny_runs import TRAIN, at_call, events, outcome, path_of, tiny
 
+from profcil.cli.main import main
 from profcil.engine import run
 from profcil.errors import RunFolderError
+from profcil.io.interrupts import signal_handlers
+from profcil.resolve import to_toml
 
 SPOTS = [
     (TRAIN, 4),  # between two clients
@@ -94,3 +97,58 @@ def test_in_the_warm_up(tmp_path: Path, undisturbed_by: Callable[[str], dict]) -
     with pytest.raises(RunFolderError, match="no state yet"):
         run.resume(out)
     assert outcome(run.start(tiny(accelerate="off"), out, tmp_path)) == undisturbed_by("off")
+
+
+def command(tmp_path: Path, verb: str = "run") -> list[str]:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(to_toml(tiny(accelerate="off")))
+    paths = [str(recipe), "--out", str(tmp_path / "run")] if verb == "run" else [str(tmp_path / "run")]
+    return [verb, *paths, "--data-dir", str(tmp_path), "--quiet"]
+
+
+STOPS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize("stop, status", STOPS)
+def test_a_scheduler_or_a_closed_terminal_ends_a_run_like_ctrl_c(
+    stop: signal.Signals,
+    status: int,
+    tmp_path: Path,
+    undisturbed_by: Callable[[str], dict],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
+    monkeypatch.setattr(run, "MIN_SAVE_SECONDS", 3600)
+    before = signal.getsignal(stop)
+    for verb, call, rounds in (("run", 5, 1), ("resume", 3, 2)):  # 1-2 warm-up, then two clients a round
+        with pytest.MonkeyPatch.context() as patch:
+            at_call(TRAIN, call, lambda *_: signal.raise_signal(stop), patch.setattr)
+            assert main(command(tmp_path, verb)) == status
+        assert f"`profcil resume {tmp_path / 'run'}`" in capsys.readouterr().err
+        assert sum(event["event"] == "round" for event in events(tmp_path / "run")) == rounds
+    assert signal.getsignal(stop) is before
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed_by("off")
+
+
+@pytest.mark.usefixtures("remembering")
+def test_a_run_under_nohup_ignores_a_closed_terminal(
+    tmp_path: Path, undisturbed_by: Callable[[str], dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with signal_handlers({signal.SIGHUP: signal.SIG_IGN}):
+        at_call(TRAIN, 5, lambda *_: signal.raise_signal(signal.SIGHUP), monkeypatch.setattr)
+        assert main(command(tmp_path)) == 0
+    assert outcome(tmp_path / "run") == undisturbed_by("off")
+
+
+@pytest.mark.usefixtures("remembering")
+@pytest.mark.parametrize("stop, status", STOPS)
+def test_a_signal_that_comes_while_the_run_saves_waits(
+    stop: signal.Signals, status: int, tmp_path: Path, undisturbed_by: Callable[[str], dict]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        at_call("profcil.engine.loop:evaluate", 2, lambda *_: signal.raise_signal(stop), patch.setattr)
+        at_call("profcil.engine.run:RunRecorder.save", 3, lambda *_: signal.raise_signal(stop), patch.setattr)
+        assert main(command(tmp_path)) == status
+    assert outcome(run.resume(tmp_path / "run")) == undisturbed_by("off")

@@ -30,6 +30,7 @@ def unfinish(finished: Path, copy: Path) -> Path:
     facts = json.loads((copy / "run.json").read_text())
     scores = json.loads((copy / "scores.json").read_text())
     scores["correct"][-1] = [-1] * len(scores["correct"])
+    facts.pop("digests")
     (copy / "run.json").write_text(json.dumps({**facts, "done": False}))
     (copy / "scores.json").write_text(json.dumps(scores))
     return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from made_runs import command, unfinish
 
 from profcil.errors import RunFolderError
+from profcil.io.atomic_files import write_text
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.data import MAX_CLIENT_ROWS, describe_plan, page_data, short_names
-from profcil.reporting.page.page import HERE, SCRIPTS, embed_json, render_page
+from profcil.reporting.page.page import HERE, SCRIPTS, embed_json, render_page, write_page
 from profcil.runs.reader import Run, load_run, summarise_run
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
@@ -169,3 +171,15 @@ def test_colours_have_enough_contrast(scheme: str) -> None:
 
 def test_every_script_is_included() -> None:
     assert sorted(p.name for p in HERE.glob("*.js")) == sorted(SCRIPTS)
+
+
+@pytest.mark.parametrize("write", [write_page, write_text])
+def test_a_device_or_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, write) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # so that opening it for writing does not wait
+    write(pipe, "<html>")
+    assert pipe.is_fifo()
+    assert os.read(reader, 100) == b"<html>"
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]

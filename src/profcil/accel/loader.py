@@ -9,8 +9,10 @@ import hashlib
 import os
 import platform
 import shlex
+import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -20,10 +22,12 @@ from typing import Any
 
 import torch
 
-from profcil.io.cache_folder import cache_folder
+from profcil.io.atomic_files import write_bytes
+from profcil.io.cache_folder import cache_folder, make_private_folder
 
 PACKAGE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
+FOLDER = "compiled"  # in the cache folder
 COMPILER_TIMEOUT = 60  # timeout of the compiler in seconds; it usually takes one
 
 _compile_lock = Lock()  # only one thread compiles at a time
@@ -49,20 +53,44 @@ def load_or_compile(file: str) -> ctypes.CDLL | None:
     """As `c_library`, from the cache where it is there. The cache key covers source, compiler, flags and processor."""
     source = PACKAGE / file
     key = "|".join([source.read_text(encoding="utf-8"), *compiler(), *FLAGS, processor()])
-    digest = hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
-    name = f"{source.stem}-{digest}.so"
-    cached = cache_folder() / "kernels" / name
+    name = f"{source.stem}-{digest(key.encode())}"
+    folder = cache_folder() / FOLDER
     with suppress(OSError):
-        return ctypes.CDLL(str(cached))
-    with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory(prefix="profcil-") as folder:
-        output = Path(folder) / name
+        cached = trusted_library(folder, name)
+        if cached is not None:
+            return ctypes.CDLL(str(cached))
+    with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory(prefix="profcil-") as temporary:
+        output = Path(temporary) / f"{name}.so"
         command = [*compiler(), *FLAGS, "-o", str(output), str(source), "-lm"]
         subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=COMPILER_TIMEOUT)
         library = ctypes.CDLL(str(output))
-        with suppress(OSError):  # without a writable cache, every process compiles again
-            store(output, cached)
+        with suppress(OSError):  # without a writable cache of one's own, every process compiles again
+            store(output.read_bytes(), folder, name)
         return library
     return None
+
+
+def digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def trusted_library(folder: Path, name: str) -> Path | None:
+    """The cached library of a name; None if there is none that only this user can have written.
+
+    A library is code. So the folder and the file must belong to the user, nobody else may write them, and the content
+    must have the digest that is part of the file's name.
+    """
+    if not is_only_ours(folder.lstat(), stat.S_ISDIR):
+        return None
+    for path in folder.glob(f"{name}-*.so"):
+        if is_only_ours(path.lstat(), stat.S_ISREG) and path.stem == f"{name}-{digest(path.read_bytes())}":
+            return path
+    return None
+
+
+def is_only_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    """Whether a file or folder, not a link to one, belongs to this user and nobody else may write it."""
+    return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def compiler() -> list[str]:
@@ -70,12 +98,16 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "")) or ["cc"]
 
 
-def store(library: Path, cached: Path) -> None:
-    """Copies a library into the cache by an atomic write."""
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cached.with_name(f"{cached.name}.{os.getpid()}")
-    temporary.write_bytes(library.read_bytes())
-    temporary.replace(cached)
+def store(library: bytes, folder: Path, name: str) -> None:
+    """Writes a library into the cache, atomically, with its digest in the name. Older versions of it are removed."""
+    make_private_folder(folder)
+    if not is_only_ours(folder.lstat(), stat.S_ISDIR):
+        return
+    for other in folder.glob(f"{name}-*.so"):
+        other.unlink(missing_ok=True)
+    cached = folder / f"{name}-{digest(library)}.so"
+    write_bytes(cached, library)
+    cached.chmod(0o600)
 
 
 def processor() -> str:

@@ -125,7 +125,7 @@ def demo(args: argparse.Namespace) -> int:
     require_packages("demo", "flwr", *(["ray"] if args.ray else []))
     from profcil.deploy.demo import report, run_demo
     from profcil.engine.run import Interrupted
-    from profcil.io.interrupts import sigterm_as_interrupt
+    from profcil.io.interrupts import stop_signals_as_interrupt
 
     settings = DEMO_SETTINGS | ({"clients": args.nodes} if args.nodes else {})
     args.set = [f"{k}={v}" for k, v in settings.items()] + args.set
@@ -134,7 +134,7 @@ def demo(args: argparse.Namespace) -> int:
     if (out / "run").exists():
         raise ConfigError(f"{out} already has a demo; choose another --out")
     try:
-        with sigterm_as_interrupt():
+        with stop_signals_as_interrupt():
             found = run_demo(resolve_args(args), out, data_root(args), ray=args.ray)
     except (Interrupted, KeyboardInterrupt):
         raise KeyboardInterrupt(f"interrupted; all started processes are stopped, the files in {out} remain") from None

@@ -15,6 +15,7 @@ from contextlib import suppress
 from profcil import __version__
 from profcil.cli.parser import Parser
 from profcil.errors import ProfcilError, file_error, is_file_error, unknown
+from profcil.io.interrupts import exit_status, stop_signals_as_interrupt
 
 VERBS = (
     "run",
@@ -33,34 +34,41 @@ VERBS = (
     "figure",
     "report",
     "results",
+    "verify",
     "bench",
     "doctor",
     "deploy",
     "status",
 )  # modules in this folder
 DEBUG = "PROFCIL_DEBUG"
-INTERRUPTED = 130  # what a shell reports for SIGINT
-BROKEN_PIPE = 141  # and for SIGPIPE
+BROKEN_PIPE = 141  # what a shell reports for SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status."""
     allow_any_character()
     try:
-        status = dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return status
+        with stop_signals_as_interrupt():
+            status = dispatch(list(sys.argv[1:] if argv is None else argv))
+            sys.stdout.flush()
+            return status
     except SystemExit as done:  # from argparse after --help
         return int(done.code or 0)
     except ProfcilError as error:
         return fail(str(error), error.exit_status)
     except KeyboardInterrupt as stop:
-        return fail(str(stop) or "interrupted; unfinished work was not saved", INTERRUPTED)
+        return fail(str(stop) or "interrupted; unfinished work was not saved", exit_status(stop) or 1)
     except BrokenPipeError:
         return close_output()
+    except RecursionError:
+        if os.environ.get(DEBUG):
+            raise
+        return fail("a file or a value is nested too deeply to be read; give one with fewer brackets in brackets", 2)
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
+        if isinstance(error, OSError) and (stopped := exit_status(error)):
+            return stopped  # the terminal is gone, and so is the progress on it
         if isinstance(error, OSError) and is_file_error(error):
             failure = file_error(error)
             return fail(str(failure), failure.exit_status)
@@ -101,8 +109,8 @@ def allow_any_character() -> None:
 
 
 def fail(message: str, status: int) -> int:
-    """Prints an error message and returns the exit status. A closed stderr is ignored."""
-    with suppress(BrokenPipeError):
+    """Prints an error message and returns the exit status. A closed stderr, or a terminal that is gone, is ignored."""
+    with suppress(OSError):
         print(f"profcil: {message}", file=sys.stderr)
     return status
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import lzma
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from profcil.errors import DataError
 
 MAX_BYTES = 8 << 30  # more than any official archive holds
-READ_ERRORS = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError)
+MAX_MEMBERS = 1_000_000
+MAX_HEADER = 1 << 20  # bytes of the extended header of a tar member, which holds names
+# What reading a damaged archive raises. zipfile and tarfile let errors of parsing through.
+FORMAT_ERRORS = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+READ_ERRORS = (*FORMAT_ERRORS, RuntimeError, ValueError, LookupError, ArithmeticError, struct.error)
+EXTENDED = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 Archive = tarfile.TarFile | zipfile.ZipFile
 Member = tarfile.TarInfo | zipfile.ZipInfo
 
@@ -32,20 +40,40 @@ def unpack(path: Path, folder: Path, max_bytes: int = MAX_BYTES) -> None:
             for target, member in targets:
                 write_member(archive, member, target)
     except READ_ERRORS as error:
-        raise DataError(f"{path} is damaged ({error}); delete it and fetch it again") from error
+        raise damaged(path, error) from error
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):  # of the disk, not of the archive
+            raise
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())
+    return DataError(f"{path} is damaged ({reason[:200]}); delete it and fetch it again")
+
+
+class BoundedMember(tarfile.TarInfo):
+    """A tar member whose extended header is not read if it is longer than any name."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        if self.type in EXTENDED and self.type != tarfile.GNUTYPE_SPARSE and self.size > MAX_HEADER:
+            raise DataError(f"an archive has a header of {self.size} bytes and was refused; get the official archive")
+        return super()._proc_member(archive)  # type: ignore[misc]
 
 
 def open_archive(path: Path) -> Archive:
     """The archive, opened as a zip or a tar file."""
     if zipfile.is_zipfile(path):
         return zipfile.ZipFile(path)
-    return tarfile.open(path)
+    return tarfile.open(path, tarinfo=BoundedMember)
 
 
 def plain_files(archive: Archive, path: Path) -> Iterator[tuple[str, Member, int]]:
     """Name, member and size of every plain file. Folders are skipped; links and devices are an error."""
-    members = archive.infolist() if isinstance(archive, zipfile.ZipFile) else archive.getmembers()
-    for member in members:
+    members: Iterable[Member] = archive.infolist() if isinstance(archive, zipfile.ZipFile) else archive
+    for number, member in enumerate(members):
+        if number >= MAX_MEMBERS:
+            raise DataError(f"{path} has more than {MAX_MEMBERS} files and was refused; get the official archive")
         name, size, is_folder, is_file = describe(member)
         if is_folder:
             continue

@@ -80,7 +80,10 @@ def read_python(path: Path) -> Rows:
     """The images of a Python file: a pickled dictionary with `data` and `fine_labels`."""
     content = unpickle.load(path)
     try:
-        return rows(np.asarray(content["data"], dtype=np.uint8), np.asarray(content["fine_labels"]))
+        pixels = unpickle.array(content["data"])
+        if pixels.dtype != np.uint8:
+            raise ValueError(f"`data` has the type {pixels.dtype}, not uint8")
+        return rows(pixels, unpickle.integers(content["fine_labels"]))
     except (KeyError, TypeError, ValueError) as error:
         raise files.damaged(FACTS, path, f"does not contain `data` and `fine_labels` ({error})") from error
 
@@ -106,6 +109,9 @@ def meta_names(path: Path) -> tuple[str, ...]:
     """The names of the fine labels in a pickled `meta` file."""
     content = unpickle.load(path)
     try:
-        return tuple(map(str, content["fine_label_names"]))
+        names = content["fine_label_names"]
+        if type(names) is not list or not all(type(name) is str for name in names):
+            raise TypeError("the names are not texts")
+        return tuple(names)
     except (KeyError, TypeError) as error:
         raise files.damaged(FACTS, path, "does not contain `fine_label_names`") from error

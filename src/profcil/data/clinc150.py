@@ -61,7 +61,7 @@ def read(path: Path) -> list[list[Request]]:
     try:
         content = json.loads(path.read_text("utf-8"))
         return [parse(content[part]) for part in PARTS]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise files.damaged(FACTS, path, f"does not contain the parts train, val and test ({error})") from error
 
 

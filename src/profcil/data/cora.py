@@ -52,7 +52,7 @@ def load(root: Path, seed: int = 0) -> Bundle:
     folder = files.locate(FACTS, root, "raw/ind.cora.graph").parent
     try:
         x, labels, edges = assemble(folder)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         raise files.damaged(FACTS, folder, f"contains files that do not fit together ({error})") from error
     parts = _graphs.stratified_split(labels, seed, FACTS.name)
     return _graphs.graph_bundle(FACTS, _graphs.row_normalised(x), edges, labels, parts, NAMES)
@@ -62,8 +62,8 @@ def assemble(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, labels and edges. Row i of tx belongs to the node in line i of test.index."""
     allx = read(folder, "allx").dense()
     tx = read(folder, "tx").dense()
-    ally = read(folder, "ally")
-    ty = read(folder, "ty")
+    ally = unpickle.array(read(folder, "ally"))
+    ty = unpickle.array(read(folder, "ty"))
     order = read_index(folder)
     if sorted(order) != list(range(len(allx), len(allx) + len(tx))):
         raise ValueError("test.index does not list the nodes after allx")
@@ -71,10 +71,18 @@ def assemble(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x[order] = tx
     onehot = np.concatenate([ally, ty])
     onehot[order] = ty
-    neighbours = read(folder, "graph")
-    pairs = [(node, other) for node, others in neighbours.items() for other in others]
-    edges = _graphs.undirected(np.array(pairs, dtype=np.int64).T, len(x))
+    edges = _graphs.undirected(read_pairs(folder), len(x))
     return x, onehot.argmax(axis=1), edges
+
+
+def read_pairs(folder: Path) -> np.ndarray:
+    """The pairs [2, n] of a node and a neighbour. There cannot be more of them than bytes in the file."""
+    neighbours = read(folder, "graph")
+    size = existing(folder, "graph").stat().st_size
+    if sum(len(others) for others in neighbours.values()) > size:
+        raise ValueError("the graph names one list of neighbours again and again")
+    pairs = [(node, other) for node, others in neighbours.items() for other in others]
+    return unpickle.integers([node for pair in pairs for node in pair]).reshape(-1, 2).T
 
 
 def read_index(folder: Path) -> np.ndarray:

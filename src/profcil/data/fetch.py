@@ -13,10 +13,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from profcil.data import files
-from profcil.data._unpack import MAX_BYTES, unpack
+from profcil.data._unpack import unpack
 from profcil.data.bundle import Facts, File
 from profcil.errors import DataError, Failure, is_file_error
 
@@ -25,7 +25,17 @@ CHUNK = 1 << 18  # bytes per read
 ATTEMPTS = 4
 PAUSE = 1.0  # seconds before the second attempt; grows with each attempt
 TIMEOUT = 30.0  # seconds without a byte
+MAX_UNKNOWN = 1 << 30  # bytes of a file whose official size is not known; the largest such file has 170 million
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, OSError)
+
+
+class SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from an encrypted address to one that is not."""
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+        if req.type == "https" and not newurl.startswith("https://"):
+            raise urllib.error.URLError(f"it redirects to {newurl[:100]}, which is not encrypted")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def no_progress(name: str, done: int, total: int | None) -> None:
@@ -83,6 +93,8 @@ def download(file: File, target: Path, progress: Progress = no_progress) -> Path
             if isinstance(error, OSError) and is_file_error(error):
                 raise
             reason = error
+        except ValueError as error:  # headers or an address that cannot be parsed
+            raise Failure(f"{file.url} gave an answer that cannot be read ({error}); get the file by hand") from error
     raise Failure(
         f"the download of {file.url} stopped after {size_of(part)} bytes ({reason}); "
         "run the same command again to continue it"
@@ -102,7 +114,7 @@ def request_rest(file: File, part: Path, progress: Progress) -> bool:
     headers = {"Range": f"bytes={start}-"} if start else {}
     request = urllib.request.Request(file.url or "", headers=headers)
     try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        response = urllib.request.build_opener(SafeRedirects()).open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
@@ -116,8 +128,22 @@ def request_rest(file: File, part: Path, progress: Progress) -> bool:
         start = start if is_partial else 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else file.size
-        done = save_response(response, part, start, lambda done: progress(Path(file.path).name, done, total))
+        check_size(file, part, total or 0)
+
+        def report(done: int) -> None:
+            progress(Path(file.path).name, done, total)
+            check_size(file, part, done)
+
+        done = save_response(response, part, start, report)
     return total is None or done >= total
+
+
+def check_size(file: File, part: Path, size: int) -> None:
+    """Refuse more bytes than the official file has. What was downloaded is deleted: continuing it cannot help."""
+    limit = MAX_UNKNOWN if file.size is None else file.size
+    if size > limit:
+        part.unlink(missing_ok=True)
+        raise DataError(f"{file.url} sends more than the {limit} bytes that are expected; get the file by hand")
 
 
 def save_response(response: IO[bytes], part: Path, start: int, report: Callable[[int], None]) -> int:
@@ -127,11 +153,6 @@ def save_response(response: IO[bytes], part: Path, start: int, report: Callable[
         while chunk := response.read(CHUNK):
             done += stream.write(chunk)
             report(done)
-            if done > MAX_BYTES:
-                raise DataError(
-                    f"{part} grew beyond {MAX_BYTES} bytes, which no official file exceeds; "
-                    "delete it and check the download address"
-                )
     return done
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +23,8 @@ from profcil.data.bundle import Bundle, Facts, File
 from profcil.data.input_format import InputFormat
 from profcil.errors import DataError
 
+# What damaged files raise in any loader, if it does not name the file itself.
+CONTENT_ERRORS = (UnicodeDecodeError, EOFError, zlib.error, csv.Error, RecursionError)
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation per channel or column
 
 
@@ -172,6 +176,9 @@ def call_loader(facts: Facts, load: Callable[[Path, int], Any], root: Path, seed
     except OSError as error:
         what = f"{error.filename or error} ({error.strerror or type(error).__name__})"
         raise DataError(f"{facts.title} cannot be loaded from {what}; {files.how_to_repair(facts)}") from error
+    except CONTENT_ERRORS as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{facts.title}'s files cannot be read ({reason}); {files.how_to_repair(facts)}") from error
     if not isinstance(bundle, Bundle):
         raise DataError(
             f"{facts.title}'s loader returns {type(bundle).__name__} where a Bundle is expected; correct its `load`"
@@ -243,7 +250,7 @@ def fingerprint(bundle: Bundle) -> str:
     for part, examples in named_parts(bundle):
         for field, tensor in vars(examples).items():
             total.update(f"{part}.{field}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            if tensor.data_ptr() not in hashed:
+            if tensor.numel() and tensor.data_ptr() not in hashed:  # an empty tensor has no bytes to cast
                 hashed.add(tensor.data_ptr())
                 total.update(memoryview(tensor.contiguous().numpy()).cast("B"))
     return total.hexdigest()

@@ -96,6 +96,9 @@ def class_names(root: Path) -> tuple[str, ...]:
     path = files.find(FACTS, root, f"{FOLDER}/mapping/labelidx2arxivcategeory.csv.gz")
     if path is None:
         return tuple(f"class {label}" for label in range(FACTS.classes))
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        _, *rows = csv.reader(stream)
-        return tuple(row[1] for row in rows)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            _, *rows = csv.reader(stream)
+            return tuple(row[1] for row in rows)
+    except (ValueError, LookupError, OSError, EOFError, zlib.error, csv.Error) as error:
+        raise files.damaged(FACTS, path, f"does not list the classes ({error})") from error

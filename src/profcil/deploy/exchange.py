@@ -10,6 +10,7 @@ from flwr.app import Message
 
 from profcil.deploy.mailbox import event_fields
 from profcil.deploy.status import from_one
+from profcil.deploy.texts import one_line
 from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes
 from profcil.engine.channel import COUNT_BYTES, When
 from profcil.engine.payload import Reply
@@ -49,10 +50,10 @@ class Exchange:
                 raise UnreadableMessage(f"the client failed ({message.error.reason})")
             response = read_response(message.content)
         except UnreadableMessage as error:
-            self.refused[client] = str(error)
+            self.refused[client] = one_line(error)
             return ""
         if reason := self.reason_to_refuse(client, response):
-            self.refused[client] = reason
+            self.refused[client] = one_line(reason)
             return response.error_kind
         self.accepted[client] = response.reply
         if response.has_private:

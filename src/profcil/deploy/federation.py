@@ -6,6 +6,7 @@ arrive at which position. The server learns how many examples of each class a si
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,6 +22,8 @@ from profcil.errors import ConfigError, nearest, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings
 
+LISTS = "sites, views, columns and tasks"
+MAX_SIZE = 10_000_000  # of a text's length, a vocabulary, a side of an image or the features of a node
 MAX_EXAMPLES = 10_000_000  # of one class, in a site's declaration
 
 
@@ -95,6 +98,7 @@ def read_federation(text: str, source: str = "federation.toml") -> Federation:
         federation = Federation(**{key: lists_to_tuples(value) for key, value in values.items()})
     except TypeError:
         raise ConfigError(f"{source} must give modality, tasks and sites; docs/deployment.md describes them") from None
+    check_types(federation, source)
     if federation.modality not in ENCODERS:
         raise unknown("modality", str(federation.modality), ENCODERS)
     check_columns(federation, source)
@@ -102,6 +106,47 @@ def read_federation(text: str, source: str = "federation.toml") -> Federation:
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{source} must name at least one site and one class, and none of them twice")
     return federation
+
+
+def check_types(federation: Federation, source: str) -> None:
+    """Refuses values of a wrong type, and sizes below 1."""
+    texts = (federation.modality, federation.encoder)
+    tasks = checked_list(federation.tasks, source, "tasks", "lists")
+    lists = (federation.sites, federation.views or (), federation.columns, *tasks)
+    for name, value in zip(("modality", "encoder"), texts, strict=True):
+        if not isinstance(value, str):
+            raise wrong_type(source, name, "a text")
+    for value in lists:
+        if not all(isinstance(item, str) for item in checked_list(value, source, LISTS, "texts")):
+            raise wrong_type(source, LISTS, "lists of texts")
+    for numbers in (federation.mean, federation.std):
+        if not all(is_number(item) for item in checked_list(numbers, source, "mean and std", "numbers")):
+            raise wrong_type(source, "mean and std", "lists of finite numbers")
+    if not all(is_count(size, 1) for size in (federation.length, federation.vocabulary)):
+        raise wrong_type(source, "length and vocabulary", "whole numbers of at least 1")
+    if not is_count(federation.features, 0):
+        raise wrong_type(source, "features", "a whole number of at least 0")
+    shape = checked_list(federation.shape, source, "shape", "whole numbers")
+    if len(shape) != 3 or not all(is_count(size, 1) for size in shape):
+        raise wrong_type(source, "shape", "three whole numbers: channels, height and width")
+
+
+def checked_list(value: Any, source: str, name: str, of: str) -> tuple[Any, ...]:
+    if not isinstance(value, tuple):
+        raise wrong_type(source, name, f"a list of {of}")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def is_count(value: Any, low: int) -> bool:
+    return type(value) is int and low <= value <= MAX_SIZE
+
+
+def wrong_type(source: str, name: str, expected: str) -> ConfigError:
+    return ConfigError(f"{source} gives {name} in a wrong form, it must be {expected}; docs/deployment.md shows one")
 
 
 def check_columns(federation: Federation, source: str) -> None:
@@ -127,7 +172,7 @@ def lists_to_tuples(value: Any) -> Any:
 def parse_toml(text: str, source: object) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{source} cannot be read as TOML: {error}") from None
 
 

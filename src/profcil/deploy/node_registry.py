@@ -15,10 +15,12 @@ from flwr.app import Message, RecordDict
 
 from profcil import __version__
 from profcil.deploy.execution import read_execution
+from profcil.deploy.texts import one_line
 from profcil.deploy.wire import UnreadableMessage, pack, unpack
 
 HELLO = "query.hello"  # Flower's message type
 PERMANENT_ERRORS = {1, 2}  # Flower's codes for an app that cannot be loaded, or that raised an error
+MAX_CLIENTS = 10_000_000
 RecordEvent = Callable[[Mapping[str, Any]], None]  # writes an event into the run folder
 
 
@@ -47,8 +49,11 @@ def read_hello(content: RecordDict) -> Hello:
         if head["as"] != __version__:
             raise UnreadableMessage(f"the node runs profcil {head['as']}, the server {__version__}")
         execution = read_execution(head["execution"])
-        return Hello(int(head["client"]), dict(head["holds"]), dict(head["site"]), execution)
-    except (KeyError, TypeError, ValueError) as error:
+        client = int(head["client"])
+        if not 0 <= client < MAX_CLIENTS:
+            raise ValueError(f"client must be from 0 to {MAX_CLIENTS - 1}")
+        return Hello(client, dict(head["holds"]), dict(head["site"]), execution)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UnreadableMessage(f"the message is not a hello ({error})") from None
 
 
@@ -99,7 +104,7 @@ class NodeRegistry:
             self.add(node, read_hello(message.content))
         except UnreadableMessage as error:
             self.rejected.add(node)
-            self.record_event({"event": "refused", "node": node, "reason": str(error)})
+            self.record_event({"event": "refused", "node": node, "reason": one_line(error)})
 
     def add(self, node: int, hello: Hello) -> None:
         """Registers a node. It computes for its client unless another node already does."""

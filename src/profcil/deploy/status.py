@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from profcil.deploy.texts import one_line
 from profcil.runs.reader import check_folder, explain_read_errors, is_locked, parse_event, parse_file, parse_json_table
 
 Made = TypeVar("Made")
+LONGEST_LINE = 10_000  # characters; a line lists every client
 PROBLEMS = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
 
 
@@ -94,7 +96,7 @@ def accuracy(scores: dict[str, Any]) -> list[float | None] | None:
 
 def describe(status: dict[str, Any]) -> str:
     """The status as text. Positions and rounds are counted from 1 here."""
-    return "\n".join(description_lines(status))
+    return "\n".join(one_line(line, LONGEST_LINE) for line in description_lines(status))
 
 
 def description_lines(s: dict[str, Any]) -> Iterator[str]:

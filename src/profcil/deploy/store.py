@@ -19,7 +19,7 @@ from torch import Tensor
 from profcil.deploy.wire import block_digest
 from profcil.engine.payload import Block
 from profcil.io.atomic_files import read_tensors, write_tensors
-from profcil.io.cache_folder import cache_folder
+from profcil.io.cache_folder import cache_folder, make_private_folder
 
 UNUSED_DAYS = 30  # a run's files are removed when they have not been used for this long
 SECONDS_PER_DAY = 86400
@@ -37,7 +37,8 @@ class SiteStore:
         # The run's name comes over the network. Its hash is a safe folder name.
         folder = short_hash(run)
         self.path = Path(root) / folder / str(client)
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.path)
+        self.path.chmod(0o700)  # older versions left it readable by all
 
     def write_block(self, name: str, block: Block) -> None:
         facts = {"name": name, "kind": block.kind, "labels": list(block.labels), "version": block.version}

@@ -21,7 +21,8 @@ from profcil.io.atomic_files import digest
 
 HEAD = "head"  # the name of the record with the JSON header
 BLOCK_PREFIX = "block:"  # starts the name of each record with a block's arrays
-PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, EOFError, OSError, RuntimeError)
+CONTENT_ERRORS = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, EOFError, OSError, RuntimeError)
+PARSE_ERRORS = (*CONTENT_ERRORS, MemoryError)  # a header may claim any size; RecursionError is a RuntimeError
 
 
 class UnreadableMessage(Exception):

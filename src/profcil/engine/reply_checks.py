@@ -17,6 +17,18 @@ from torch import Tensor
 
 from profcil.engine.payload import Block, Reply
 
+MAX_NOTES = 32
+MAX_NOTE_NAME = 40  # characters
+LARGEST_NOTE = 1e15  # sums of it over clients stay finite, and whole numbers up to it are exact
+# What the server itself writes about a round. A note of such a name would overwrite it.
+LOG_FIELDS = frozenset(
+    {
+        *("event", "stage", "position", "round", "seconds", "clients", "skipped", "correct", "alignment"),
+        *("resident_mb", "server_seconds", "envelope_bytes", "resent_bytes", "refused_replies", "silent_clients"),
+        *("late_replies", "client", "node", "reason", "answered", "silent", "refused", "payload", "wire", "pid"),
+    }
+)
+
 
 @dataclass(frozen=True)
 class ReplyRequirements:
@@ -41,14 +53,26 @@ def faults(reply: Reply, terms: ReplyRequirements) -> Iterator[str]:
     least = min(1, terms.expected.samples)  # in some methods a reply uses no examples
     if not least <= reply.samples <= terms.most:
         yield f"it claims {reply.samples} examples where {least} to {terms.most} are possible"
-    if not all(math.isfinite(v) for v in reply.notes.values()):
-        yield "its notes are not all finite numbers"
+    yield from wrong_notes(reply)
     yield from unexpected_blocks(reply.blocks, terms)
     for name, block in reply.blocks.items():
         like = terms.expected.blocks[name]
         reasons = chain(wrong_tensors(block, like), wrong_values(block, like, reply.samples, terms))
         for reason in reasons:
             yield f"block {name}: {reason}"
+
+
+def wrong_notes(reply: Reply) -> Iterator[str]:
+    """Notes that are too many, that overwrite a field of the log, or that are not finite numbers of a possible size."""
+    if len(reply.notes) > MAX_NOTES:
+        yield f"it has {len(reply.notes)} notes where {MAX_NOTES} are allowed"
+    for name in list(reply.notes)[:MAX_NOTES]:
+        if name in LOG_FIELDS:
+            yield f"its note {name} is a field of the log"
+        elif not name.isidentifier() or not name.isascii() or len(name) > MAX_NOTE_NAME:
+            yield "its notes have names that are not short words"
+    if not all(math.isfinite(v) and abs(float(v)) <= LARGEST_NOTE for v in reply.notes.values()):
+        yield f"its notes are not all finite numbers up to {LARGEST_NOTE:g}"
 
 
 def unexpected_blocks(blocks: Mapping[str, Block], terms: ReplyRequirements) -> Iterator[str]:

@@ -241,7 +241,8 @@ class RunRecorder:
         if when.before_stream:
             return
         seconds = round(self.before + time.perf_counter() - self.began, 3)
-        event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds, **facts}
+        event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds}
+        event |= {name: value for name, value in facts.items() if name not in event}  # notes overwrite nothing
         if what == "position":
             event["resident_mb"] = resident_mb()
             self.save_memory(when.position)

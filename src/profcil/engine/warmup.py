@@ -30,7 +30,7 @@ from profcil.engine.payload import Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.world import World
 from profcil.io.atomic_files import read_tensors, write_tensors
-from profcil.io.cache_folder import cache_folder
+from profcil.io.cache_folder import cache_folder, make_private_folder
 from profcil.methods.base import Method, reply
 from profcil.metrics.ledger import Ledger
 from profcil.model.losses import consistency
@@ -168,7 +168,7 @@ def cache_lock(path: Path) -> Iterator[None]:
     Without effect on file systems that have no locks."""
     try:
         locks = cache_folder() / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
+        make_private_folder(locks)
         lock = open(locks / path.stem, "a")  # noqa: SIM115 - open as long as the lock is held
     except OSError:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # text and JSON are written without torch
     from torch import Tensor
+
+# Facts are in the header of a file of tensors, which the format limits to 100 MB. Texts longer than this, e.g. the
+# ledger of a long run, are stored as tensors.
+LONG_TEXT = 1_000_000  # characters
+TEXT_PREFIX = "text/"
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -22,6 +28,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_files(files: Mapping[Path, bytes]) -> None:
     """Replaces several files, each atomically. No file is replaced before all are written, so that a full disk or a
     missing permission leaves all of them as they were."""
+    for path in filter(is_special, files):
+        with explain_target(path):
+            path.write_bytes(files[path])
+    files = {path: data for path, data in files.items() if not is_special(path)}
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in files}
     try:
         for path, draft in drafts.items():
@@ -29,6 +39,8 @@ def write_files(files: Mapping[Path, bytes]) -> None:
         for path, draft in drafts.items():
             with explain_target(path):
                 os.replace(draft, path)
+        for folder in {path.parent for path in files}:
+            sync_folder(folder)
     except BaseException:
         for draft in drafts.values():
             with suppress(OSError):
@@ -44,6 +56,25 @@ def write_draft(path: Path, draft: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a socket. Such a target is written to: a rename would replace it."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def sync_folder(folder: Path) -> None:
+    """Writes a folder's entries to the disk: without it, a new name may be lost when the power fails."""
+    with suppress(OSError):  # some file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager
@@ -62,7 +93,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """The content of a JSON file."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -84,8 +120,17 @@ def write_host_tensors(path: Path, tensors: dict[str, Tensor], facts: Mapping[st
     """Like `write_tensors`, for tensors that are on the host, contiguous and without shared memory."""
     from safetensors.torch import save
 
-    text = json.dumps(facts)
-    write_bytes(path, save(tensors, metadata={"facts": text, "digest": digest(tensors, text)}))
+    long_texts = {name: value for name, value in facts.items() if isinstance(value, str) and len(value) > LONG_TEXT}
+    everything = tensors | {TEXT_PREFIX + name: text_tensor(value) for name, value in long_texts.items()}
+    text = json.dumps({name: value for name, value in facts.items() if name not in long_texts})
+    write_bytes(path, save(everything, metadata={"facts": text, "digest": digest(everything, text)}))
+
+
+def text_tensor(text: str) -> Tensor:
+    """A text as a tensor of bytes."""
+    import torch
+
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -99,7 +144,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
             metadata = file.metadata() or {}
         if metadata["digest"] != digest(tensors, metadata["facts"]):
             return None
-        return tensors, json.loads(metadata["facts"])
+        facts = json.loads(metadata["facts"])
+        for name in [name for name in tensors if name.startswith(TEXT_PREFIX)]:
+            facts[name.removeprefix(TEXT_PREFIX)] = tensors.pop(name).numpy().tobytes().decode()
+        return tensors, facts
     except (SafetensorError, OSError, KeyError, ValueError):
         return None
 

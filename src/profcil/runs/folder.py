@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil.errors import RunFolderError
-from profcil.io.atomic_files import host_copies, read_tensors, write_host_tensors, write_json, write_text
+from profcil.io.atomic_files import host_copies, json_bytes, read_tensors, write_bytes, write_host_tensors, write_text
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, to_toml
+from profcil.runs.digests import with_digests
 from profcil.runs.state import pack, unpack
 
 if TYPE_CHECKING:  # the engine, which imports torch, is imported when it is needed
@@ -154,11 +155,13 @@ class RunFolder:
                 raise error
 
     def write_readable_files(self, record: Mapping[str, Any]) -> None:
-        """Writes scores.json, ledger.csv and run.json from the values of a state."""
+        """Writes scores.json, ledger.csv and run.json from the values of a state. run.json has the others' digests."""
         progress = {name: record[name] for name in ("position", "round")}
-        write_json(self.path / "scores.json", record["scores"])
-        write_text(self.path / "ledger.csv", record["ledger"])
-        write_json(self.path / "run.json", {**record["facts"], **progress})
+        files = {"scores.json": json_bytes(record["scores"]), "ledger.csv": record["ledger"].encode()}
+        for name, data in files.items():
+            write_bytes(self.path / name, data)
+        facts = with_digests({**record["facts"], **progress}, files, record["events"].encode())
+        write_bytes(self.path / "run.json", json_bytes(facts))
 
     def load(self, device: torch.device) -> tuple[RunState, str, dict[str, Any]]:
         """The saved state, its events and facts.

@@ -21,6 +21,7 @@ from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.registry import short_name
+from profcil.runs.digests import changed_files
 from profcil.runs.settings_check import MACHINE, check_settings, flatten_settings
 
 Parsed = TypeVar("Parsed")
@@ -100,11 +101,13 @@ def load_run(path: str | Path) -> Run:
     check_folder(path)
     config = parse_file(path / "config.toml", tomllib.loads)
     facts = parse_file(path / "run.json", parse_json_table)
+    check_unchanged(path, facts)
     scores = parse_file(path / "scores.json", lambda text: Scores.from_json(json.loads(text)))
     ledger = parse_file(path / "ledger.csv", Ledger.from_csv)
     plan = Plan.load(path / "plan.npz")
     run = Run(path, config=config, facts=facts, scores=scores, ledger=ledger, plan=plan)
     check_consistency(run)
+    check_scores(run)
     return run
 
 
@@ -193,6 +196,30 @@ def check_consistency(run: Run) -> None:
     check_settings(run.path, original, flatten_settings(run.config))
     if run.done and (run.scores.correct[-1] < 0).any():
         raise RunFolderError(f"{run.path} is marked as done but lacks scores; {advise_resume(run.path)}")
+
+
+def check_unchanged(path: Path, facts: dict[str, Any]) -> None:
+    """Refuses files that were changed after the run wrote them."""
+    with explain_read_errors(path / "run.json"):
+        changed = list(changed_files(path, facts))
+    if changed:
+        raise RunFolderError(changed_message(path, changed[0]))
+
+
+def check_scores(run: Run) -> None:
+    """Refuses more correct predictions than examples."""
+    correct = run.scores.correct
+    is_possible = (correct >= -1) & (correct <= run.scores.total)
+    if not is_possible.all():
+        p, task = (int(k) for k in np.argwhere(~is_possible)[0])
+        raise RunFolderError(
+            f"{run.path}/scores.json has {correct[p, task]} correct of {run.scores.total[task]} for task {task + 1} at "
+            f"position {p + 1}; {advise_resume(run.path)}"
+        )
+
+
+def changed_message(path: Path, name: str) -> str:
+    return f"{path / name} is not what the run wrote (its digest differs); {advise_resume(path)}"
 
 
 def summarise_run(run: Run) -> dict[str, Any]:

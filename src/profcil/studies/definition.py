@@ -192,7 +192,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing, damaged or holds something else."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -22,7 +22,7 @@ from statistics import fmean
 from threading import Event, Thread
 
 from profcil.io.atomic_files import write_text
-from profcil.io.interrupts import sigterm_as_interrupt
+from profcil.io.interrupts import stop_signals_as_interrupt
 from profcil.resolve import to_toml
 from profcil.runs.reader import is_locked
 from profcil.studies.definition import Cell, is_finished, read_json
@@ -43,7 +43,7 @@ def run_cells(
     """
     scheduler = Scheduler(out, data_dir, jobs, diagnose, report, command)
     by_name = {cell.name: cell for cell in cells if cell.applicable}  # two variants may share a run
-    with sigterm_as_interrupt(), ThreadPoolExecutor(jobs) as pool:
+    with stop_signals_as_interrupt(), ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(scheduler.run_cell, cell) for cell in by_name.values()]
         try:
             return sum(not future.result() for future in futures)

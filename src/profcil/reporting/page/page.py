@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from profcil.errors import RunFolderError
+from profcil.io.atomic_files import write_text
 from profcil.reporting.page.data import page_data
 from profcil.runs.reader import Run
 
@@ -45,12 +44,7 @@ def write_page(path: Path, text: str) -> None:
     """Writes the file atomically."""
     if path.is_dir():
         raise RunFolderError(f"{path} is a folder, allowed is a file; name one with --out, e.g. page.html")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        write_text(path, text)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise RunFolderError(f"{path} cannot be written ({error.strerror}); choose another file with --out") from None
