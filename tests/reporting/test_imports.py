@@ -10,6 +10,7 @@ from pathlib import Path
 import profcil
 
 ROOT = Path(profcil.__file__).parent
+WITH_TORCH = ("profcil.runs.export",)  # what it exports is a torch module; only `profcil export` imports it
 MODULES = sorted(path for package in ("reporting", "runs", "studies") for path in (ROOT / package).rglob("*.py"))
 
 
@@ -37,6 +38,7 @@ def test_runs_and_studies_do_not_import_reporting():
 
 def test_importing_the_modules_does_not_import_torch():
     names = [".".join(("profcil", *path.relative_to(ROOT).with_suffix("").parts)) for path in MODULES]
+    names = [name for name in names if name not in WITH_TORCH]
     code = (
         f"import sys, {', '.join(name.removesuffix('.__init__') for name in names)}; assert 'torch' not in sys.modules"
     )
