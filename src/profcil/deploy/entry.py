@@ -13,12 +13,12 @@ from profcil.deploy.federation import Federation, declaration_error, joint_plan,
 from profcil.deploy.fleet import POLL_SECONDS, RESUME_ADVICE, TooFewClients
 from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy, read_policy
-from profcil.deploy.readers import read_examples
+from profcil.deploy.readers import read_test_examples
 from profcil.deploy.run_config import config_from_text
 from profcil.deploy.server import EventBuffer, serve
 from profcil.engine.run import Progress
 from profcil.engine.world import World, build_world, make_world
-from profcil.errors import DataError, ProfcilError
+from profcil.errors import ProfcilError
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig
 
@@ -58,10 +58,7 @@ def make_sites_world(
     config: RunConfig, federation: Federation, out: Path, test: Path, registry: NodeRegistry, policy: Policy
 ) -> World:
     """The server's world for sites with their own data: it has test data only, and the plan that sites declare."""
-    bundle = federation.bundle(read_examples(test, federation))
-    if missing := sorted(set(range(len(federation.classes))) - set(bundle.test.y.tolist())):
-        name = federation.classes[missing[0]]
-        raise DataError(f"{test} has no example of class '{name}'; the test data must have examples of every class")
+    bundle = federation.bundle(read_test_examples(test, federation))
     resumed = (out / "state.safetensors").exists()
     plan = Plan.load(out / "plan.npz") if resumed else enrol_sites(config, federation, registry, policy)
     return build_world(config, bundle, plan)
