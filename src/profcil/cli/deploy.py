@@ -1,5 +1,7 @@
-"""Run a method on real machines with Flower: `deploy app`, `deploy certs`, `deploy env`, `deploy demo`.
+"""Run a method on real machines with Flower: `deploy check`, `app`, `certs`, `env` and `demo`.
 
+check  says what the folder of a site has, what is wrong with it, and what would leave it; nothing is sent, and the exit
+       status is 0 if the site can join, else 2: `deploy check SITE --federation FILE`
 app    writes a folder that `flwr run` accepts; the server starts or resumes the run in the run folder --run
 certs  writes certificates and keys for tests
 env    prints environment variables for Flower's programs: no telemetry, no downloads, no installation of packages
@@ -34,12 +36,16 @@ DEFAULT_NODES = 4
 def add(parser: Parser) -> None:
     from profcil.deploy.policy import Policy
 
-    parser.add_argument("action", metavar="ACTION", help="app, certs, env or demo")
+    parser.add_argument(
+        "action", metavar="ACTION", help="check, app, certs, env or demo; check is followed by the folder of a site"
+    )
     selection_flags(parser)
     machine_flags(parser)
     parser.add_argument("--out", metavar="DIR", help="folder for the app, the certificates, or the demo")
     parser.add_argument("--run", metavar="DIR", help="app: run folder on the server (runs/deployed)")
-    parser.add_argument("--federation", metavar="FILE", help="app: federation.toml, if sites have their own data")
+    parser.add_argument(
+        "--federation", metavar="FILE", help="check, app: federation.toml; check also takes the folder of an app"
+    )
     parser.add_argument("--test", metavar="PATH", help="app: the server's labelled test data, with --federation")
     parser.add_argument(
         "--host", action="append", default=[], help="certs: name or address of the server; can be repeated"
@@ -56,6 +62,23 @@ def run(args: argparse.Namespace) -> int:
     if args.action not in ACTIONS:
         raise unknown("deploy action", args.action, ACTIONS)
     return ACTIONS[args.action](args)
+
+
+def check(args: argparse.Namespace) -> int:
+    """Checks the folder of a site."""
+    from profcil.deploy.site_check import check_site, describe, read_terms
+
+    if not args.recipe:
+        raise ConfigError("`profcil deploy check` needs the folder of a site; give it as `profcil deploy check SITE`")
+    beside = Path(args.recipe) / "federation.toml"
+    federation = Path(args.federation) if args.federation else beside
+    terms = None
+    method = ""
+    if args.federation or beside.is_file():
+        terms, method = read_terms(federation)
+    found = check_site(Path(args.recipe), terms, args.method or method)
+    print_result(args, found.as_json(), list(describe(found)))
+    return 2 if found.faults else 0
 
 
 def app(args: argparse.Namespace) -> int:
@@ -170,4 +193,4 @@ def print_result(args: argparse.Namespace, values: dict[str, Any], lines: list[s
         print("\n".join(lines))
 
 
-ACTIONS = {"app": app, "certs": certs, "env": env, "demo": demo}
+ACTIONS = {"check": check, "app": app, "certs": certs, "env": env, "demo": demo}

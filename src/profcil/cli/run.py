@@ -35,7 +35,9 @@ def add(parser: Parser) -> None:
     machine_flags(parser)
     parser.add_argument("--federation", metavar="FILE", help="sites: the federation.toml of a deployment")
     parser.add_argument("--sites", metavar="FOLDER", nargs="+", default=[], help="sites: the folders of the sites")
-    parser.add_argument("--test", metavar="PATH", help="sites: labelled test data, as the server of a deployment has it")
+    parser.add_argument(
+        "--test", metavar="PATH", help="sites: labelled test data, as the server of a deployment has it"
+    )
     parser.add_argument("--out", metavar="DIR", help="run folder (runs/DATASET-SETTING-METHOD-seedN)")
     parser.add_argument("--dry-run", action="store_true", help="show settings and expected work without running")
     progress_flags(parser)

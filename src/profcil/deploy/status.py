@@ -38,6 +38,7 @@ def read_status(path: Path) -> dict[str, Any]:
         "accuracy": read_if_exists(path / "scores.json", accuracy, None),
         "flower_bytes": sum(sum(e["wire"].values()) for e in asked),
         "payload_bytes": sum(sum(e["payload"].values()) for e in asked),
+        "left_out": left_out(events),
         "trouble": count_problems(events),
         "clients": count_replies(asked),
         "sites": facts.get("sites", {}),
@@ -64,6 +65,41 @@ def count_problems(events: list[dict[str, Any]]) -> dict[str, int]:
             counts["silent"] += len(e["silent"])
             counts["reply refused"] += len(e["refused"])
     return {k: n for k, n in sorted(counts.items()) if n}
+
+
+def left_out(events: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Who takes no part in the run, and why: sites, nodes that were refused, and clients without a usable reply."""
+    found: dict[str, str] = {}
+    names: dict[int, str] = {}  # of the sites that take part, by client
+    for e in events:
+        if e["event"] in ("left out", "refused") and "reason" in e:
+            who = f"site {e['site']}" if e.get("site") else f"node {e.get('node')}"
+            found[who] = e["reason"]
+        elif e["event"] == "enrolled":
+            names = dict(zip(e.get("clients", []), e["sites"], strict=False))
+            for name in e["sites"]:
+                found.pop(f"site {name}", None)
+        elif e["event"] == "joined":  # the site has come back
+            found.pop(f"site {names.get(e['client'])}", None)
+    asked = [e for e in events if e["event"] == "asked"]
+    found |= {client_name(c, names): reason for c, reason in without_usable_reply(asked).items()}
+    return [{"who": who, "reason": reason} for who, reason in found.items()]
+
+
+def client_name(client: str, names: dict[int, str]) -> str:
+    """A client for people: the site's name where it is known."""
+    name = names.get(int(client))
+    return f"site {name}" if name else f"client {client}"
+
+
+def without_usable_reply(asked: list[dict[str, Any]]) -> dict[str, str]:
+    """The clients that were asked and never sent a usable reply, each with the last reason."""
+    reasons: dict[str, str] = {}
+    for e in asked:
+        reasons |= {str(c): "it has not replied to any request" for c in e["silent"]}
+        reasons |= {str(c): f"none of its replies could be used ({why})" for c, why in e["refused"].items()}
+    accepted = {str(c) for e in asked for c in e["answered"]}
+    return {c: reason for c, reason in reasons.items() if c not in accepted}
 
 
 def count_replies(asked: list[dict[str, Any]]) -> dict[str, int]:
@@ -98,6 +134,8 @@ def describe(status: dict[str, Any]) -> str:
 
 
 def description_lines(s: dict[str, Any]) -> Iterator[str]:
+    for entry in s["left_out"]:
+        yield f"LEFT OUT: {entry['who']}: {entry['reason']}"
     yield f"{s['run']}: {s['method']} on {s['dataset']}, {s['state']}"
     yield next_step(s)
     if s["last"]:
