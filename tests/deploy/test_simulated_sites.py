@@ -116,6 +116,9 @@ def test_other_commands_work_on_a_simulation_of_sites(tmp_path, capsys):
     for command in commands:
         assert main(command) == 0, capsys.readouterr().err
     assert (tmp_path / "page.html").exists()
+    output = capsys.readouterr().out
+    assert "a simulation in one process" in output  # the status names no replies, which a simulation has not
+    assert "accepted replies" not in output
 
 
 def stop_after_two_rounds(progress: engine.Progress) -> None:

@@ -32,6 +32,7 @@ def read_status(path: Path) -> dict[str, Any]:
         "method": config["method"],
         "dataset": config["dataset"],
         "state": state_name(path, facts),
+        "simulated": bool(facts) and "deployed" not in facts.get("config", {}),
         "rounds": config["train"]["rounds"],
         **{k: facts.get(k) for k in ("position", "round", "seconds", "bytes", "metrics")},
         "last": asked[-1] if asked else None,
@@ -140,15 +141,24 @@ def description_lines(s: dict[str, Any]) -> Iterator[str]:
     yield next_step(s)
     if s["last"]:
         yield from last_request_lines(s["last"])
-    yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
-    yield from site_lines(s["sites"])
-    envelope = s["flower_bytes"] - s["payload_bytes"]
-    yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"
+    if s["simulated"]:
+        yield f"a simulation in one process; {s['bytes'] or 0:,} bytes sent in the stream"
+    else:
+        yield from reply_lines(s)
     if s["accuracy"]:
         yield "accuracy by task: " + ", ".join("–" if a is None else f"{a:.1f}" for a in s["accuracy"])
     if s["metrics"]:
         yield ", ".join(f"{k.upper()} {v:.2f}" for k, v in sorted(s["metrics"].items()))
-    yield "problems: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "none")
+    if not s["simulated"]:
+        yield "problems: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "none")
+
+
+def reply_lines(s: dict[str, Any]) -> Iterator[str]:
+    """The replies, the sites and the bytes of a deployment."""
+    yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
+    yield from site_lines(s["sites"])
+    envelope = s["flower_bytes"] - s["payload_bytes"]
+    yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"
 
 
 def next_step(s: dict[str, Any]) -> str:
