@@ -17,6 +17,7 @@ from typing import Any
 from profcil.errors import ConfigError, nearest
 
 OWN = "own"  # the name of the dataset that is read from `--data PATH`
+SITES = "sites"  # the name of the dataset that sites of a federation hold
 NONE = "none"  # the text for None, which TOML does not have
 
 

@@ -20,6 +20,7 @@ from profcil import registry
 from profcil.config import (
     NONE,
     OWN,
+    SITES,
     Checked,
     ModelSettings,
     OwnSettings,
@@ -100,11 +101,13 @@ def resolve(recipe: Recipe | None = None, flags: Mapping[str, Any] | None = None
     given = read_recipe(recipe, chosen)
     default = "digits" if data is None else OWN
     dataset = {"dataset": default, **given, **chosen}["dataset"]
-    if not isinstance(dataset, str) or dataset not in (OWN, *registry.names("data")):
+    if not isinstance(dataset, str) or dataset not in (OWN, SITES, *registry.names("data")):
         raise unknown("dataset", str(dataset), registry.names("data"))
     if tasks is not None and (dataset != OWN or data is None):
         raise ConfigError("--tasks divides own data, which --data PATH gives; else set stream.task_size")
-    if dataset != OWN:
+    if dataset == SITES:
+        values = recorded_sites_run(given)
+    elif dataset != OWN:
         values = merge(recipe_of(dataset), given)
     elif data is not None:
         values = own_recipe(Path(data), given, sets, tasks)
@@ -164,6 +167,13 @@ def recorded_own_run(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run on own data that has begun; they are complete."""
     if "stream" not in given:
         raise ConfigError("the dataset 'own' is read from a path; give it with --data PATH")
+    return dict(given)
+
+
+def recorded_sites_run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run on the data of sites that has begun; they are complete."""
+    if "stream" not in given:
+        raise ConfigError("the dataset 'sites' is read from folders of sites; give --federation, --sites and --test")
     return dict(given)
 
 

@@ -122,13 +122,13 @@ def write_sites(tmp_path: Path, modality: str) -> dict[int, dict]:
     return {i: {"site": str(folder), "home": str(tmp_path / "home")} for i, folder in ((7, north), (8, south))}
 
 
-def run_sites(tmp_path: Path, modality: str, method: str) -> Path:
+def run_sites(tmp_path: Path, modality: str, method: str, **flags: str) -> Path:
     """Runs a method on the two sites. Returns the run folder."""
     if modality == "graph":
         pytest.importorskip("torch_geometric")
     text = federation_text(modality)
     nodes = write_sites(tmp_path, modality)
-    config = sites_config(read_federation(text), None, {"method": method}, QUICK)
+    config = sites_config(read_federation(text), None, {"method": method, **flags}, QUICK)
     test = tmp_path / "test" / WRITERS[modality][1]
     settings = settings_table(config, tmp_path / "run", test, federation=text, deadline=0.5, join=0.5)
     return entry.start(Grid(settings, nodes), settings)

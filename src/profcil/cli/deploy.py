@@ -1,5 +1,9 @@
-"""Run a method on real machines with Flower: `deploy app`, `deploy certs`, `deploy env`, `deploy demo`.
+"""Run a method on real machines with Flower: `deploy init`, `check`, `app`, `certs`, `env` and `demo`.
 
+init   writes a folder with federation.toml, certificates, and templates of containers and services:
+       `deploy init DIR --host NAME --from SITE ... --test PATH`; with --test, the app too
+check  says what the folder of a site has, what is wrong with it, and what would leave it; nothing is sent, and the exit
+       status is 0 if the site can join, else 2: `deploy check SITE --federation FILE`
 app    writes a folder that `flwr run` accepts; the server starts or resumes the run in the run folder --run
 certs  writes certificates and keys for tests
 env    prints environment variables for Flower's programs: no telemetry, no downloads, no installation of packages
@@ -34,15 +38,22 @@ DEFAULT_NODES = 4
 def add(parser: Parser) -> None:
     from profcil.deploy.policy import Policy
 
-    parser.add_argument("action", metavar="ACTION", help="app, certs, env or demo")
+    parser.add_argument(
+        "action",
+        metavar="ACTION",
+        help="init, check, app, certs, env or demo; init is followed by a new folder, check by the folder of a site",
+    )
     selection_flags(parser)
     machine_flags(parser)
     parser.add_argument("--out", metavar="DIR", help="folder for the app, the certificates, or the demo")
     parser.add_argument("--run", metavar="DIR", help="app: run folder on the server (runs/deployed)")
-    parser.add_argument("--federation", metavar="FILE", help="app: federation.toml, if sites have their own data")
-    parser.add_argument("--test", metavar="PATH", help="app: the server's labelled test data, with --federation")
     parser.add_argument(
-        "--host", action="append", default=[], help="certs: name or address of the server; can be repeated"
+        "--federation", metavar="FILE", help="init, check, app: federation.toml; check also takes the folder of an app"
+    )
+    parser.add_argument("--from", dest="sites", metavar="SITE", nargs="+", default=[], help="init: folders of sites")
+    parser.add_argument("--test", metavar="PATH", help="init, app: the server's labelled test data, with --federation")
+    parser.add_argument(
+        "--host", action="append", default=[], help="init, certs: name or address of the server; can be repeated"
     )
     parser.add_argument("--nodes", type=int, help="certs: number of node keys (4); demo: number of clients (4)")
     parser.add_argument("--ray", action="store_true", help="demo: use Flower's Ray simulation")
@@ -56,6 +67,68 @@ def run(args: argparse.Namespace) -> int:
     if args.action not in ACTIONS:
         raise unknown("deploy action", args.action, ACTIONS)
     return ACTIONS[args.action](args)
+
+
+def init(args: argparse.Namespace) -> int:
+    """Writes the folder of a new deployment."""
+    from profcil.deploy.init_folder import Deployment, write_deployment
+
+    if not args.recipe:
+        raise ConfigError("`profcil deploy init` needs a new folder; give it as `profcil deploy init DIR`")
+    require_packages("init", "cryptography")
+    federation = first_federation(args)
+    if args.test and not federation:
+        raise ConfigError("an app needs the terms of the sites; give --federation FILE or --from SITE ... with --test")
+    test = Path(args.test) if args.test else None
+    deployment = Deployment(Path(args.recipe), args.host, federation, test)
+    args.recipe = None  # it was the folder
+    if test:
+        sites_config_of(args, federation)  # raises an error before anything is written
+    files = write_deployment(deployment)
+    if test:
+        files.append(write_first_app(args, deployment))
+    names = [str(file) for file in files]
+    print_result(args, {"files": names}, [*names, f"read {deployment.folder / 'README.md'} next"])
+    return 0
+
+
+def first_federation(args: argparse.Namespace) -> str:
+    """The text of the federation.toml of a new deployment; empty if nothing is known about the sites."""
+    from profcil.deploy.init_folder import federation_of_sites
+
+    if args.federation and args.sites:
+        raise ConfigError("--federation and --from both give the terms of the sites; give one of them")
+    if args.sites:
+        return federation_of_sites([Path(site) for site in args.sites])
+    return read_text(Path(args.federation)) if args.federation else ""
+
+
+def write_first_app(args: argparse.Namespace, deployment: Any) -> Path:
+    """Writes the app of a new deployment."""
+    from profcil.deploy.app_folder import write_app
+
+    folder = Path(deployment.folder)
+    args.federation = str(folder / "federation.toml")
+    args.run = args.run or str(deployment.runs / "deployed")
+    write_app(folder / "app", app_settings(args))
+    return folder / "app"
+
+
+def check(args: argparse.Namespace) -> int:
+    """Checks the folder of a site."""
+    from profcil.deploy.site_check import check_site, describe, read_terms
+
+    if not args.recipe:
+        raise ConfigError("`profcil deploy check` needs the folder of a site; give it as `profcil deploy check SITE`")
+    beside = Path(args.recipe) / "federation.toml"
+    federation = Path(args.federation) if args.federation else beside
+    terms = None
+    method = ""
+    if args.federation or beside.is_file():
+        terms, method = read_terms(federation)
+    found = check_site(Path(args.recipe), terms, args.method or method)
+    print_result(args, found.as_json(), list(describe(found)))
+    return 2 if found.faults else 0
 
 
 def app(args: argparse.Namespace) -> int:
@@ -170,4 +243,4 @@ def print_result(args: argparse.Namespace, values: dict[str, Any], lines: list[s
         print("\n".join(lines))
 
 
-ACTIONS = {"app": app, "certs": certs, "env": env, "demo": demo}
+ACTIONS = {"init": init, "check": check, "app": app, "certs": certs, "env": env, "demo": demo}

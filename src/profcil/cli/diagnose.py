@@ -25,9 +25,10 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from profcil.deploy.simulation import make_world
     from profcil.diagnostics.report import diagnose
 
-    report = diagnose(Path(args.run), Path(args.data_dir) if args.data_dir else None)
+    report = diagnose(Path(args.run), Path(args.data_dir) if args.data_dir else None, make_world)
     if args.json:
         print_json(report)
         return 0

@@ -27,9 +27,10 @@ def run(args: argparse.Namespace) -> int:
         add_model(path, given)
         show(path, args.json)
         return 0
+    from profcil.deploy.simulation import make_world
     from profcil.engine.run import resume
 
-    run_and_show(lambda observe: resume(path, given, observe), path, args)
+    run_and_show(lambda observe: resume(path, given, observe, make_world), path, args)
     return 0
 
 
@@ -38,10 +39,11 @@ def add_model(path: Path, data_dir: Path | None) -> None:
     from profcil.runs.saved_model import NAME
 
     if not (path / NAME).exists():
+        from profcil.deploy.simulation import make_world
         from profcil.engine.run import resume
 
         with suppress(ProfcilError):  # its results are shown in any case
-            resume(path, data_dir)
+            resume(path, data_dir, make=make_world)
 
 
 def finished(path: Path) -> bool:

@@ -2,6 +2,9 @@
 
 Settings come from the built-in recipe of the dataset, RECIPE, --preset, --setting, flags and --set, in this order.
 Later ones override earlier ones.
+
+--federation, --sites and --test simulate a deployment of sites with their own data (docs/deployment.md), with the same
+bits: plain PyTorch is used unless --accelerate auto is given.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from profcil.cli.parser import (
+    MACHINE,
+    SELECTION,
     Parser,
     data_root,
     json_flag,
@@ -21,11 +26,18 @@ from profcil.cli.parser import (
     resolve_args,
     selection_flags,
 )
+from profcil.config import OWN, SITES
+from profcil.errors import ConfigError
 
 
 def add(parser: Parser) -> None:
     selection_flags(parser)
     machine_flags(parser)
+    parser.add_argument("--federation", metavar="FILE", help="sites: the federation.toml of a deployment")
+    parser.add_argument("--sites", metavar="FOLDER", nargs="+", default=[], help="sites: the folders of the sites")
+    parser.add_argument(
+        "--test", metavar="PATH", help="sites: labelled test data, as the server of a deployment has it"
+    )
     parser.add_argument("--out", metavar="DIR", help="run folder (runs/DATASET-SETTING-METHOD-seedN)")
     parser.add_argument("--dry-run", action="store_true", help="show settings and expected work without running")
     progress_flags(parser)
@@ -33,7 +45,11 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.federation or args.sites or args.test:
+        return run_sites(args)
     config = resolve_args(args)
+    if config.dataset == SITES:
+        raise ConfigError("the data of sites is in their folders; give --federation, --sites and --test")
     if args.dry_run:
         return dry_run(config, data_root(args), args.json)
     from profcil.api import default_folder
@@ -41,6 +57,29 @@ def run(args: argparse.Namespace) -> int:
 
     out = Path(args.out) if args.out else default_folder(config)
     run_and_show(lambda observe: start(config, out, data_root(args), observe), out, args)
+    return 0
+
+
+def run_sites(args: argparse.Namespace) -> int:
+    """Simulates a deployment of sites with their own data."""
+    from profcil.api import default_folder
+    from profcil.deploy.federation import read_federation
+    from profcil.deploy.run_config import sites_config
+    from profcil.deploy.simulation import SimulatedSites, start
+
+    if not (args.federation and args.sites and args.test):
+        raise ConfigError("sites need --federation FILE, --sites FOLDER ... and --test PATH; give all three")
+    if args.dataset or args.data or args.tasks:
+        raise ConfigError("the data is that of the sites; leave out --dataset, --data and --tasks")
+    text = Path(args.federation).read_text(encoding="utf-8")
+    args.accelerate = args.accelerate or "off"  # the bits of the deployment
+    flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
+    config = sites_config(read_federation(text, args.federation), args.recipe, flags, args.set)
+    sites = SimulatedSites(text, tuple(map(Path, args.sites)), Path(args.test))
+    if args.dry_run:
+        return show_dry_run(config, lambda: expected_work(config, sites.make_world(config)), args.json)
+    out = Path(args.out) if args.out else default_folder(config)
+    run_and_show(lambda observe: start(sites, config, out, observe), out, args)
     return 0
 
 
@@ -70,6 +109,13 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def dry_run(config: Any, data: Path, as_json: bool) -> int:
+    """Prints the settings and the expected work of a run on a dataset or on own data."""
+    from profcil.engine.world import make_world
+
+    return show_dry_run(config, lambda: expected_work(config, make_world(config, data)), as_json)
+
+
+def show_dry_run(config: Any, find_work: Callable[[], dict[str, Any]], as_json: bool) -> int:
     """Prints the settings as a recipe, and the expected work. Without the data only the settings are known."""
     from profcil.errors import DataError
     from profcil.resolve import to_toml, values_of
@@ -77,7 +123,7 @@ def dry_run(config: Any, data: Path, as_json: bool) -> int:
     work = None
     missing = None
     try:
-        work = expected_work(config, data)
+        work = find_work()
     except DataError as error:
         missing = str(error)
     if as_json:
@@ -89,14 +135,11 @@ def dry_run(config: Any, data: Path, as_json: bool) -> int:
     return 0
 
 
-def expected_work(config: Any, data: Path) -> dict[str, Any]:
+def expected_work(config: Any, world: Any) -> dict[str, Any]:
     """Rounds, client turns and model size, counted from the plan and the model of the run."""
-    from profcil.config import OWN
-    from profcil.engine.world import make_world
     from profcil.model.net import MODEL
     from profcil.protocol.participation import participants, warmup_participants
 
-    world = make_world(config, data)
     positions = world.plan.positions
     rounds = config.train.rounds
     warmup = config.warmup.rounds
@@ -108,7 +151,7 @@ def expected_work(config: Any, data: Path) -> dict[str, Any]:
     bundle = world.bundle
     sizes = {"classes": len(bundle.names), "training_examples": len(bundle.train), "test_examples": len(bundle.test)}
     return {
-        **(sizes if config.dataset == OWN else {}),
+        **(sizes if config.dataset in (OWN, SITES) else {}),
         "positions": positions,
         "rounds": positions * rounds,
         "warmup_rounds": warmup,

@@ -1,4 +1,4 @@
-"""Show the status of a deployment: position, round, replies by client, bytes, last scores."""
+"""Show the status of a run: who is left out, position, round, replies by client, bytes, last scores."""
 
 from __future__ import annotations
 

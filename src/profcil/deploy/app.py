@@ -24,14 +24,22 @@ def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
 
 
 def hello(message: Message, context: Context) -> Message:
-    """Reports which client this node is and which blocks it holds."""
-    from profcil.deploy.identity import identity_of
-    from profcil.deploy.node_registry import hello_response
+    """Reports which client this node is and which blocks it holds, or why it cannot take part."""
+    from profcil.deploy import screen
+    from profcil.deploy.identity import identity_of, site_name
+    from profcil.deploy.node_registry import fault_response, hello_response
     from profcil.deploy.wire import unpack
+    from profcil.errors import ProfcilError
 
     head, _ = unpack(message.content)
-    identity = identity_of(context.node_config, context.run_config)
-    return Message(hello_response(identity.hello(str(head["run"]))), reply_to=message)
+    try:
+        identity = identity_of(context.node_config, context.run_config)
+        answer = identity.hello(str(head["run"]))
+    except ProfcilError as error:
+        screen.cannot_join(str(error))
+        return Message(fault_response(site_name(context.node_config), str(error)), reply_to=message)
+    screen.connected(answer.client, site_name(context.node_config), head.get("enrolled"))
+    return Message(hello_response(answer), reply_to=message)
 
 
 def turn(message: Message, context: Context) -> Message:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from profcil import registry
+from profcil.deploy import screen
 from profcil.deploy.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.store import SiteStore, remove_unused
 from profcil.deploy.wire import Request, Response
@@ -25,6 +27,7 @@ def respond(action: str, request: Request, identity: PartitionIdentity | SiteIde
     try:
         reply = compute(action, request, identity)
     except ProfcilError as error:
+        screen.failed(str(error))
         kind = "diverged" if isinstance(error, Diverged) else "broken"
         return Response(Reply(request.client, 0), request.when, error=str(error), error_kind=kind)
     return Response(replace(reply, private=None), request.when, has_private=reply.private is not None)
@@ -37,6 +40,9 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     inbox = load_inbox(store, request)
     world = identity.make_world()
     identity.check_matches_server(world, request.facts)
+    positions = world.plan.positions
+    screen.begins(action, request.when, positions)
+    began = time.monotonic()
     world.features.clear()  # the cache is keyed by block version, and another run may use the same versions
     world, method = method_at(world, request.when.stage)
     private = store.read_private(request.private_id)
@@ -44,6 +50,7 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
     if reply.private is not None:
         store.write_private(request.next_private_id, reply.private, request.private_id)
+    screen.ends(action, request.when, positions, time.monotonic() - began)
     if request.private_id and private is None:  # the private tensors were lost, so the client started without them
         return replace(reply, notes={**reply.notes, "memories_lost": 1.0})
     return reply

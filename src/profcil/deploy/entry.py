@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from profcil.deploy.federation import Federation, declaration_error, joint_plan, read_federation
 from profcil.deploy.fleet import POLL_SECONDS, RESUME_ADVICE, TooFewClients
 from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy, read_policy
-from profcil.deploy.readers import read_examples
+from profcil.deploy.readers import read_test_examples
 from profcil.deploy.run_config import config_from_text
 from profcil.deploy.server import EventBuffer, serve
 from profcil.engine.run import Progress
 from profcil.engine.world import World, build_world, make_world
-from profcil.errors import DataError, ProfcilError
+from profcil.errors import ProfcilError
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig
 
@@ -58,30 +60,47 @@ def make_sites_world(
     config: RunConfig, federation: Federation, out: Path, test: Path, registry: NodeRegistry, policy: Policy
 ) -> World:
     """The server's world for sites with their own data: it has test data only, and the plan that sites declare."""
-    bundle = federation.bundle(read_examples(test, federation))
-    if missing := sorted(set(range(len(federation.classes))) - set(bundle.test.y.tolist())):
-        name = federation.classes[missing[0]]
-        raise DataError(f"{test} has no example of class '{name}'; the test data must have examples of every class")
+    bundle = federation.bundle(read_test_examples(test, federation))
     resumed = (out / "state.safetensors").exists()
     plan = Plan.load(out / "plan.npz") if resumed else enrol_sites(config, federation, registry, policy)
+    registry.enrolled = np.flatnonzero(plan.counts.any(axis=1)).tolist()
     return build_world(config, bundle, plan)
 
 
 def enrol_sites(config: RunConfig, federation: Federation, registry: NodeRegistry, policy: Policy) -> Plan:
     """Waits for the sites and makes the plan. A site that does not connect in time is left out of the run."""
-    valid = {}
-    for client, declaration in wait_for_declarations(federation, registry, policy).items():
-        if reason := declaration_error(declaration, federation):
-            registry.record_event({"event": "refused", "client": client, "reason": reason})
-        else:
-            valid[client] = declaration
+    declarations = wait_for_declarations(federation, registry, policy)
+    left_out = reasons_to_leave_out(federation, declarations, registry, policy)
+    for site, reason in left_out.items():
+        print(f"LEFT OUT: site {site}: {reason}", flush=True)
+        registry.record_event({"event": "left out", "site": site, "reason": reason})
+    valid = {c: declaration for c, declaration in declarations.items() if federation.sites[c] not in left_out}
     if len(valid) < policy.min_replies:
+        reasons = "; ".join(f"site {site}: {reason}" for site, reason in left_out.items())
         raise TooFewClients(
-            f"{len(valid)} of {len(federation.sites)} sites are connected, {policy.min_replies} are needed; "
-            f"{RESUME_ADVICE}"
+            f"{len(valid)} of {len(federation.sites)} sites are connected, {policy.min_replies} are needed "
+            f"({reasons}); {RESUME_ADVICE}"
         )
-    registry.record_event({"event": "enrolled", "sites": [federation.sites[c] for c in sorted(valid)]})
+    clients = sorted(valid)
+    names = [federation.sites[c] for c in clients]
+    registry.record_event({"event": "enrolled", "sites": names, "clients": clients})
     return joint_plan(federation, valid, config.stream, config.seed)
+
+
+def reasons_to_leave_out(
+    federation: Federation, declarations: Mapping[int, Mapping[str, Any]], registry: NodeRegistry, policy: Policy
+) -> dict[str, str]:
+    """Why each site that cannot take part is left out, by its name."""
+    reasons = {}
+    for client, site in enumerate(federation.sites):
+        if client in declarations:
+            reason = declaration_error(declarations[client], federation)
+        else:
+            absent = f"it did not connect within {policy.join:g} seconds"
+            reason = registry.faults.get(site, absent)
+        if reason:
+            reasons[site] = reason
+    return reasons
 
 
 def wait_for_declarations(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from profcil.config import SITES
 from profcil.data.bundle import Bundle, Examples, Facts
 from profcil.data.input_format import InputFormat
 from profcil.data.loading import check_bundle, fingerprint
@@ -57,7 +58,7 @@ class Federation:
         views = VIEWS[self.modality] if self.views is None else self.views
         encoder = self.encoder or ENCODERS[self.modality]
         classes = len(self.classes)
-        return Facts("sites", "the federation", self.modality, classes, None, None, views=views, encoder=encoder)
+        return Facts(SITES, "the federation", self.modality, classes, None, None, views=views, encoder=encoder)
 
     def input_format(self) -> InputFormat:
         """How a raw input becomes tensors, the same at every site."""
@@ -77,12 +78,13 @@ class Federation:
         channels = self.shape[0] if self.modality == "image" else 0
         return (0.5,) * channels, (0.25,) * channels
 
-    def bundle(self, examples: Examples) -> Bundle:
-        """Examples as a dataset."""
+    def bundle(self, examples: Examples, test: Examples | None = None) -> Bundle:
+        """Examples as a dataset. Without test examples, the examples are both parts."""
         mean, std = self.statistics()
         vocabulary = self.vocabulary if self.modality == "text" else 0
         form = self.input_format()
-        bundle = Bundle(self.facts(), examples, examples, None, self.classes, vocabulary, mean, std, input_format=form)
+        scored = examples if test is None else test
+        bundle = Bundle(self.facts(), examples, scored, None, self.classes, vocabulary, mean, std, input_format=form)
         check_bundle(bundle)
         return replace(bundle, fingerprint=fingerprint(bundle))
 

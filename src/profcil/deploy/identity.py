@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from profcil.deploy.execution import execution_facts
-from profcil.deploy.federation import read_federation
+from profcil.deploy.federation import declaration_error, read_federation
 from profcil.deploy.node_registry import Hello
 from profcil.deploy.run_config import config_from_text
 from profcil.deploy.site import Site, read_site
@@ -66,6 +67,8 @@ class SiteIdentity:
 
     def hello(self, run: str) -> Hello:
         site = self.site()
+        if reason := declaration_error(site.declaration(), read_federation(self.federation)):
+            raise DataError(f"{self.folder} cannot take part: {reason}; correct its manifest")
         store = SiteStore(self.home, run, site.client)
         execution = execution_facts(config_from_text(self.recipe))
         return Hello(site.client, store.stored_digests(), site.declaration(), execution)
@@ -83,6 +86,17 @@ class SiteIdentity:
     def make_client(self, world: World, request: Request, private: dict[str, Tensor] | None) -> Client:
         client = world.client(0, request.when, private)
         return replace(client, id=request.client, seen=request.seen)
+
+
+def site_name(node: Mapping[str, Any]) -> str:
+    """The name in the manifest of a node's site, also if the rest of the folder is wrong. Empty if there is none."""
+    if "site" not in node:
+        return ""
+    try:
+        manifest = (Path(str(node["site"])) / "manifest.toml").read_text(encoding="utf-8")
+        return str(tomllib.loads(manifest).get("site", ""))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return ""
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ once it has answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from profcil.deploy.wire import UnreadableMessage, pack, unpack
 HELLO = "query.hello"  # Flower's message type
 PERMANENT_ERRORS = {1, 2}  # Flower's codes for an app that cannot be loaded, or that raised an error
 MAX_CLIENTS = 10_000_000
+LONGEST_REASON = 500  # characters of a sentence that a site sends
 RecordEvent = Callable[[Mapping[str, Any]], None]  # writes an event into the run folder
 
 
@@ -34,8 +35,22 @@ class Hello:
     execution: Mapping[str, str] = field(default_factory=dict)  # how the node computes
 
 
-def hello_request(run: str) -> RecordDict:
-    return pack({"run": run}, {})
+class SiteFault(UnreadableMessage):
+    """A site that cannot take part, in its own words."""
+
+    def __init__(self, site: str, reason: str) -> None:
+        super().__init__(reason)
+        self.site = site
+
+
+def hello_request(run: str, enrolled: Iterable[int] | None = None) -> RecordDict:
+    """A hello. `enrolled` are the clients of a run that has begun; another site learns from it that it is left out."""
+    return pack({"run": run, "enrolled": None if enrolled is None else sorted(enrolled)}, {})
+
+
+def fault_response(site: str, reason: str) -> RecordDict:
+    """The answer of a site that cannot take part."""
+    return pack({"fault": reason[:LONGEST_REASON], "site": site[:LONGEST_REASON], "as": __version__}, {})
 
 
 def hello_response(hello: Hello) -> RecordDict:
@@ -48,6 +63,8 @@ def read_hello(content: RecordDict) -> Hello:
     try:
         if head["as"] != __version__:
             raise UnreadableMessage(f"the node runs profcil {head['as']}, the server {__version__}")
+        if "fault" in head:
+            raise SiteFault(one_line(head["site"]), one_line(head["fault"], LONGEST_REASON))
         execution = read_execution(head["execution"])
         client = int(head["client"])
         if not 0 <= client < MAX_CLIENTS:
@@ -68,6 +85,8 @@ class NodeRegistry:
         self.joined: dict[int, Mapping[str, str]] = {}  # clients that have just joined, and the blocks they hold
         self.pending: dict[str, int] = {}  # message → node, for hellos without an answer yet
         self.rejected: set[int] = set()  # nodes whose answer was not a valid hello
+        self.faults: dict[str, str] = {}  # by the name that a site gives: why it cannot take part
+        self.enrolled: Collection[int] | None = None  # sites of a run that has begun; None: not known, or no sites
 
     def node_of(self, client: int) -> int | None:
         """The node that computes for a client, or None."""
@@ -88,7 +107,7 @@ class NodeRegistry:
         new = sorted(nodes)
         if not new:
             return
-        ids = self.grid.push_messages([Message(hello_request(self.run), node, HELLO) for node in new])
+        ids = self.grid.push_messages([Message(hello_request(self.run, self.enrolled), node, HELLO) for node in new])
         self.pending |= {id: node for id, node in zip(ids, new, strict=True) if id}
 
     def receive(self, message: Message) -> None:
@@ -104,7 +123,11 @@ class NodeRegistry:
             self.add(node, read_hello(message.content))
         except UnreadableMessage as error:
             self.rejected.add(node)
-            self.record_event({"event": "refused", "node": node, "reason": one_line(error)})
+            event = {"event": "refused", "node": node, "reason": one_line(error, LONGEST_REASON)}
+            if isinstance(error, SiteFault):
+                self.faults[error.site] = event["reason"]
+                event["site"] = error.site
+            self.record_event(event)
 
     def add(self, node: int, hello: Hello) -> None:
         """Registers a node. It computes for its client unless another node already does."""

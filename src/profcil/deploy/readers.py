@@ -51,6 +51,16 @@ def read_examples(path: Path, federation: Federation) -> Examples:
     return examples
 
 
+def read_test_examples(path: Path, federation: Federation) -> Examples:
+    """The labelled test data of a federation, which must have examples of every class."""
+    examples = read_examples(path, federation)
+    missing = sorted(set(range(len(federation.classes))) - set(examples.y.tolist()))
+    if missing:
+        name = federation.classes[missing[0]]
+        raise DataError(f"{path} has no example of class '{name}'; the test data must have examples of every class")
+    return examples
+
+
 def class_id(name: str, federation: Federation, path: Path) -> int:
     if name not in federation.classes:
         raise DataError(

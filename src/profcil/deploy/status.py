@@ -34,12 +34,14 @@ def read_status(path: Path) -> dict[str, Any]:
         "method": config["method"],
         "dataset": config["dataset"],
         "state": state_name(path, facts),
+        "simulated": bool(facts) and "deployed" not in facts.get("config", {}),
         "rounds": config["train"]["rounds"],
         **{k: facts.get(k) for k in ("position", "round", "seconds", "bytes", "metrics")},
         "last": asked[-1] if asked else None,
         "accuracy": read_if_exists(path / "scores.json", accuracy, None),
         "flower_bytes": sum(sum(e["wire"].values()) for e in asked),
         "payload_bytes": sum(sum(e["payload"].values()) for e in asked),
+        "left_out": left_out(events),
         "trouble": count_problems(events),
         "clients": count_replies(asked),
         "sites": facts.get("sites", {}),
@@ -66,6 +68,41 @@ def count_problems(events: list[dict[str, Any]]) -> dict[str, int]:
             counts["silent"] += len(e["silent"])
             counts["reply refused"] += len(e["refused"])
     return {k: n for k, n in sorted(counts.items()) if n}
+
+
+def left_out(events: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Who takes no part in the run, and why: sites, nodes that were refused, and clients without a usable reply."""
+    found: dict[str, str] = {}
+    names: dict[int, str] = {}  # of the sites that take part, by client
+    for e in events:
+        if e["event"] in ("left out", "refused") and "reason" in e:
+            who = f"site {e['site']}" if e.get("site") else f"node {e.get('node')}"
+            found[who] = e["reason"]
+        elif e["event"] == "enrolled":
+            names = dict(zip(e.get("clients", []), e["sites"], strict=False))
+            for name in e["sites"]:
+                found.pop(f"site {name}", None)
+        elif e["event"] == "joined":  # the site has come back
+            found.pop(f"site {names.get(e['client'])}", None)
+    asked = [e for e in events if e["event"] == "asked"]
+    found |= {client_name(c, names): reason for c, reason in without_usable_reply(asked).items()}
+    return [{"who": who, "reason": reason} for who, reason in found.items()]
+
+
+def client_name(client: str, names: dict[int, str]) -> str:
+    """A client for people: the site's name where it is known."""
+    name = names.get(int(client))
+    return f"site {name}" if name else f"client {client}"
+
+
+def without_usable_reply(asked: list[dict[str, Any]]) -> dict[str, str]:
+    """The clients that were asked and never sent a usable reply, each with the last reason."""
+    reasons: dict[str, str] = {}
+    for e in asked:
+        reasons |= {str(c): "it has not replied to any request" for c in e["silent"]}
+        reasons |= {str(c): f"none of its replies could be used ({why})" for c, why in e["refused"].items()}
+    accepted = {str(c) for e in asked for c in e["answered"]}
+    return {c: reason for c, reason in reasons.items() if c not in accepted}
 
 
 def count_replies(asked: list[dict[str, Any]]) -> dict[str, int]:
@@ -100,19 +137,30 @@ def describe(status: dict[str, Any]) -> str:
 
 
 def description_lines(s: dict[str, Any]) -> Iterator[str]:
+    for entry in s["left_out"]:
+        yield f"LEFT OUT: {entry['who']}: {entry['reason']}"
     yield f"{s['run']}: {s['method']} on {s['dataset']}, {s['state']}"
     yield next_step(s)
     if s["last"]:
         yield from last_request_lines(s["last"])
-    yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
-    yield from site_lines(s["sites"])
-    envelope = s["flower_bytes"] - s["payload_bytes"]
-    yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"
+    if s["simulated"]:
+        yield f"a simulation in one process; {s['bytes'] or 0:,} bytes sent in the stream"
+    else:
+        yield from reply_lines(s)
     if s["accuracy"]:
         yield "accuracy by task: " + ", ".join("–" if a is None else f"{a:.1f}" for a in s["accuracy"])
     if s["metrics"]:
         yield ", ".join(f"{k.upper()} {v:.2f}" for k, v in sorted(s["metrics"].items()))
-    yield "problems: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "none")
+    if not s["simulated"]:
+        yield "problems: " + (", ".join(f"{k} {n}" for k, n in s["trouble"].items()) or "none")
+
+
+def reply_lines(s: dict[str, Any]) -> Iterator[str]:
+    """The replies, the sites and the bytes of a deployment."""
+    yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
+    yield from site_lines(s["sites"])
+    envelope = s["flower_bytes"] - s["payload_bytes"]
+    yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"
 
 
 def next_step(s: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from profcil.diagnostics.replayed import EvaluationSpace, measure_replay
 from profcil.engine.client import Lens, embed
 from profcil.engine.device import device_of
 from profcil.engine.loop import RunState
-from profcil.engine.run import check_data, settings_of
+from profcil.engine.run import MakeWorld, check_data, settings_of
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.errors import RunFolderError
@@ -37,9 +37,9 @@ from profcil.runs.settings_check import check_settings
 from profcil.runs.state import unpack
 
 
-def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
+def diagnose(path: Path, data_dir: Path | None = None, make: MakeWorld = make_world) -> dict[str, Any]:
     """Probes of the warmed and the final base, alignment by position, and the replay gap, written into the folder."""
-    world, state = load_finished_run(path, data_dir)
+    world, state = load_finished_run(path, data_dir, make)
     warmed = warm(world, lambda *_: None).weights
     module = registry.find("methods", world.config.method)
     method = module.METHOD(world.config.params)
@@ -63,7 +63,7 @@ def diagnose(path: Path, data_dir: Path | None = None) -> dict[str, Any]:
     return report
 
 
-def load_finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunState]:
+def load_finished_run(path: Path, data_dir: Path | None, make: MakeWorld = make_world) -> tuple[World, RunState]:
     """The world and the final state of a finished run. Settings and data must be those of the run."""
     if not load_run(path).done:
         raise RunFolderError(f"{path} is not a finished run; continue it with `profcil resume {path}`")
@@ -77,7 +77,7 @@ def load_finished_run(path: Path, data_dir: Path | None) -> tuple[World, RunStat
     executor = saved["config"].get("executor")
     check_settings(path, saved["config"], settings_of(config) | {"executor": executor})
     data_dir = Path(data_dir or saved["data_dir"])
-    world = make_world(config, data_dir)
+    world = make(config, data_dir)
     check_data(path, world, saved, data_dir)
     return world, state
 

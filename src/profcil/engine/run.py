@@ -56,13 +56,20 @@ class Progress:
 
 
 Observer = Callable[[Progress], None]
+MakeWorld = Callable[[RunConfig, Path], World]  # from the settings and the place of the data
 
 
-def start(config: RunConfig, out: Path, data_dir: Path, observe: Observer = lambda p: None) -> Path:
+def start(
+    config: RunConfig,
+    out: Path,
+    data_dir: Path,
+    observe: Observer = lambda p: None,
+    make: MakeWorld | None = None,
+) -> Path:
     """Starts a new run in a new folder and computes it to its end."""
     with RunFolder(out) as folder:
         folder.check_new()
-        world = prepare(config, data_dir, folder)
+        world = prepare(config, data_dir, folder, make)
         folder.begin(config, world.plan)
         recorder = RunRecorder(world, folder, observe, data_dir)
         method = registry.find("methods", config.method).METHOD(config.params)
@@ -95,7 +102,12 @@ def first_state(
     return RunState(server, scores, ledger, private=private)
 
 
-def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda p: None) -> Path:
+def resume(
+    path: Path,
+    data_dir: Path | None = None,
+    observe: Observer = lambda p: None,
+    make: MakeWorld | None = None,
+) -> Path:
     """Continues a run from its last saved state. A finished run is not changed, but for a model file that it lacks."""
     config_file = Path(path) / "config.toml"
     if not config_file.exists():
@@ -112,7 +124,7 @@ def resume(path: Path, data_dir: Path | None = None, observe: Observer = lambda 
         check_method_source(folder.path, config, saved)
         data_dir = Path(data_dir or saved["data_dir"])
         try:
-            recorder = RunRecorder(prepare(config, data_dir, folder), folder, observe, data_dir)
+            recorder = RunRecorder(prepare(config, data_dir, folder, make), folder, observe, data_dir)
             check_data(Path(path), recorder.world, saved, data_dir)
         except ProfcilError:
             if saved["done"] and plan_is_valid:  # only the model is missing, and the data that it needs
@@ -153,9 +165,9 @@ def check_data(path: Path, world: World, saved: Mapping[str, Any], data_dir: Pat
         raise RunFolderError(f"the data under {data_dir} is not what {path} began with; give the same --data-dir")
 
 
-def prepare(config: RunConfig, data_dir: Path, folder: RunFolder) -> World:
+def prepare(config: RunConfig, data_dir: Path, folder: RunFolder, make: MakeWorld | None = None) -> World:
     """Builds the world and checks that the disk has enough free space for the run."""
-    world = make_world(config, data_dir)
+    world = (make or make_world)(config, data_dir)
     model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in world.net.state_dict().values())
     folder.check_space(model_bytes)
     return world

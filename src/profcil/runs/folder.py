@@ -6,6 +6,7 @@ clients/                private tensors of clients that do not fit in the state
 scores.json, ledger.csv, run.json   parts of the state in readable form; rewritten with every state
 model.safetensors       the trained model, which needs nothing else of the folder; written at the end of the run
 data.npz, data.jsonl    the data, if it was given from Python
+sites.toml              the federation and the folders of its sites, if the run simulates a deployment
 events.jsonl            the events of the run; appended line by line, cut back to the state when a run is resumed
 
 Saving copies the state. A background thread writes the copy while the run continues.
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # the engine, which imports torch, is imported when it is nee
 
 OTHER_BYTES = 20_000_000  # disk space for everything that is not tensors
 FIRST_FILES = ("lock", "config.toml", "plan.npz", "events.jsonl")  # written before the first state
-DATA_FILES = ("data.npz", "data.jsonl")  # data that was given from Python
+DATA_FILES = ("data.npz", "data.jsonl", "sites.toml")  # data that was given from Python, or where sites have theirs
 FILES = (*FIRST_FILES, "state.safetensors", "scores.json", "ledger.csv", "run.json", "model.safetensors")
 
 
