@@ -411,7 +411,7 @@ MUTATIONS = (
     Mutation(
         "pooled-means-unweighted",
         "memory/bank.py",
-        "part.mean.double() * n[:, None]",
+        "part.mean.double() * weight",
         "part.mean.double() * n.mean()",
         "Means of clients are pooled without their class counts.",
         (BANK,),
@@ -419,8 +419,8 @@ MUTATIONS = (
     Mutation(
         "replace-keeps-the-old",
         "memory/bank.py",
-        "if y not in set(fresh.labels)",
-        "if y in set(fresh.labels)",
+        "set(old.labels) - set(fresh.labels)",
+        "set(old.labels) & set(fresh.labels)",
         "A returning class is kept, and all others are dropped.",
         (BANK,),
     ),
@@ -451,8 +451,8 @@ MUTATIONS = (
     Mutation(
         "real-features-by-order",
         "memory/rehearsal.py",
-        "return shuffled.index_select(0, by_class.index_select(0, self.places))",
-        "return by_class.index_select(0, self.places)",
+        "return shuffled.index_select(0, drawn)",
+        "return drawn",
         "Row numbers of a shuffle are taken for row numbers of the examples.",
         (REHEARSAL,),
     ),
@@ -483,7 +483,7 @@ MUTATIONS = (
     Mutation(
         "confidence-ignored",
         "memory/transport.py",
-        "weighted / (q.sum(0)[:, None] + EPSILON)",
+        "weighted / (total + EPSILON)",
         "weighted / len(q)",
         "Moves of clients are not divided by their confidence.",
         (TRANSPORT,),
@@ -750,8 +750,8 @@ MUTATIONS = (
     Mutation(
         "factor-rows-truncated",
         "memory/linear.py",
-        "enumerate(factor)]).float()",
-        "enumerate(factor[: max(1, len(factor) - 1)])]).float()",
+        "packed_rows(factor).float()",
+        "packed_rows(factor[: max(1, len(factor) - 1)]).float()",
         "A report lacks the last row of its factor.",
         (LINEAR,),
     ),
@@ -929,7 +929,7 @@ MUTATIONS = (
     Mutation(
         "covariance-within-clients",
         "memory/covariance.py",
-        "scatter + apart.T @ (count[:, None] * apart)",
+        "scatter + apart.T @ weighted",
         "scatter",
         "The pooled covariance leaves out how the means of clients differ.",
         (COVARIANCE,),
@@ -937,8 +937,8 @@ MUTATIONS = (
     Mutation(
         "covariance-unweighted",
         "memory/covariance.py",
-        "(old.count * old.matrix + fresh.count * fresh.matrix) / total",
-        "(old.matrix + fresh.matrix) / 2",
+        "old.count * old.matrix + fresh.count * fresh.matrix",
+        "(old.matrix + fresh.matrix) * (total / 2)",
         "Covariances are blended without their counts.",
         (COVARIANCE,),
     ),
