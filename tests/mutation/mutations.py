@@ -354,8 +354,8 @@ MUTATIONS = (
     Mutation(
         "prototypes-unweighted",
         "methods/parts/prototypes.py",
-        "double().T * weight\n        found = ",
-        "double().T\n        found = ",
+        "share = member * weight",
+        "share = member",
         "Prototypes are pooled without example counts.",
         ("methods/test_fedproto.py",),
     ),
@@ -1003,8 +1003,8 @@ MUTATIONS = (
     Mutation(
         "carried-covariance",
         "methods/parts/linear_transport.py",
-        'covariance.carried(covariance_of(state.blocks["covariance"]), shift, residual)',
-        'covariance_of(state.blocks["covariance"])',
+        "covariance.carried(shared, shift, residual)",
+        "shared",
         "The shared covariance is not carried.",
         (CARRIED,),
     ),
