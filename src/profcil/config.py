@@ -23,7 +23,8 @@ NONE = "none"  # the text for None, which TOML does not have
 
 def setting(default: Any, help: str, *, low: Any = None, high: Any = None, choices: tuple = ()) -> Any:
     """A dataclass field with its help text, range and choices."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
+    metadata = {"help": help, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata=metadata)
 
 
 def check(instance: Any) -> None:
@@ -43,8 +44,11 @@ def check_value(name: str, value: Any, rule: Mapping[str, Any]) -> None:
     low = rule.get("low")
     high = rule.get("high")
     is_nan = value != value
-    if (low is not None and value < low) or (high is not None and value > high) or is_nan:
-        raise ConfigError(f"{name} = {value!r} is out of range; it must be {describe_range(low, high) or 'a number'}")
+    too_low = low is not None and value < low
+    too_high = high is not None and value > high
+    if too_low or too_high or is_nan:
+        allowed = describe_range(low, high) or "a number"
+        raise ConfigError(f"{name} = {value!r} is out of range; it must be {allowed}")
 
 
 def describe_range(low: Any, high: Any) -> str:
@@ -168,7 +172,8 @@ def build(cls: type, values: Mapping[str, Any], where: str, more: str = "") -> A
     for key in values:
         if key not in known:
             raise ConfigError(f"unknown setting '{key}' in {where}; {nearest(key, known)}{more}")
-    return cls(**{k: coerce(v, hints[k], f"{where}.{k}") for k, v in values.items()})
+    coerced = {k: coerce(v, hints[k], f"{where}.{k}") for k, v in values.items()}
+    return cls(**coerced)
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
@@ -177,7 +182,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
         return build(typing.cast(type, kind), value, where)
     if is_union(kind):
         return coerce_union(value, typing.get_args(kind), kind, where)
-    if kind is tuple or typing.get_origin(kind) is tuple:
+    if is_tuple(kind):
         return coerce_tuple(value, typing.get_args(kind), kind, where)
     value = parse_scalar(value, kind)
     accepted = isinstance(value, float) if kind is float else type(value) is kind
@@ -204,12 +209,17 @@ def is_union(kind: Any) -> bool:
     return isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
 
 
+def is_tuple(kind: Any) -> bool:
+    return kind is tuple or typing.get_origin(kind) is tuple
+
+
 def coerce_union(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> Any:
     """Converts a value to one of several types: its own type if allowed, else the first that works.
 
     The text "none" is None if None is allowed.
     """
-    if type(None) in kinds and (value is None or (isinstance(value, str) and value.lower() == NONE)):
+    says_none = isinstance(value, str) and value.lower() == NONE
+    if type(None) in kinds and (value is None or says_none):
         return None
     kinds = tuple(k for k in kinds if k is not type(None))
     for one in sorted(kinds, key=lambda k: type(value) is not k):  # the type of the value first
@@ -230,7 +240,8 @@ def coerce_tuple(value: Any, kinds: tuple[Any, ...], kind: Any, where: str) -> t
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
         raise ConfigError(f"{where} = {value!r} is not {describe_type(kind)}")
-    return tuple(coerce(v, k, f"{where}[{i}]") for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
+    pairs = zip(value, kinds, strict=True)
+    return tuple(coerce(v, k, f"{where}[{i}]") for i, (v, k) in enumerate(pairs))
 
 
 def is_repeated(kinds: tuple[Any, ...]) -> bool:
@@ -240,7 +251,7 @@ def is_repeated(kinds: tuple[Any, ...]) -> bool:
 
 def read_text(text: str, kind: Any) -> Any:
     """Parses a value of the command line. For a list or a union it is TOML, in which plain words need no quotes."""
-    if not (is_union(kind) or kind is tuple or typing.get_origin(kind) is tuple):
+    if not (is_union(kind) or is_tuple(kind)):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -258,8 +269,10 @@ def describe_type(kind: Any) -> str:
     kinds = typing.get_args(kind)
     if is_union(kind):
         return " or ".join(NONE if k is type(None) else describe_type(k) for k in kinds)
-    if kind is tuple or typing.get_origin(kind) is tuple:
-        inside = f"each {describe_type(kinds[0])}" if is_repeated(kinds) else ", ".join(describe_type(k) for k in kinds)
+    if is_tuple(kind):
+        inside = ", ".join(describe_type(k) for k in kinds)
+        if is_repeated(kinds):
+            inside = f"each {describe_type(kinds[0])}"
         return f"a list ({inside})" if inside else "a list"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table"}
     return words.get(kind, str(kind))

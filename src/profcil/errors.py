@@ -66,7 +66,8 @@ def nearest(given: str, valid: Iterable[str]) -> str:
 
 def unknown(what: str, given: str, valid: Iterable[str]) -> ConfigError:
     """The error for an unknown name, with the nearest valid names."""
-    return ConfigError(f"unknown {what} '{given}'; {nearest(given, valid)}")
+    advice = nearest(given, valid)
+    return ConfigError(f"unknown {what} '{given}'; {advice}")
 
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -82,11 +83,15 @@ ADVICE = {
 
 def is_file_error(error: OSError) -> bool:
     """Whether a file, a folder or the disk failed, and not the network."""
-    return error.filename is not None or error.errno in (*NO_SPACE, errno.EROFS, errno.EIO)
+    of_the_disk = (*NO_SPACE, errno.EROFS, errno.EIO)
+    return error.filename is not None or error.errno in of_the_disk
 
 
 def file_error(error: OSError) -> ProfcilError:
     """The message about a file, a folder or a disk that failed, with advice."""
-    advice = next((text for numbers, text in ADVICE.items() if error.errno in numbers), "check the disk")
+    advice = "check the disk"
+    for numbers, text in ADVICE.items():
+        if error.errno in numbers:
+            advice = text
     where = "a file" if error.filename is None else error.filename
     return ProfcilError(f"{where} could not be read or written ({error.strerror}); {advice}")

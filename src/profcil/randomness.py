@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 def derive_seed(seed: int, *address: object) -> int:
     """A 63-bit seed that depends on the whole address and on nothing else."""
-    text = "/".join([str(int(seed)), *map(str, address)])
+    parts = [str(int(seed)), *map(str, address)]
+    text = "/".join(parts)
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, *address: object) -> np.random.Generator:
     """A numpy generator for an address."""
-    return np.random.Generator(np.random.PCG64(derive_seed(seed, *address)))
+    bits = np.random.PCG64(derive_seed(seed, *address))
+    return np.random.Generator(bits)
 
 
 def torch_generator(seed: int, *address: object, device: str | torch.device = "cpu") -> torch.Generator:

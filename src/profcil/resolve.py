@@ -129,7 +129,8 @@ def own_recipe(data: Path, given: Mapping[str, Any], sets: Sets, tasks: Any) -> 
     from profcil.data import own
 
     chosen = merge(own_values(given, sets), task_values(tasks))
-    recipe, notes = own.recipe(data, build(OwnSettings, chosen, OWN, LIST_HINT))
+    settings = build(OwnSettings, chosen, OWN, LIST_HINT)
+    recipe, notes = own.recipe(data, settings)
     for note in notes:
         warnings.warn(note, DataNote, stacklevel=2)
     return merge(merge(recipe, given), {OWN: chosen})
@@ -140,7 +141,7 @@ def own_values(given: Mapping[str, Any], sets: Sets) -> dict[str, Any]:
     check_types(given)
     found = dict(given.get(OWN, {}))
     hints = typing.get_type_hints(OwnSettings)
-    for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
+    for key, value in pairs_of(sets):
         section, _, name = key.strip().rpartition(".")
         if section == OWN and name in hints:
             found[name] = value if isinstance(sets, Mapping) else read_text(value, hints[name])
@@ -184,7 +185,9 @@ def check_types(values: Mapping[str, Any]) -> None:
         for name, table in tables["methods"].items():
             tables[f"methods.{name}"] = table
             if isinstance(table, Mapping):
-                tables |= {f"methods.{name}.{key}": table[key] for key in SETTINGS if key in table}
+                for key in SETTINGS:
+                    if key in table:
+                        tables[f"methods.{name}.{key}"] = table[key]
     for key, table in tables.items():
         if not isinstance(table, Mapping):
             raise ConfigError(f"{key} = {table!r} is not a table; write its settings below [{key}]")
@@ -207,8 +210,10 @@ def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
     values["params"] = merge(regime, values["params"])
     stream = stream_values(values)
     check_keys(values)
-    others = {name: section for name, section in SECTIONS.items() if name != "stream"}
-    sections = {name: build(section, values.get(name, {}), name, LIST_HINT) for name, section in others.items()}
+    sections = {}
+    for name, section in SECTIONS.items():
+        if name != "stream":
+            sections[name] = build(section, values.get(name, {}), name, LIST_HINT)
     sections["stream"] = build_stream(stream)
     sections["params"] = build(cls.Params, values["params"], f"method '{method}'", LIST_HINT)
     return RunConfig(**top_level_values(values), **sections)
@@ -216,8 +221,7 @@ def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
 
 def chosen_setting(values: Mapping[str, Any], sets: Sets) -> str:
     """The heterogeneity setting, which `--set` may choose, too."""
-    pairs = sets.items() if isinstance(sets, Mapping) else map(split, sets)
-    named = {key.strip(): value for key, value in pairs}
+    named = {key.strip(): value for key, value in pairs_of(sets)}
     return str(named.get("setting", values.get("setting", "severe")))
 
 
@@ -258,18 +262,29 @@ def build_stream(values: dict[str, Any]) -> StreamSettings:
 
 
 def top_level_values(values: dict[str, Any]) -> dict[str, Any]:
-    kinds = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in TOP_LEVEL}
-    return {key: coerce(value, kinds[key], key) for key, value in values.items() if key in TOP_LEVEL}
+    kinds = {f.name: type(f.default) for f in dataclasses.fields(RunConfig)}
+    found = {}
+    for key, value in values.items():
+        if key in TOP_LEVEL:
+            found[key] = coerce(value, kinds[key], key)
+    return found
 
 
 def apply_sets(values: dict[str, Any], sets: Sets, params: type) -> None:
     """Writes `--set key=value` into the values. A key is a dotted path or its last part."""
     types = known_paths(params)
-    for key, value in sets.items() if isinstance(sets, Mapping) else map(split, sets):
+    for key, value in pairs_of(sets):
         path = find_path(key.strip(), types)
         section, _, name = path.rpartition(".")
         table = values.setdefault(section, {}) if section else values
         table[name] = value if isinstance(sets, Mapping) else read_text(value, types[path])
+
+
+def pairs_of(sets: Sets) -> Iterable[tuple[str, Any]]:
+    """Key and value of each `--set`."""
+    if isinstance(sets, Mapping):
+        return sets.items()
+    return map(split, sets)
 
 
 def split(item: str) -> tuple[str, str]:
@@ -286,7 +301,8 @@ def known_paths(params: type) -> dict[str, Any]:
     paths = {f.name: type(f.default) for f in dataclasses.fields(RunConfig) if f.name in settable}
     for section, cls in {**SECTIONS, "params": params}.items():
         hints = typing.get_type_hints(cls)
-        paths |= {f"{section}.{f.name}": hints[f.name] for f in dataclasses.fields(cls)}
+        for f in dataclasses.fields(cls):
+            paths[f"{section}.{f.name}"] = hints[f.name]
     return paths
 
 
@@ -294,14 +310,14 @@ def find_path(key: str, paths: Iterable[str]) -> str:
     """The dotted path of a key. Settings of own data are written in full: a method may have a setting `text`, too."""
     if key in paths:
         return key
-    found = [path for path in paths if path.split(".")[-1] == key and not path.startswith(f"{OWN}.")]
+    last_parts = {path: path.split(".")[-1] for path in paths if not path.startswith(f"{OWN}.")}
+    found = [path for path, last in last_parts.items() if last == key]
     if f"train.{key}" in found:  # `rounds` alone means training, not the warm-up
         return f"train.{key}"
     if len(found) > 1:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
-        short = {path.split(".")[-1] for path in paths if not path.startswith(f"{OWN}.")}
-        names = {*paths, *short}
+        names = {*paths, *last_parts.values()}
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, names)}{LIST_HINT}")
     return found[0]
 
@@ -331,7 +347,9 @@ def recipe_of(dataset: str) -> dict[str, Any]:
     path = RECIPES / f"{dataset}.toml"
     if path.exists():
         return load_toml(path)
-    return {"dataset": dataset, **copy.deepcopy(getattr(registry.find("data", dataset), "RECIPE", {}))}
+    module = registry.find("data", dataset)
+    recipe = copy.deepcopy(getattr(module, "RECIPE", {}))
+    return {"dataset": dataset, **recipe}
 
 
 def read_preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
@@ -359,7 +377,8 @@ def recipe_names() -> list[str]:
     broken = registry.broken_plugins("data")
     loadable = [name for name in registry.plugins("data") if name not in broken]
     from_plugins = {name for name in loadable if hasattr(registry.find("data", name), "RECIPE")}
-    return sorted(from_plugins | {path.stem for path in RECIPES.glob("*.toml")})
+    built_in = {path.stem for path in RECIPES.glob("*.toml")}
+    return sorted(built_in | from_plugins)
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -384,13 +403,19 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 def values_of(config: RunConfig) -> dict[str, Any]:
     """The settings as nested dicts of plain values. How own data is read is left out where there is none."""
     values = plain(config)
-    return values if config.dataset == OWN else {key: value for key, value in values.items() if key != OWN}
+    if config.dataset != OWN:
+        values.pop(OWN, None)
+    return values
 
 
 def plugin_origins(config: RunConfig) -> dict[str, Any]:
     """Where the method, dataset and encoder of a run come from, for those that are plug-ins."""
-    origins = {kind: registry.origin(kind, name) for kind, name in part_names(config).items()}
-    return {kind: origin for kind, origin in origins.items() if origin}
+    origins = {}
+    for kind, name in part_names(config).items():
+        origin = registry.origin(kind, name)
+        if origin:
+            origins[kind] = origin
+    return origins
 
 
 def part_names(config: RunConfig) -> dict[str, str]:
@@ -406,18 +431,25 @@ def to_toml(config: RunConfig) -> str:
     values = values_of(config)
     regime = registry.find("methods", config.method).METHOD.regimes.get(config.regime, {})
     tables = {k: v for k, v in values.items() if isinstance(v, dict)}
-    lines = [f"{k} = {toml_value(v)}" for k, v in values.items() if k not in tables]
+    lines = toml_lines({k: v for k, v in values.items() if k not in tables})
     for name, table in tables.items():
-        none_by_default = {f.name for f in dataclasses.fields(getattr(config, name)) if f.default is None} - {*regime}
+        fields = dataclasses.fields(getattr(config, name))
+        none_by_default = {f.name for f in fields if f.default is None} - {*regime}
         kept = {k: v for k, v in table.items() if v is not None or k not in none_by_default}
-        lines += ["", f"[{name}]", *(f"{k} = {toml_value(v)}" for k, v in kept.items())]
+        lines += ["", f"[{name}]", *toml_lines(kept)]
     return "\n".join(lines) + "\n"
+
+
+def toml_lines(values: Mapping[str, Any]) -> list[str]:
+    """A line of TOML for each value."""
+    return [f"{key} = {toml_value(value)}" for key, value in values.items()]
 
 
 def toml_value(value: Any) -> str:
     """A plain value as TOML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
+        pairs = [f"{json.dumps(k)} = {toml_value(v)}" for k, v in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, float):

@@ -43,7 +43,9 @@ class Bank:
 
     def moments(self) -> Moments:
         """The moments behind the bank."""
-        second = self.spread.double() ** 2 + to_width(self.mean.double() ** 2, self.spread.shape[1])
+        width = self.spread.shape[1]
+        squared_mean = to_width(self.mean.double() ** 2, width)
+        second = self.spread.double() ** 2 + squared_mean
         return Moments(self.labels, self.mean, second, self.count)
 
     def shifted(self, shift: Tensor) -> Bank:
@@ -53,29 +55,36 @@ class Bank:
 
 def to_width(square: Tensor, width: int) -> Tensor:
     """Squares per coordinate, or their mean where only a radius is kept (width 1)."""
-    return square if width == square.shape[1] else square.mean(1, keepdim=True)
+    if width == square.shape[1]:
+        return square
+    return square.mean(1, keepdim=True)
 
 
 def empty_bank(like: Tensor, width: int) -> Bank:
     """A bank without classes, for features of the length, dtype and device of `like`."""
+    mean = like.new_zeros(0, len(like))
+    spread = like.new_zeros(0, width)
     count = like.new_zeros(0, dtype=torch.int32)
-    return Bank((), like.new_zeros(0, len(like)), like.new_zeros(0, width), count)
+    return Bank((), mean, spread, count)
 
 
 def measure(features: Tensor, y: Tensor, *, radius: bool = False) -> Moments:
     """Moments per class of features with labels y."""
     labels = torch.unique(y)  # ascending
-    return moments_of_rows(features, torch.searchsorted(labels, y), tuple(labels.tolist()), radius=radius)
+    rank = torch.searchsorted(labels, y)
+    return moments_of_rows(features, rank, labels.tolist(), radius=radius)
 
 
 def moments_of_rows(features: Tensor, rank: Tensor, labels: Sequence[int], *, radius: bool = False) -> Moments:
     """The same with `rank`, the index of each row's class in `labels`. Sums are in float64, so that pooling is exact to
     float32."""
-    one_hot = torch.nn.functional.one_hot(rank, len(labels)).double().T
+    one_hot = torch.nn.functional.one_hot(rank, len(labels))
+    members = one_hot.double().T
     wide = features.double()
-    count = one_hot.sum(1)
-    mean = one_hot @ wide / count[:, None]
-    second = one_hot @ wide.square() / count[:, None]
+    count = members.sum(1)
+    divisor = count[:, None]
+    mean = members @ wide / divisor
+    second = members @ wide.square() / divisor
     if radius:
         second = to_width(second, 1)
     return Moments(tuple(labels), mean.float(), second.float(), count.int())
@@ -87,24 +96,37 @@ def pool(parts: Sequence[Moments]) -> Moments:
     row_of = {y: row for row, y in enumerate(labels)}
     d = parts[0].mean.shape[1]
     device = parts[0].mean.device
+    width = parts[0].second.shape[1]
     mean = torch.zeros(len(labels), d, dtype=torch.float64, device=device)
-    second = mean.new_zeros(len(labels), parts[0].second.shape[1])
+    second = mean.new_zeros(len(labels), width)
     count = mean.new_zeros(len(labels))
     for part in parts:
-        rows = to_device(torch.tensor([row_of[y] for y in part.labels], dtype=torch.long), device)
+        rows = index_on(device, [row_of[y] for y in part.labels])
         n = part.count.to(torch.float64)
-        mean.index_add_(0, rows, part.mean.double() * n[:, None])
-        second.index_add_(0, rows, part.second.double() * n[:, None])
+        weight = n[:, None]
+        mean.index_add_(0, rows, part.mean.double() * weight)
+        second.index_add_(0, rows, part.second.double() * weight)
         count.index_add_(0, rows, n)
     scale = count[:, None].clamp(min=1)
-    return Moments(tuple(labels), (mean / scale).float(), (second / scale).float(), count.to(torch.int32))
+    mean /= scale
+    second /= scale
+    return Moments(tuple(labels), mean.float(), second.float(), count.to(torch.int32))
+
+
+def index_on(device: torch.device, rows: Sequence[int]) -> Tensor:
+    """Row numbers as an index on a device."""
+    index = torch.tensor(rows, dtype=torch.long)
+    return to_device(index, device)
 
 
 def bank_from_moments(moments: Moments) -> Bank:
     """The bank with σ² = max(m − μ ⊙ μ, ε)."""
-    variance = moments.second.double() - to_width(moments.mean.double() ** 2, moments.second.shape[1])
+    width = moments.second.shape[1]
+    squared_mean = to_width(moments.mean.double() ** 2, width)
+    variance = moments.second.double() - squared_mean
     variance = variance.clamp(min=FLOOR)
-    return Bank(moments.labels, moments.mean, variance.sqrt().float(), moments.count)
+    spread = variance.sqrt().float()
+    return Bank(moments.labels, moments.mean, spread, moments.count)
 
 
 def update(bank: Bank, fresh: Moments, merge: str = "counts") -> Bank:
@@ -113,7 +135,8 @@ def update(bank: Bank, fresh: Moments, merge: str = "counts") -> Bank:
         return bank_from_moments(fresh)
     old = bank.moments()
     if merge == "replace":
-        old = select(old, [i for i, y in enumerate(old.labels) if y not in set(fresh.labels)])
+        kept = set(old.labels) - set(fresh.labels)
+        old = select(old, kept)
     return bank_from_moments(pool([old, fresh]))
 
 
@@ -121,13 +144,17 @@ def restore(now: Bank, before: Bank, labels: Sequence[int]) -> Bank:
     """The bank `now` with some classes as they were in `before`; a class that `before` lacks is removed."""
     if not len(now):
         return now
-    others = select(now.moments(), [i for i, y in enumerate(now.labels) if y not in labels])
-    restored = select(before.moments(), [i for i, y in enumerate(before.labels) if y in labels])
+    untouched = set(now.labels) - set(labels)
+    others = select(now.moments(), untouched)
+    restored = select(before.moments(), set(labels))
     return bank_from_moments(pool([others, restored]))
 
 
-def select(moments: Moments, rows: Sequence[int]) -> Moments:
-    """The moments of some rows."""
-    index = to_device(torch.tensor(list(rows), dtype=torch.long), moments.mean.device)
-    labels = tuple(moments.labels[i] for i in rows)
-    return Moments(labels, moments.mean[index], moments.second[index], moments.count[index])
+def select(moments: Moments, classes: set[int]) -> Moments:
+    """The moments of some classes; those that `moments` lacks are ignored."""
+    rows = [row for row, label in enumerate(moments.labels) if label in classes]
+    labels = tuple(moments.labels[row] for row in rows)
+    index = index_on(moments.mean.device, rows)
+    mean = moments.mean[index]
+    second = moments.second[index]
+    return Moments(labels, mean, second, moments.count[index])

@@ -27,33 +27,42 @@ class Covariance:
 
 def packed_scatter(features: Tensor, rank: Tensor, mean: Tensor) -> Tensor:
     """Σ (u − μ_y)(u − μ_y)ᵀ, packed. `rank` is the row of each feature's class in `mean`."""
-    return packed_gram(features.double() - mean.double()[rank])
+    own_mean = mean.double()[rank]
+    return packed_gram(features.double() - own_mean)
 
 
 def pool(parts: Sequence[Moments], scatters: Sequence[Tensor], pooled: Moments) -> Covariance:
     """The covariance around the pooled means: Σ_c S_c + Σ_c Σ_y n_cy (μ_cy − μ_y)(μ_cy − μ_y)ᵀ, over all examples."""
     row_of = {label: row for row, label in enumerate(pooled.labels)}
-    rows = [row_of[label] for part in parts for label in part.labels]
+    rows = []
+    for part in parts:
+        rows += [row_of[label] for label in part.labels]
     count = torch.cat([part.count for part in parts]).double()
-    apart = torch.cat([part.mean for part in parts]).double() - pooled.mean.double()[rows]
-    scatter = unpack(torch.stack(list(scatters)).sum(0, dtype=torch.float64))
+    means = torch.cat([part.mean for part in parts]).double()
+    apart = means - pooled.mean.double()[rows]
+    stacked = torch.stack(list(scatters))
+    scatter = unpack(stacked.sum(0, dtype=torch.float64))
+    weighted = count[:, None] * apart
     total = int(count.sum())
-    return Covariance((scatter + apart.T @ (count[:, None] * apart)) / total, total)
+    matrix = (scatter + apart.T @ weighted) / total
+    return Covariance(matrix, total)
 
 
 def blend(old: Covariance, fresh: Covariance) -> Covariance:
     """The count-weighted mean of two covariances."""
     total = old.count + fresh.count
-    matrix = (old.count * old.matrix + fresh.count * fresh.matrix) / total
-    return Covariance(matrix, total)
+    scatter = old.count * old.matrix + fresh.count * fresh.matrix
+    return Covariance(scatter / total, total)
 
 
 def carried(c: Covariance, shift: Tensor, residual: Tensor) -> Covariance:
     """The covariance after a linear drift: AᵀΣA with A = I + B, B without its row for the constant. The second moment
     of the residual is added, so that the spread of old classes grows as that of real features did."""
-    image = c.matrix.new_zeros(c.matrix.shape)
-    image = add_to_diagonal(image, image.new_ones(())) + shift[:-1]
-    return replace(c, matrix=symmetrise(image.T @ c.matrix @ image + residual))
+    zeros = c.matrix.new_zeros(c.matrix.shape)
+    identity = add_to_diagonal(zeros, zeros.new_ones(()))
+    image = identity + shift[:-1]
+    matrix = image.T @ c.matrix @ image + residual
+    return replace(c, matrix=symmetrise(matrix))
 
 
 def factor(matrix: Tensor) -> Tensor:
@@ -64,4 +73,5 @@ def factor(matrix: Tensor) -> Tensor:
 def shrunk(matrix: Tensor, share: float) -> Tensor:
     """Σ + (λ·mean variance + ε) I. ε is the floor of variances in `bank`, so that a matrix without any can be
     inverted."""
-    return add_to_diagonal(matrix, share * matrix.diagonal().mean() + FLOOR)
+    mean_variance = matrix.diagonal().mean()
+    return add_to_diagonal(matrix, share * mean_variance + FLOOR)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ class Drift:
 
 def append_one(u: Tensor) -> Tensor:
     """ũ = [u; 1] in float64."""
-    return torch.cat([u.double(), u.new_ones(len(u), 1).double()], 1)
+    ones = u.new_ones(len(u), 1)
+    return torch.cat([u.double(), ones.double()], 1)
 
 
 def support_mask(y: Tensor, minimum: int) -> Tensor:
@@ -58,15 +60,18 @@ def support_mask(y: Tensor, minimum: int) -> Tensor:
 def class_means(features: Tensor, y: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:
     """The classes of some examples, and count and mean of each."""
     labels, row, count = torch.unique(y, return_inverse=True, return_counts=True)
-    one_hot = (row[:, None] == torch.arange(len(labels), device=y.device)).double()
-    return tuple(labels.tolist()), count, one_hot.T @ features.double() / count[:, None]
+    rows = torch.arange(len(labels), device=y.device)
+    one_hot = (row[:, None] == rows).double()
+    sums = one_hot.T @ features.double()
+    return tuple(labels.tolist()), count, sums / count[:, None]
 
 
 def summarise(features: Tensor, y: Tensor) -> Summary:
     """The summary of some examples."""
     labels, count, mean = class_means(features, y)
     u = append_one(features)
-    return Summary(labels, count.double(), mean, u.T @ u)
+    gram = u.T @ u
+    return Summary(labels, count.double(), mean, gram)
 
 
 def pool(parts: Iterable[Summary]) -> Summary:
@@ -83,20 +88,26 @@ def add(a: Summary, b: Summary, in_place: bool = False) -> Summary:
     """The sum of two summaries. With `in_place`, the matrix of the first is overwritten."""
     labels = sorted({*a.labels, *b.labels})
     count = a.count.new_zeros(len(labels))
-    sums = a.mean.new_zeros(len(labels), a.mean.shape[1])
+    width = a.mean.shape[1]
+    sums = a.mean.new_zeros(len(labels), width)
     for part in (a, b):
-        rows = torch.tensor([labels.index(y) for y in part.labels], dtype=torch.long, device=sums.device)
+        places = [labels.index(y) for y in part.labels]
+        rows = torch.tensor(places, dtype=torch.long, device=sums.device)
         sums[rows] += part.count[:, None] * part.mean
         count[rows] += part.count
+    mean = sums / count[:, None]
     gram = a.gram if in_place else a.gram.to(torch.float64, copy=True)
-    return Summary(tuple(labels), count, sums / count[:, None], gram.add_(b.gram))
+    gram += b.gram
+    return Summary(tuple(labels), count, mean, gram)
 
 
 def within_class_covariance(s: Summary) -> Tensor:
     """(Σ uuᵀ − Σ_y n_y μ_y μ_yᵀ) / n."""
     d = s.mean.shape[1]
-    between = s.mean.T @ (s.count[:, None] * s.mean)
-    cov = torch.sub(s.gram[:d, :d], between, out=between)
+    weighted = s.count[:, None] * s.mean
+    between = s.mean.T @ weighted
+    second = s.gram[:d, :d]
+    cov = torch.sub(second, between, out=between)
     return symmetrise(cov, out=cov).div_(s.count.sum())
 
 
@@ -108,27 +119,36 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     of features that does not vary within classes, as those of equal inputs, is shrunk by a share of its mean square.
     """
     d = s.mean.shape[1]
+    total = s.count.sum()
+    sums = s.gram.diagonal()[:d]
     cov = within_class_covariance(s)
     variance = cov.diagonal().mean()
-    square = s.gram.diagonal()[:d].mean() / s.count.sum()
+    square = sums.mean() / total
     if variance <= FLOOR * square:
-        cov = add_to_diagonal(torch.zeros_like(cov), square.clamp(min=FLOOR))
+        zeros = torch.zeros_like(cov)
+        cov = add_to_diagonal(zeros, square.clamp(min=FLOOR))
     variances = group_means(cov.diagonal(), last)
-    squares = group_means(s.gram.diagonal()[:d], last) / s.count.sum()
-    penalty = torch.where(variances > ROUNDING * squares, shrink * variances, NO_VARIANCE * squares)
+    squares = group_means(sums, last) / total
+    varies = variances > ROUNDING * squares
+    penalty = torch.where(varies, shrink * variances, NO_VARIANCE * squares)
     return discriminants(s.mean, add_to_diagonal(cov, penalty))
 
 
 def discriminants(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     """w_y = cov⁻¹ μ_y and b_y = −½ w_yᵀμ_y."""
     weight = solve(cov, mean.T).T
-    return weight, -0.5 * (weight * mean).sum(1)
+    bias = -0.5 * (weight * mean).sum(1)
+    return weight, bias
 
 
 def group_means(variances: Tensor, last: int) -> Tensor:
     """Each variance replaced by the mean of its group: the last `last` features, or those before them."""
-    groups = variances.split([len(variances) - last, last])
-    return torch.cat([group.mean().expand(len(group)) for group in groups if len(group)])
+    first = len(variances) - last
+    means = []
+    for group in variances.split([first, last]):
+        if len(group):
+            means.append(group.mean().expand(len(group)))
+    return torch.cat(means)
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -146,12 +166,14 @@ def cholesky(matrix: Tensor) -> Tensor:
         raise Failure(f"a {size}×{size} second-moment matrix has NaN or infinite entries; lower train.lr or train.clip")
     unit = matrix.diagonal().mean()
     for jitter in JITTERS:
+        raised = add_to_diagonal(matrix, jitter * unit) if jitter else matrix
         factor: Tensor
-        factor, failed = torch.linalg.cholesky_ex(add_to_diagonal(matrix, jitter * unit) if jitter else matrix)
+        factor, failed = torch.linalg.cholesky_ex(raised)
         if not int(failed):
             return factor
+    largest = JITTERS[-1]
     raise Failure(
-        f"a {size}×{size} second-moment matrix is not positive definite, even with {JITTERS[-1]:g} of its mean "
+        f"a {size}×{size} second-moment matrix is not positive definite, even with {largest:g} of its mean "
         f"diagonal added; raise the method's shrink and ridge settings"
     )
 
@@ -165,16 +187,20 @@ def add_to_diagonal(matrix: Tensor, values: Tensor) -> Tensor:
 
 def select_features(s: Summary, features: Sequence[int]) -> Summary:
     """The summary of these features; a feature may be listed twice."""
-    rows = torch.tensor([*features, s.mean.shape[1]], device=s.mean.device)
-    return replace(s, mean=s.mean[:, rows[:-1]], gram=s.gram[rows][:, rows])
+    constant = s.mean.shape[1]
+    rows = torch.tensor([*features, constant], device=s.mean.device)
+    mean = s.mean[:, rows[:-1]]
+    gram = s.gram[rows][:, rows]
+    return replace(s, mean=mean, gram=gram)
 
 
 def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
     """The drift sums in a summary whose features are [u; a; others; δ]: the moving features under the new base,
     `anchors` fixed ones, any others, and the change δ of the moving ones. The old features are ũ_o = [u − δ; a; 1]."""
     width = s.mean.shape[1]
+    old = range(moving + anchors)
     change = range(width - moving, width)
-    rows = torch.tensor([*range(moving + anchors), width, *change], device=s.gram.device)
+    rows = torch.tensor([*old, width, *change], device=s.gram.device)
     gram = s.gram[rows][:, rows]
     gram[:moving] -= gram[-moving:]
     gram[:, :moving] -= gram[:, -moving:]
@@ -184,20 +210,28 @@ def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
 def drift_rows(before: Tensor, after: Tensor) -> Tensor:
     """[ũ_o; δ] of some examples, from their features under the old and the new base. The second-moment matrix of
     these rows has the drift sums."""
-    return torch.cat([append_one(before), after.double() - before.double()], 1)
+    change = after.double() - before.double()
+    return torch.cat([append_one(before), change], 1)
 
 
 def split_drift(gram: Tensor, moving: int) -> Drift:
     """The drift sums in the second-moment matrix of [ũ_o; δ]."""
-    old = len(gram) - moving
-    return Drift(gram[:old, :old], gram[:old, old:], gram[old:, old:])
+    width = len(gram) - moving
+    old = gram[:width, :width]
+    cross = gram[:width, width:]
+    square = gram[width:, width:]
+    return Drift(old, cross, square)
 
 
 def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
     """B = (Σ ũ_oũ_oᵀ + ridge·diag)⁻¹ Σ ũ_oδᵀ, and the second moment of the residual δ − Bᵀũ_o."""
-    shift = solve(add_to_diagonal(d.old, ridge * d.old.diagonal().clamp(min=FLOOR)), d.cross)
+    diagonal = d.old.diagonal().clamp(min=FLOOR)
+    penalised = add_to_diagonal(d.old, ridge * diagonal)
+    shift = solve(penalised, d.cross)
     mixed = shift.T @ d.cross
-    return shift, symmetrise(d.square - mixed - mixed.T + shift.T @ d.old @ shift) / d.old[-1, -1]
+    residual = d.square - mixed - mixed.T + shift.T @ d.old @ shift
+    examples = d.old[-1, -1]
+    return shift, symmetrise(residual) / examples
 
 
 def carried_means(mean: Tensor, shift: Tensor) -> Tensor:
@@ -214,8 +248,9 @@ def apply_drift(s: Summary, shift: Tensor, residual: Tensor) -> Summary:
     """
     d = shift.shape[1]
     width = s.mean.shape[1]
+    rows = [*range(len(shift) - 1), width]
     wide = shift.new_zeros(width + 1, d)
-    wide[[*range(len(shift) - 1), width]] = shift
+    wide[rows] = shift
     mean = s.mean.clone()
     mean[:, :d] += append_one(s.mean) @ wide
     gram = s.gram.clone()
@@ -230,7 +265,8 @@ def symmetrise(matrix: Tensor, out: Tensor | None = None) -> Tensor:
     memory. `out` may be the matrix itself."""
     mean = torch.empty_like(matrix) if out is None else out
     for a, b in tiles(len(matrix)):
-        tile = (matrix[a, b] + matrix[b, a].T) / 2
+        mirrored = matrix[b, a].T
+        tile = (matrix[a, b] + mirrored) / 2
         mean[a, b] = tile
         mean[b, a] = tile.T
     return mean
@@ -238,13 +274,23 @@ def symmetrise(matrix: Tensor, out: Tensor | None = None) -> Tensor:
 
 def pack(matrix: Tensor) -> Tensor:
     """The upper triangle of a symmetric matrix in float32: half the numbers to send."""
-    return torch.cat([row[i:] for i, row in enumerate(matrix)]).float()
+    return packed_rows(matrix).float()
+
+
+def packed_rows(matrix: Tensor) -> Tensor:
+    """Each row from its diagonal entry on, one after another."""
+    return torch.cat([row[i:] for i, row in enumerate(matrix)])
 
 
 def packed_gram(u: Tensor) -> Tensor:
     """pack(uᵀu), computed some rows at a time: the full float64 matrix, four times as many bytes, is never stored."""
-    upper = ((u[:, i : i + TILE].T @ u[:, i:]).float() for i in range(0, u.shape[1], TILE))
-    return torch.cat([row[i:] for rows in upper for i, row in enumerate(rows)])
+    width = u.shape[1]
+    upper = []
+    for i in range(0, width, TILE):
+        tile = u[:, i : i + TILE]
+        rows = tile.T @ u[:, i:]
+        upper.append(packed_rows(rows.float()))
+    return torch.cat(upper)
 
 
 def packed_factor(u: Tensor) -> Tensor:
@@ -257,34 +303,43 @@ def packed_factor(u: Tensor) -> Tensor:
     if not len(u):
         return u.new_zeros(0).float()
     factor = torch.linalg.qr(u.double(), mode="r").R
-    return torch.cat([row[i:] for i, row in enumerate(factor)]).float()
+    return packed_rows(factor).float()
 
 
 def gram_of_factor(packed: Tensor, width: int) -> Tensor:
     """RᵀR of a packed factor with `width` columns."""
-    factor = packed.new_zeros(factor_rows(packed.numel(), width), width, dtype=torch.float64)
-    factor[torch.ones_like(factor, dtype=torch.bool).triu()] = packed.double()
+    rows = factor_rows(packed.numel(), width)
+    factor = packed.new_zeros(rows, width, dtype=torch.float64)
+    upper = torch.ones_like(factor, dtype=torch.bool).triu()
+    factor[upper] = packed.double()
     return factor.T @ factor
 
 
 def factor_rows(numbers: int, width: int) -> int:
     """The number of rows r of a packed factor: r·width − r(r − 1)/2 numbers."""
     twice = 2 * width + 1
-    return (twice - math.isqrt(max(0, twice * twice - 8 * numbers))) // 2
+    discriminant = max(0, twice * twice - 8 * numbers)
+    return (twice - math.isqrt(discriminant)) // 2
 
 
 def unpack(triangle: Tensor) -> Tensor:
     """The symmetric matrix behind a packed one, in float64."""
-    size = int(((8 * triangle.numel() + 1) ** 0.5 - 1) / 2)
+    root = (8 * triangle.numel() + 1) ** 0.5
+    size = int((root - 1) / 2)
     matrix = torch.zeros(size, size, dtype=torch.float64, device=triangle.device)
-    for i, row in enumerate(triangle.split([*range(size, 0, -1)])):
+    lengths = [*range(size, 0, -1)]
+    for i, row in enumerate(triangle.split(lengths)):
         matrix[i, i:] = row
     for a, b in tiles(size):
-        matrix[b, a] = matrix[a, b].T if a != b else matrix[a, a] + matrix[a, a].triu(1).T
+        tile = matrix[a, b]
+        if a == b:
+            matrix[a, a] = tile + tile.triu(1).T
+        else:
+            matrix[b, a] = tile.T
     return matrix
 
 
 def tiles(size: int) -> list[tuple[slice, slice]]:
     """Rows and columns of the tiles on and above the diagonal of a square matrix."""
     parts = [slice(i, i + TILE) for i in range(0, size, TILE)]
-    return [(a, b) for i, a in enumerate(parts) for b in parts[i:]]
+    return list(combinations_with_replacement(parts, 2))

@@ -26,7 +26,9 @@ def pseudo_features(
     epsilon = mean.new_empty(classes, quota, d).normal_(generator=rng)
     if factor is not None:
         spread = torch.ones_like(mean)
-    return to_pseudo_features_(correlate_(epsilon, factor), mean, spread, noise).view(classes * quota, d)
+    correlate_(epsilon, factor)
+    features = to_pseudo_features_(epsilon, mean, spread, noise)
+    return features.view(classes * quota, d)
 
 
 def to_pseudo_features_(epsilon: Tensor, mean: Tensor, spread: Tensor, noise: float) -> Tensor:
@@ -36,7 +38,9 @@ def to_pseudo_features_(epsilon: Tensor, mean: Tensor, spread: Tensor, noise: fl
 
 def correlate_(epsilon: Tensor, factor: Tensor | None) -> Tensor:
     """Overwrites the rows ε with Lε. Without a factor L they stay."""
-    return epsilon if factor is None else epsilon.copy_(epsilon @ factor.T)
+    if factor is None:
+        return epsilon
+    return epsilon.copy_(epsilon @ factor.T)
 
 
 def permutation(size: int, rng: torch.Generator, keys: torch.dtype) -> Tensor:
@@ -44,7 +48,8 @@ def permutation(size: int, rng: torch.Generator, keys: torch.dtype) -> Tensor:
     once."""
     if rng.device.type == "cpu":
         return torch.randperm(size, generator=rng)
-    return torch.rand(size, generator=rng, device=rng.device, dtype=keys).argsort()
+    drawn = torch.rand(size, generator=rng, device=rng.device, dtype=keys)
+    return drawn.argsort()
 
 
 class Balanced:
@@ -56,20 +61,26 @@ class Balanced:
         self.classes, count = torch.unique(y, return_counts=True)
         start = torch.cumsum(count, 0) - count
         number = torch.arange(quota, device=y.device)
-        places = (start[:, None] + number % count[:, None]).flatten()  # wraps around where a class has fewer examples
+        offset = number % count[:, None]  # wraps around where a class has fewer examples
+        places = (start[:, None] + offset).flatten()
         device = device or y.device
         self.y = to_device(y, device)
         self.places = to_device(places, device)  # among the examples sorted by class
-        self.labels = to_device(self.classes.repeat_interleave(quota), device)  # of the drawn rows
+        drawn = self.classes.repeat_interleave(quota)
+        self.labels = to_device(drawn, device)  # of the drawn rows
 
     def draw(self, rng: torch.Generator) -> Tensor:
         """Row numbers in the order of the classes; each class is shuffled anew."""
-        return self.rows_of(torch.randperm(len(self.y), generator=rng, device=self.y.device))
+        device = self.y.device
+        shuffled = torch.randperm(len(self.y), generator=rng, device=device)
+        return self.rows_of(shuffled)
 
     def rows_of(self, shuffled: Tensor) -> Tensor:
         """The rows that a permutation of all examples gives."""
-        by_class = torch.sort(self.y.index_select(0, shuffled), stable=True).indices
-        return shuffled.index_select(0, by_class.index_select(0, self.places))
+        labels = self.y.index_select(0, shuffled)
+        by_class = torch.sort(labels, stable=True).indices
+        drawn = by_class.index_select(0, self.places)
+        return shuffled.index_select(0, drawn)
 
 
 class Rehearsal:
@@ -104,7 +115,8 @@ class Rehearsal:
         self.spread = bank.spread[self.bank_rows] if bank else features[:0]
         if factor is not None:
             self.spread = torch.ones_like(self.mean)
-        self.y = torch.cat([self.real.labels, old_classes.repeat_interleave(quota)])
+        pseudo_labels = old_classes.repeat_interleave(quota)
+        self.y = torch.cat([self.real.labels, pseudo_labels])
         self.size = len(self.y)
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
@@ -112,9 +124,11 @@ class Rehearsal:
         n = len(self.real.labels)
         d = self.features.shape[1]
         u = self.features.new_empty(self.size, d)
-        rows = self.real.rows_of(permutation(len(self.real.y), rng, torch.float64))
+        shuffled = permutation(len(self.real.y), rng, torch.float64)
+        rows = self.real.rows_of(shuffled)
         torch.index_select(self.features, 0, rows, out=u[:n])
-        epsilon = self.normal(u[n:].view(len(self.mean), self.quota, d), rng)
+        pseudo = u[n:].view(len(self.mean), self.quota, d)
+        epsilon = self.normal(pseudo, rng)
         correlate_(epsilon, self.factor)
         to_pseudo_features_(epsilon, self.mean, self.spread, self.noise)
         return {"u": u, "y": self.y}

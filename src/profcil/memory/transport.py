@@ -12,12 +12,14 @@ EPSILON = 1e-12
 
 def squared_distances(means: Tensor, features: Tensor) -> Tensor:
     """Squared distances between means and features in float64, [means, features]."""
-    return torch.cdist(means.double(), features.double()).square()
+    distances = torch.cdist(means.double(), features.double())
+    return distances.square()
 
 
 def median_bandwidth(distances: Tensor, factor: float) -> Tensor:
     """τ: a factor times the median distance between memory means and calibration features. `distances` are squared."""
-    return factor * distances.sqrt().median().clamp(min=EPSILON)
+    median = distances.sqrt().median()
+    return factor * median.clamp(min=EPSILON)
 
 
 def local_transport(
@@ -33,16 +35,21 @@ def local_transport(
         width = torch.as_tensor(tau, dtype=torch.float64, device=means.device)
     else:
         width = median_bandwidth(distances, factor)
-    nearest, index = distances.topk(min(neighbours, len(before)), largest=False)
+    neighbours = min(neighbours, len(before))
+    nearest, index = distances.topk(neighbours, largest=False)
     alpha = torch.exp(-nearest / (2 * width**2))
-    drift = (after.double() - before.double())[index]
+    change = after.double() - before.double()
+    weighted = alpha[..., None] * change[index]
     confidence = alpha.sum(1)
-    shift = (alpha[..., None] * drift).sum(1) / (confidence[:, None] + EPSILON)
+    shift = weighted.sum(1) / (confidence[:, None] + EPSILON)
     return shift.float(), confidence.float()
 
 
 def combine(shifts: Sequence[Tensor], confidences: Sequence[Tensor]) -> Tensor:
     """Δ^g_y = Σ_c q_{c,y} Δ_{c,y} / (Σ_c q_{c,y} + ε): clients without features near a mean hardly count."""
     q = torch.stack(list(confidences)).double()
-    weighted = (q[..., None] * torch.stack(list(shifts)).double()).sum(0)
-    return (weighted / (q.sum(0)[:, None] + EPSILON)).float()
+    delta = torch.stack(list(shifts)).double()
+    weighted = (q[..., None] * delta).sum(0)
+    total = q.sum(0)[:, None]
+    combined = weighted / (total + EPSILON)
+    return combined.float()

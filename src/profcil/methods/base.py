@@ -58,8 +58,10 @@ class Method:
     def misfit(cls, net: Net) -> str:
         """Why the method cannot run with this model on this data; empty if it can."""
         given = net.facts.modality
+        if given in cls.modalities:
+            return ""
         supported = ", ".join(sorted(cls.modalities))
-        return "" if given in cls.modalities else f"{cls.__name__} is made for {supported}, not for {given}"
+        return f"{cls.__name__} is made for {supported}, not for {given}"
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
         """Adds the method's own trainable blocks to the model (`net.attach`), initialised with this generator. `like`
@@ -175,10 +177,16 @@ def reply(client: Client, weights: Weights, blocks: Sequence[str], /, loss: floa
     return Reply(client.id, len(client.current), {**model, **more}, notes=notes)
 
 
+def sent_blocks(replies: Sequence[Reply], name: str) -> list[Block]:
+    """The blocks of this name in the replies that have one."""
+    return [r.blocks[name] for r in replies if name in r.blocks]
+
+
 def with_replay(client: Client, answer: Reply, epochs: int, quota: int, served: float) -> Reply:
     """The reply with two numbers for the log: how many replays a budget of `quota` per old class and epoch allows, and
     how many were used (`served` per epoch). Old are the seen classes that the client does not observe now."""
-    requested = quota * len(set(client.seen) - set(client.labels))
+    old = set(client.seen) - set(client.labels)
+    requested = quota * len(old)
     counts = {"replay_requested": float(epochs * requested), "replay_served": float(epochs * served)}
     return replace(answer, notes={**answer.notes, **counts})
 

@@ -96,7 +96,8 @@ class FedCBDR(Method):
         classes."""
         rows = exemplar_rows(client, inbox)
         y = client.examples.y
-        old = rows[~client.allowed(client.labels)[y[rows]]]
+        current = client.allowed(client.labels)
+        old = rows[~current[y[rows]]]
         return rows, ReplaySource(client.current, old, y, self.params.budget)
 
     def fit(self, client: Client, inbox: Inbox, source: ReplaySource) -> Train:
@@ -151,7 +152,9 @@ class FedCBDR(Method):
         head = weights["head"]["weight"]
         count = torch.zeros(len(head), dtype=torch.long, device=head.device)
         state = super().begin({b: weights[b] for b in MODEL})
-        return state.put(stored=Block("replay", {"count": count}), seed=Block("replay", weights["seed"]))
+        stored = Block("replay", {"count": count})
+        seed = Block("replay", weights["seed"])
+        return state.put(stored=stored, seed=seed)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """FedAvg. A client that has replied holds its picks, so they need not be sent again."""
@@ -163,8 +166,10 @@ class FedCBDR(Method):
         if not replies:
             return state
         candidates = [r.blocks["candidates"] for r in replies]
-        scores = leverages(torch.cat([b.tensors["features"] for b in candidates]))
-        y = torch.tensor([label for b in candidates for label in b.labels], device=scores.device)
+        features = torch.cat([b.tensors["features"] for b in candidates])
+        scores = leverages(features)
+        labels = [label for b in candidates for label in b.labels]
+        y = torch.tensor(labels, device=scores.device)
         sizes = [len(b.labels) for b in candidates]
         chosen = self.choose(scores, y, sizes, state, when)
         picks = {}
@@ -173,7 +178,8 @@ class FedCBDR(Method):
             rows = torch.cat([new_rows, *unconfirmed(state, r.client)])
             picks[picks_name(r.client)] = Block("replay", {"rows": rows})
         stored = state.blocks["stored"].tensors["count"]
-        count = stored + torch.bincount(y[chosen], minlength=len(stored))
+        added = torch.bincount(y[chosen], minlength=len(stored))
+        count = stored + added
         return state.put(**picks, stored=Block("replay", {"count": count}))
 
     def choose(self, scores: Tensor, y: Tensor, sizes: Sequence[int], state: ServerState, when: When) -> Tensor:
@@ -184,7 +190,8 @@ class FedCBDR(Method):
         seed = int(state.blocks["seed"].tensors["number"])
         chosen = torch.zeros(len(y), dtype=torch.bool, device=y.device)
         group_sizes = [len(y)] if shared else list(sizes)
-        for group, rows in enumerate(torch.arange(len(y), device=y.device).split(group_sizes)):
+        groups = torch.arange(len(y), device=y.device).split(group_sizes)
+        for group, rows in enumerate(groups):
             for label in torch.unique(y[rows]).tolist():
                 of_class = rows[y[rows] == label]
                 count = max(0, budget - int(stored[label])) if shared else budget
@@ -205,7 +212,8 @@ class FedCBDR(Method):
         sizes = [len(rows) for rows in of_class]
         if not any(sizes):
             return None
-        drawn = torch.randperm(sum(sizes), generator=rng, device=rng.device) < count
+        order = torch.randperm(sum(sizes), generator=rng, device=rng.device)
+        drawn = order < count
         inputs = []
         for client, rows, own_drawn in zip(clients, of_class, drawn.split(sizes), strict=True):
             own = rows[own_drawn]
@@ -217,7 +225,8 @@ class FedCBDR(Method):
 def make_seed(generator: torch.Generator) -> nn.Module:
     """The seed of the server's draws, as a block without parameters."""
     module = nn.Module()
-    module.register_buffer("number", torch.randint(2**62, (), generator=generator))
+    number = torch.randint(2**62, (), generator=generator)
+    module.register_buffer("number", number)
     return module
 
 

@@ -62,7 +62,8 @@ class FedProto(Method):
     regimes: ClassVar = {"expanded": {"prototypes": 5}}
 
     def begin(self, weights: Weights) -> ServerState:
-        return super().begin(weights).put(prototypes=no_prototypes(weights["adapter"]["scale"]))
+        empty = no_prototypes(weights["adapter"]["scale"])
+        return super().begin(weights).put(prototypes=empty)
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         return (*MODEL, "prototypes")
@@ -70,9 +71,8 @@ class FedProto(Method):
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         allowed = client.allowed(self.label_space(client, inbox))
         target, known = tables(inbox["prototypes"], client.net.classes, self.params.prototypes)
-        done = yield client.train(
-            "fit", weights_of(inbox), MODEL, self.fit_loss, allowed=allowed, target=target, known=known
-        )
+        weights = weights_of(inbox)
+        done = yield client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed, target=target, known=known)
         tail = Tail(done.weights["adapter"], {})
         z = tail.adapt(client.features(done.weights["base"]))
         prototypes = report(z, client.y_list, self.params.prototypes)
@@ -120,7 +120,9 @@ class FedProto(Method):
         return -distance.amin(2).masked_fill(~known, torch.inf)
 
     def deployed(self, state: ServerState) -> ServerState:
-        return state.only(*MODEL, *(("prototypes",) if self.params.predict == "prototype" else ()))
+        if self.params.predict == "prototype":
+            return state.only(*MODEL, "prototypes")
+        return state.only(*MODEL)
 
     def temperature(self, state: ServerState) -> float | None:
         """Distances to prototypes are no log-probabilities."""

@@ -35,7 +35,8 @@ class FedProx(Method):
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         allowed = client.allowed(self.label_space(client, inbox))
         factor = self.params.mu / 2
-        done = yield client.train("fit", weights_of(inbox), MODEL, self.fit_loss, proximal=factor, allowed=allowed)
+        weights = weights_of(inbox)
+        done = yield client.train("fit", weights, MODEL, self.fit_loss, proximal=factor, allowed=allowed)
         return reply(client, done.weights, MODEL, loss=done.loss)
 
 

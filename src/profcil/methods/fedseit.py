@@ -98,8 +98,9 @@ class FedSeIT(Method):
 
     def begin(self, weights: Weights) -> ServerState:
         """`base` is the deployed model, which is evaluated and never sent. Clients get `words` and `shared`."""
-        words = {k: t for k, t in weights["base"].items() if k.startswith("embedding.")}
-        shared = {k: t for k, t in weights["base"].items() if k not in words}
+        base = weights["base"]
+        words = {k: t for k, t in base.items() if k.startswith("embedding.")}
+        shared = {k: t for k, t in base.items() if k not in words}
         model = {b: weights[b] for b in MODEL}
         return super().begin({**model, "words": words, "shared": shared})
 
@@ -123,22 +124,27 @@ class FedSeIT(Method):
         weights = {**weights_of(inbox), "task": select(own, TASK)}
         fit = client.train("fit", weights, (*self.averaged, "task"), self.fit_loss)
         allowed = client.allowed(self.label_space(client, inbox))
-        foreign = named("foreign", [client.keep(t) for t in foreign_adaptives(client, inbox)])
-        done = yield replace(fit, constants={"allowed": allowed, **select(own, PAST), **foreign})
-        own |= {**done.weights["task"], **named("bank", banks_of(done.weights["shared"]))}
+        adaptives = [client.keep(t) for t in foreign_adaptives(client, inbox)]
+        constants = {"allowed": allowed, **select(own, PAST), **named("foreign", adaptives)}
+        done = yield replace(fit, constants=constants)
+        trained_banks = banks_of(done.weights["shared"])
+        own |= {**done.weights["task"], **named("bank", trained_banks)}
         private = {k: client.keep(t) for k, t in own.items()}
         sent = {"adaptive": self.adaptive(own)}
         if is_first_turn(client):
             sent["topic"] = self.topic(client, inbox)
-        return replace(reply(client, done.weights, self.averaged, loss=done.loss, **sent), private=private)
+        answer = reply(client, done.weights, self.averaged, loss=done.loss, **sent)
+        return replace(answer, private=private)
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         (tokens,) = net.weak(batch["inputs"], batch["rng"])
         u = banks.features(net, tokens, part(batch, "foreign"))
         classification = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
-        norms = [a.abs().sum() for a in part(parameters_of(net, "task"), "adaptive")]
+        adaptives = part(parameters_of(net, "task"), "adaptive")
+        norms = [a.abs().sum() for a in adaptives]
         sparsity = torch.stack(norms).sum()
-        drift = banks.drift(banks_of(parameters_of(net, "shared")), part(batch, "hold"), part(batch, "centre"))
+        shared = banks_of(parameters_of(net, "shared"))
+        drift = banks.drift(shared, part(batch, "hold"), part(batch, "centre"))
         loss: Tensor = classification + self.params.sparsity * sparsity + self.params.drift * drift
         return loss
 
@@ -178,12 +184,15 @@ class FedSeIT(Method):
         for other_client, other_position in reported_tasks(state):
             if other_client != client and other_position < position:
                 others.append((other_client, other_position))
-        topics = [state.blocks[block_name("topic", other)].tensors["centroids"] for other in others]
-        scores = [similarity(points, topic, self.params.threshold) for topic in topics]
+        scores = []
+        for other in others:
+            topic = state.blocks[block_name("topic", other)]
+            scores.append(similarity(points, topic.tensors["centroids"], self.params.threshold))
         score = torch.stack([points.new_zeros(()), *scores])[1:]
         best = score.argsort(descending=True, stable=True)[: self.params.top]
         best = best[score[best] > 0]
-        all_tasks = torch.tensor(others, dtype=torch.int32, device=score.device).view(-1, 2)
+        all_tasks = torch.tensor(others, dtype=torch.int32, device=score.device)
+        all_tasks = all_tasks.view(-1, 2)
         return Block("memory", {"task": all_tasks[best], "score": score[best]})
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
@@ -210,7 +219,9 @@ class FedSeIT(Method):
 
 def is_first_turn(client: Client) -> bool:
     """Whether this is the client's first turn in this position."""
-    return not client.private or int(client.private["position"]) != client.when.position
+    if not client.private:
+        return True
+    return int(client.private["position"]) != client.when.position
 
 
 def start_turn(client: Client, inbox: Inbox, top: int) -> Tensors:
@@ -234,7 +245,12 @@ def start_turn(client: Client, inbox: Inbox, top: int) -> Tensors:
 
 def select(own: Tensors, names: Sequence[str]) -> Tensors:
     """The tensors whose name has one of these prefixes before its first dot."""
-    return {k: t for k, t in own.items() if k.split(".")[0] in names}
+    chosen = {}
+    for key, tensor in own.items():
+        prefix = key.split(".")[0]
+        if prefix in names:
+            chosen[key] = tensor
+    return chosen
 
 
 def foreign_adaptives(client: Client, inbox: Inbox) -> list[Tensor]:

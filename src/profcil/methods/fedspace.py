@@ -102,7 +102,8 @@ class FedSpace(Method):
         known = set(inbox["prototypes"].labels)
         old = known - set(client.labels)
         per_epoch = steps_per_epoch(client) * len(fit.constants["place"])
-        served = per_epoch * len(old) / max(1, len(known))
+        divisor = max(1, len(known))
+        served = per_epoch * len(old) / divisor
         answer = with_replay(client, answer, fit.epochs, self.params.quota, served)
         return replace(answer, private=private)
 
@@ -110,11 +111,13 @@ class FedSpace(Method):
         """What the loss needs besides its batch. `place` assigns the pseudo-features of one step to classes."""
         rows, known = tables(inbox["prototypes"], client.net.classes, self.params.prototypes)
         labels = sorted(set(inbox["prototypes"].labels))
-        count = ceil(self.params.quota * len(labels) / steps_per_epoch(client))
+        per_epoch = self.params.quota * len(labels)
+        count = ceil(per_epoch / steps_per_epoch(client))
         ids = to_device(torch.tensor(labels, dtype=torch.long), known.device)
         allowed = met if self.params.label_space == "met" else client.allowed(client.seen)
         old = known & ~client.allowed(client.labels)
-        place = torch.arange(count, device=known.device) % max(1, len(labels))
+        number = torch.arange(count, device=known.device)
+        place = number % max(1, len(labels))
         return {
             "allowed": allowed,
             "rehearsed": met | known,
@@ -131,14 +134,16 @@ class FedSpace(Method):
         tail = net.tail
         inputs = net.weak(batch["inputs"], batch["rng"])
         z = tail.adapt(net.base(*inputs))
-        loss = cross_entropy(tail.score(z) / params.temperature, y, batch["allowed"])
+        logits = tail.score(z) / params.temperature
+        loss = cross_entropy(logits, y, batch["allowed"])
         if not len(batch["place"]):  # no prototype has been reported yet
             return loss
         pseudo, pseudo_y = sample_pseudo_features(batch)
         pseudo_logits = tail.score(pseudo)[:, None] / params.temperature
         each = cross_entropy(pseudo_logits, pseudo_y[:, None], batch["rehearsed"])
         old = batch["old"][pseudo_y]
-        rehearsal = (each * old).sum() / old.sum().clamp(min=1)
+        number = old.sum().clamp(min=1)
+        rehearsal = (each * old).sum() / number
         contrast = contrastive(z, y, pseudo, pseudo_y)
         total: Tensor = loss + params.rehearse * rehearsal + params.contrast * contrast
         return total
@@ -175,7 +180,8 @@ class FedSpace(Method):
         if label not in bank.labels:
             return None
         mean = rows_of(bank, label)
-        mean = mean[torch.arange(count, device=mean.device) % len(mean)]
+        number = torch.arange(count, device=mean.device)
+        mean = mean[number % len(mean)]
         noise = torch.randn(mean.shape, generator=rng, device=mean.device)
         return Samples("adapted", (mean + radius * noise,))
 
@@ -211,8 +217,10 @@ def radius_of(moments: Moments) -> tuple[Tensor, Tensor]:
     bank = bank_from_moments(moments)
     several = bank.count > 1
     each = bank.spread.square().sum(1)
-    variance = torch.where(several, each, 0.0).sum() / several.sum().clamp(min=1)
-    return variance.sqrt(), torch.where(several, bank.count, 0).sum(dtype=torch.int32)
+    classes = several.sum().clamp(min=1)
+    variance = torch.where(several, each, 0.0).sum() / classes
+    examples = torch.where(several, bank.count, 0)
+    return variance.sqrt(), examples.sum(dtype=torch.int32)
 
 
 def mean_radius(state: ServerState) -> Block:
@@ -220,7 +228,8 @@ def mean_radius(state: ServerState) -> Block:
     reports = [state.blocks[name].tensors for name in sorted(state.blocks) if name.startswith(RADIUS)]
     radius = torch.stack([report["radius"] for report in reports])
     count = torch.stack([report["count"] for report in reports])
-    mean = (radius * count).sum() / count.sum().clamp(min=1)
+    total = count.sum().clamp(min=1)
+    mean = (radius * count).sum() / total
     return Block("prototype", {"radius": mean})
 
 
@@ -229,7 +238,8 @@ def sample_pseudo_features(batch: Batch) -> tuple[Tensor, Tensor]:
     pseudo-feature is sampled around a random prototype of its class."""
     mean = batch["mean"]
     rng = batch["rng"]
-    order = torch.rand(len(mean), generator=rng, device=mean.device).argsort()
+    keys = torch.rand(len(mean), generator=rng, device=mean.device)
+    order = keys.argsort()
     row = order[batch["place"]]
     prototype = torch.randint(mean.shape[1], row.shape, generator=rng, device=mean.device)
     noise = torch.randn(len(row), mean.shape[2], generator=rng, device=mean.device)
@@ -244,10 +254,12 @@ def contrastive(z: Tensor, y: Tensor, pseudo: Tensor, pseudo_y: Tensor) -> Tenso
     labels = torch.cat([y, pseudo_y])
     itself = torch.eye(len(z), len(points), dtype=torch.bool, device=z.device)
     similarity = points[: len(z)] @ points.T
-    log_total = similarity.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    others = similarity.masked_fill(itself, -torch.inf)
+    log_total = others.logsumexp(1, keepdim=True)
     log_share = similarity - log_total
     positive = (y[:, None] == labels) & ~itself
-    each = (log_share * positive).sum(1) / positive.sum(1).clamp(min=1)
+    number = positive.sum(1).clamp(min=1)
+    each = (log_share * positive).sum(1) / number
     return -each.mean()
 
 

@@ -77,7 +77,8 @@ class FedSSI(Method):
         loss = self.penalised_loss if anchored else self.fit_loss  # there is no Ω in a client's first position
         fit = client.train("fit", weights, MODEL, loss)
         done = yield replace(fit, constants={"allowed": allowed, **anchored})
-        return replace(reply(client, done.weights, MODEL, loss=done.loss), private=private)
+        answer = reply(client, done.weights, MODEL, loss=done.loss)
+        return replace(answer, private=private)
 
     def penalised_loss(self, net: Net, batch: Batch) -> Tensor:
         """The data loss plus c·Σ Ω_i (w_i − w*_i)²."""

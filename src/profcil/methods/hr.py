@@ -47,7 +47,7 @@ from profcil.engine.client import Client
 from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
-from profcil.methods.base import Method, Samples, reply, with_replay
+from profcil.methods.base import Method, Samples, reply, sent_blocks, with_replay
 from profcil.methods.parts.centroids import (
     mean_codes,
     negative_distances,
@@ -115,7 +115,8 @@ class HR(Method):
         """`learned` are the classes that the model of the last position's end can decode."""
         centroids = no_centroids(weights["latent"]["mu.bias"])
         model = {block: tensors for block, tensors in weights.items() if block not in STARTS}
-        return super().begin(model).put(centroids=centroids, learned=Block("prototype", {}))
+        learned = Block("prototype", {})
+        return super().begin(model).put(centroids=centroids, learned=learned)
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         """In the first round the model is the starting model. Later that is sent to clients that do not hold it."""
@@ -144,29 +145,35 @@ class HR(Method):
         centroids = table(inbox["centroids"], client.net.classes)
         weight = self.params.distill if inbox["learned"].labels else 0.0
         distill = centroids.new_full((), weight)
-        weights = {b: dict(inbox[b].tensors) for b in BLOCKS} | {START + b: start[b] for b in BLOCKS}
+        weights = {b: dict(inbox[b].tensors) for b in BLOCKS}
+        weights |= {START + b: start[b] for b in BLOCKS}
         return client.train("fit", weights, BLOCKS, self.fit_loss, source, centroids=centroids, distill=distill)
 
     def source(self, client: Client, inbox: Inbox, start: Weights, codes: Tensor, y: Tensor) -> DecodedSource:
         """Real images of current classes, and images of old classes that the starting model decodes once a turn."""
         own_labels = torch.tensor(client.y_list)
         rows = rows_of_classes(own_labels, inbox["centroids"].labels)
-        real = unit(client.examples.inputs(client.current[client.tensor(rows)])[0])
+        real = current_images(client, rows)
         replayed_codes, replayed_labels = self.codes_to_replay(client, inbox, codes, y)
-        x = torch.cat([real, decode(client.net, start, replayed_codes)])
-        labels = client.tensor(torch.cat([own_labels[rows], replayed_labels]))
-        return DecodedSource(x, labels, self.params.budget, replayed_labels)
+        decoded = decode(client.net, start, replayed_codes)
+        x = torch.cat([real, decoded])
+        labels = torch.cat([own_labels[rows], replayed_labels])
+        return DecodedSource(x, client.tensor(labels), self.params.budget, replayed_labels)
 
     def codes_to_replay(self, client: Client, inbox: Inbox, codes: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The client's codes of old classes and their labels. For an old class without codes, samples around the
         centroid, with the spread at which loss and prior balance, s² = 1/(1 + 2λ)."""
-        absent = sorted(set(inbox["learned"].labels) - set(client.labels) - set(y.tolist()))
+        with_codes = set(y.tolist())
+        absent = sorted(set(inbox["learned"].labels) - set(client.labels) - with_codes)
         absent_labels = torch.tensor(absent, dtype=torch.long).repeat_interleave(self.params.budget)
         rng = torch.Generator().manual_seed(client.number("absent"))
-        centres = table(inbox["centroids"], client.net.classes)[client.tensor(absent_labels)]
+        centroids = table(inbox["centroids"], client.net.classes)
+        centres = centroids[client.tensor(absent_labels)]
         sampled = sample_around(centres, self.params.pull, rng)
         old = rows_of_classes(y, client.labels, complement=True)
-        return torch.cat([codes[client.tensor(old)], sampled]), torch.cat([y[old], absent_labels])
+        stored = codes[client.tensor(old)]
+        labels = torch.cat([y[old], absent_labels])
+        return torch.cat([stored, sampled]), labels
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
         """‖x − x̂‖² + KL + λ‖z − p_y‖² and the distance to the starting model, divided by the size of an image."""
@@ -193,15 +200,12 @@ class HR(Method):
         order = torch.randperm(len(client.current), generator=rng)
         labels = torch.cat([torch.tensor(client.y_list)[order], y])
         stored = torch.nonzero(first_of_each(labels, self.params.budget)).flatten()
-        current = unit(client.examples.inputs(client.current[client.tensor(order)])[0])
-        images = torch.cat([current, decode(client.net, start, codes)])[client.tensor(stored)]
-        private = {
-            "codes": codes,
-            "y": y,
-            "later": encode(client.net, weights, images),
-            "later_y": labels[stored],
-            "position": torch.tensor(client.when.position),
-        }
+        current = current_images(client, order)
+        decoded = decode(client.net, start, codes)
+        images = torch.cat([current, decoded])[client.tensor(stored)]
+        later = encode(client.net, weights, images)
+        position = torch.tensor(client.when.position)
+        private = {"codes": codes, "y": y, "later": later, "later_y": labels[stored], "position": position}
         return {name: client.keep(tensor) for name, tensor in private.items()}
 
     # -- centroids --------------------------------------------------------------------------------------------------
@@ -224,10 +228,11 @@ class HR(Method):
         latent = inbox["latent"].tensors
         features = client.features(inbox["base"])[client.tensor(rows)]
         mu = F.linear(features, latent["mu.weight"], latent["mu.bias"])
-        return Reply(client.id, len(client.current), {"means": mean_codes(mu, own_labels[rows])})
+        means = mean_codes(mu, own_labels[rows])
+        return Reply(client.id, len(client.current), {"means": means})
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        means = [r.blocks["means"] for r in replies if "means" in r.blocks]
+        means = sent_blocks(replies, "means")
         if STARTS[0] not in state.blocks and state.blocks["learned"].labels:
             state = store_start(state, BLOCKS)
         return state.put(means=pool_means(means)) if means else state
@@ -244,7 +249,8 @@ class HR(Method):
         return state.drop("means").put(centroids=placed)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        return super().aggregate(state, [r for r in replies if r.blocks], when)
+        trained = [r for r in replies if r.blocks]
+        return super().aggregate(state, trained, when)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         learned = Block("prototype", {}, state.blocks["centroids"].labels)
@@ -253,7 +259,8 @@ class HR(Method):
     # -- prediction and diagnostics ---------------------------------------------------------------------------------
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
-        return negative_distances(latent_of(net).mu(features), state.blocks["centroids"], net.classes)
+        codes = latent_of(net).mu(features)
+        return negative_distances(codes, state.blocks["centroids"], net.classes)
 
     def deployed(self, state: ServerState) -> ServerState:
         return state.only("base", "latent", "centroids")
@@ -272,14 +279,19 @@ class HR(Method):
         if label not in state.blocks["learned"].labels or not self.params.budget:
             return None
         centroid = table(state.blocks["centroids"], net.classes)[label]
-        stored = [c.private["later"][c.private["later_y"] == label] for c in clients if c.private]
-        codes = torch.cat([centroid[None][:0], *stored])
+        stored = [centroid[None][:0]]
+        for client in clients:
+            if client.private:
+                of_class = client.private["later_y"] == label
+                stored.append(client.private["later"][of_class])
+        codes = torch.cat(stored)
         chosen = torch.randperm(len(codes), generator=rng, device=rng.device)[:count]
         codes = codes[chosen.to(codes.device)]
         if not len(codes):
             codes = sample_around(centroid.expand(count, -1), self.params.pull, rng)
         weights = state.weights()
-        return Samples("inputs", (decode(net, {b: weights[b] for b in BLOCKS}, codes),))
+        images = decode(net, {b: weights[b] for b in BLOCKS}, codes)
+        return Samples("inputs", (images,))
 
 
 def squared_norm(x: Tensor) -> Tensor:
@@ -287,11 +299,19 @@ def squared_norm(x: Tensor) -> Tensor:
     return x.flatten(1).square().sum(1)
 
 
+def current_images(client: Client, rows: Tensor) -> Tensor:
+    """The images of some of the client's current examples, with numbers in [0, 1]."""
+    examples = client.current[client.tensor(rows)]
+    (images,) = client.examples.inputs(examples)
+    return unit(images)
+
+
 def stored_codes(client: Client, inbox: Inbox) -> tuple[Tensor, Tensor]:
     """The client's codes under the starting model, and their labels, on the CPU."""
     private = client.private
     if not private:
-        return inbox["centroids"].tensors["mean"][:0], torch.zeros(0, dtype=torch.long)
+        no_codes = inbox["centroids"].tensors["mean"][:0]
+        return no_codes, torch.zeros(0, dtype=torch.long)
     if int(private["position"]) < client.when.position:
         return private["later"], private["later_y"].cpu()
     return private["codes"], private["y"].cpu()
@@ -305,7 +325,8 @@ def rows_of_classes(y: Tensor, labels: Sequence[int], complement: bool = False) 
 
 def first_of_each(y: Tensor, quota: int) -> Tensor:
     """The mask of the rows that are among the first `quota` of their class."""
-    rank = F.one_hot(y).cumsum(0).gather(1, y[:, None])[:, 0]  # counted from 1
+    counts = F.one_hot(y).cumsum(0)
+    rank = counts.gather(1, y[:, None])[:, 0]  # counted from 1
     return rank <= quota
 
 

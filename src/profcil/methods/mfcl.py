@@ -103,7 +103,8 @@ class MFCL(DataFreeReplay):
     regimes: ClassVar = {"expanded": {"budget": 100}}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
-        net.attach("generator", make_generator(self.params.latent, like, self.params.channels, generator))
+        module = make_generator(self.params.latent, like, self.params.channels, generator)
+        net.attach("generator", module)
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
@@ -134,7 +135,8 @@ class MFCL(DataFreeReplay):
         count = int(self.params.draws * self.params.budget * len(known))
         rng = torch.Generator(client.y.device).manual_seed(client.number("draw"))
         x, y, logits = generate_labelled(teacher, count, known, rng)
-        drawn = {f"drawn_{label}": float(n) for label, n in enumerate(torch.bincount(y).tolist()) if n}
+        counts = torch.bincount(y).tolist()
+        drawn = {f"drawn_{label}": float(n) for label, n in enumerate(counts) if n}
         is_old = client.allowed(old)[y]
         generated = {"x": client.keep(x[is_old]), "y": y[is_old], "target": logits[is_old]}
         (own,) = client.examples.inputs(client.current)
@@ -148,17 +150,11 @@ class MFCL(DataFreeReplay):
         allowed = client.allowed(self.label_space(client, inbox))
         if source is None:
             return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
-        return client.train(
-            "fit",
-            weights,
-            MODEL,
-            self.replay_loss,
-            source,
-            allowed=allowed,
-            old=client.allowed(old),
-            both=client.allowed((*client.labels, *old)),
-            old_head=start_weights(inbox, MODEL)["head"]["weight"],
-        )
+        fit = client.train("fit", weights, MODEL, self.replay_loss, source)
+        both = client.allowed((*client.labels, *old))
+        old_head = start_weights(inbox, MODEL)["head"]["weight"]
+        constants = {"allowed": allowed, "old": client.allowed(old), "both": both, "old_head": old_head}
+        return replace(fit, constants=constants)
 
     def replay_loss(self, net: Net, batch: Batch) -> Tensor:
         params = self.params
@@ -166,7 +162,8 @@ class MFCL(DataFreeReplay):
         tail = net.tail
         z = tail.adapt(net.base(augment_real(net, batch)))
         old_tail = Tail({}, {"weight": batch["old_head"]}, net.cosine)
-        classification = cross_entropy(tail.score(z)[:, None], y[:, None], batch["allowed"])
+        scores = tail.score(z)
+        classification = cross_entropy(scores[:, None], y[:, None], batch["allowed"])
         head_only = cross_entropy(tail.score(z.detach()), y, batch["both"])
         distillation = old_head_distance(old_tail.score(z), batch["target"], batch["old"]).mean()
         loss = masked_mean(classification, batch["real"])
@@ -214,7 +211,8 @@ class MFCL(DataFreeReplay):
             with teacher.autocast():
                 x = generator(z)
                 logits = teacher(x).float()[:, ids]
-            loss = self.generator_loss(logits, statistics) + params.smooth * roughness(x.float(), kernel)
+            loss = self.generator_loss(logits, statistics)
+            loss = loss + params.smooth * roughness(x.float(), kernel)
             apply_gradients(adam, parameters, torch.autograd.grad(loss, parameters))
 
         repeated_step = server.repeated(step)
@@ -240,7 +238,8 @@ class MFCL(DataFreeReplay):
         if label not in known:
             return None
         teacher = load_frozen(net, weights_with_generator(state))
-        x, y, _ = generate_labelled(teacher, DIAGNOSTIC_DRAWS * count * len(known), known, rng)
+        draws = DIAGNOSTIC_DRAWS * count * len(known)
+        x, y, _ = generate_labelled(teacher, draws, known, rng)
         x = x[y == label][:count]
         return Samples("inputs", (x,)) if len(x) else None
 
@@ -261,7 +260,8 @@ def generate_labelled(
     x = generate_images(teacher, generator_of(teacher), count, rng)
     logits = teacher_logits(teacher, x)
     ids = torch.tensor(known, device=x.device)
-    return x, ids[logits[:, ids].argmax(1)], logits
+    assigned = logits[:, ids].argmax(1)
+    return x, ids[assigned], logits
 
 
 METHOD = MFCL

@@ -85,7 +85,8 @@ class Motion(Method):
         private = self.private(client, inbox)
         graph, coarse_node = coarsen(local_graph(client), private)
         is_current = client.allowed(client.labels)
-        old = torch.nonzero((graph.y != HIDDEN) & ~is_current[graph.y]).flatten()
+        is_old = (graph.y != HIDDEN) & ~is_current[graph.y]
+        old = torch.nonzero(is_old).flatten()
         client.keep(graph.x[old])
         current = coarse_node[local_graph(client).nodes[client.current]]
         source = ReplaySource(current, old, graph.y, self.params.budget)
@@ -102,7 +103,8 @@ class Motion(Method):
         if not source.replayed:
             return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
         constants = {"allowed": source.allow_stored(allowed), **graph_constants(graph)}
-        return replace(client.train("fit", weights, MODEL, self.replay_loss, source), constants=constants)
+        fit = client.train("fit", weights, MODEL, self.replay_loss, source)
+        return replace(fit, constants=constants)
 
     def replay_loss(self, net: Net, batch: Batch) -> Tensor:
         logits = net(*net.weak(graph_inputs(batch), batch["rng"]))
@@ -150,7 +152,8 @@ class Motion(Method):
         start = flatten(weights)
         total = sum(r.samples for r in replies)
         updates = torch.stack([flatten(r.weights()) - start for r in replies])
-        share = updates.new_tensor([r.samples / total for r in replies])
+        shares = [r.samples / total for r in replies]
+        share = updates.new_tensor(shares)
         step = merged_step(updates, share, self.params.part, self.params.rest)
         return state.put_weights(unflatten(start + step, weights))
 
@@ -189,7 +192,8 @@ def coarsen(graph: Nodes, private: Tensors) -> tuple[Nodes, Tensor]:
 
 def flatten(weights: Weights) -> Tensor:
     """All tensors of the model as one vector."""
-    return torch.cat([weights[block][name].flatten() for block, name in tensor_order(weights)])
+    order = tensor_order(weights)
+    return torch.cat([weights[block][name].flatten() for block, name in order])
 
 
 def unflatten(vector: Tensor, like: Weights) -> Weights:
@@ -198,7 +202,8 @@ def unflatten(vector: Tensor, like: Weights) -> Weights:
     sizes = [like[block][name].numel() for block, name in order]
     weights: Weights = {block: {} for block in MODEL}
     for (block, name), piece in zip(order, vector.split(sizes), strict=True):
-        weights[block][name] = piece.view(like[block][name].shape).clone()
+        shape = like[block][name].shape
+        weights[block][name] = piece.view(shape).clone()
     return weights
 
 

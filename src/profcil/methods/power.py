@@ -107,7 +107,8 @@ class Power(Method):
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         rows = client.private["rows"] if client.private else client.current[:0]
-        old = rows[~client.allowed(client.labels)[client.examples.y[rows]]]
+        is_current = client.allowed(client.labels)
+        old = rows[~is_current[client.examples.y[rows]]]
         graph = add_isolated(local_graph(client), old)
         client.keep(graph.x[len(graph.x) - len(old) :])
         replayed = torch.arange(len(client.examples), len(graph), device=old.device)
@@ -128,7 +129,8 @@ class Power(Method):
             return client.train("fit", weights, MODEL, self.fit_loss, allowed=allowed)
         allowed = source.allow_stored(allowed)
         constants = {"allowed": allowed, "weight": self.class_weights(client, source), **graph_constants(graph)}
-        return replace(client.train("fit", weights, MODEL, self.replay_loss, source), constants=constants)
+        fit = client.train("fit", weights, MODEL, self.replay_loss, source)
+        return replace(fit, constants=constants)
 
     def class_weights(self, client: Client, source: ReplaySource) -> Tensor:
         """For every class the weight of its examples in an epoch's mean: β in total for the current ones, and 1 − β
@@ -147,7 +149,9 @@ class Power(Method):
 
     def choose(self, client: Client, inbox: Inbox, trained: Weights) -> Tensor:
         """The rows of the current nodes to store, chosen by their embeddings in the trained and the broadcast model."""
-        embedding = 0.5 * client.features(trained["base"]) + 0.5 * client.features(inbox["base"])
+        local = client.features(trained["base"])
+        broadcast = client.features(inbox["base"])
+        embedding = 0.5 * local + 0.5 * broadcast
         chosen = []
         for label in client.labels:
             rows = torch.nonzero(client.y == label).flatten()
@@ -217,7 +221,8 @@ class Power(Method):
         adam = torch.optim.Adam(parameters, lr=self.params.server_lr)
         for _ in range(self.params.steps):
             adam.zero_grad()
-            error = (node_logits(net, {}, x)[:, seen] - target).abs().mean(1)
+            found = node_logits(net, {}, x)[:, seen]
+            error = (found - target).abs().mean(1)
             (weight * error).sum().backward()
             adam.step()
         adam.zero_grad()
@@ -234,7 +239,8 @@ class Power(Method):
         labels = [label for _, _, block in lessons for label in block.labels]
         y = torch.tensor(labels, device=count.device)
         total = count.new_zeros(server.net.classes).index_add(0, y, count)
-        return count / total.clamp(min=torch.finfo(total.dtype).tiny)[y]
+        smallest = torch.finfo(total.dtype).tiny
+        return count / total.clamp(min=smallest)[y]
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator

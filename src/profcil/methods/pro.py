@@ -41,7 +41,7 @@ from profcil.memory import covariance, linear
 from profcil.memory.bank import Bank, empty_bank, moments_of_rows, pool, restore, update
 from profcil.memory.covariance import Covariance
 from profcil.memory.rehearsal import Rehearsal, pseudo_features
-from profcil.methods.base import Method, Samples, reply, with_replay
+from profcil.methods.base import Method, Samples, reply, sent_blocks, with_replay
 from profcil.methods.parts import reports, solved_head
 from profcil.methods.parts.kept_scores import score_constants
 from profcil.methods.parts.memory_blocks import (
@@ -98,8 +98,10 @@ class Pro(Method):
         done = yield rehearsal
         if self.params.refresh == "local" and self.last_plastic(client.when):
             sent |= self.statistics(client, done.weights, features)
-        answer = reply(client, done.weights, MODEL if plastic else TAIL, loss=done.loss, **sent)
-        pseudo = rehearsal.source.size - self.params.quota * len(client.labels)
+        moved = MODEL if plastic else TAIL
+        answer = reply(client, done.weights, moved, loss=done.loss, **sent)
+        real = self.params.quota * len(client.labels)
+        pseudo = rehearsal.source.size - real
         return with_replay(client, answer, rehearsal.epochs, self.params.quota, pseudo)
 
     def plastic(self, when: When) -> bool:
@@ -108,28 +110,34 @@ class Pro(Method):
 
     def last_plastic(self, when: When) -> bool:
         """Whether this is the last round of the position in which the base moves; the first round if it never moves."""
-        return when.round == max(0, min(self.params.base_rounds, when.rounds) - 1)
+        plastic_rounds = min(self.params.base_rounds, when.rounds)
+        return when.round == max(0, plastic_rounds - 1)
 
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
         """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss in plastic rounds, proximal term."""
-        return self.fit_model(client, inbox) if plastic else self.fit_tail(client, inbox)
+        if plastic:
+            return self.fit_model(client, inbox)
+        return self.fit_tail(client, inbox)
 
     def fit_model(self, client: Client, inbox: Inbox) -> Train:
         """Fitting in a plastic round: base, adapter and head move."""
         weights = model_of(inbox)
         blocks: tuple[str, ...] = MODEL
         loss: Loss = self.fit_loss
-        constants = {"allowed": client.allowed(competing(client, inbox, self.params.fit_space))}
+        classes = competing(client, inbox, self.params.fit_space)
+        constants = {"allowed": client.allowed(classes)}
         if self.params.auxiliary:
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
         if "starting_head" in inbox:
-            weights["starting_base"] = {k: client.keep(t) for k, t in inbox["starting_base"].tensors.items()}
+            start = inbox["starting_base"].tensors
+            weights["starting_base"] = {k: client.keep(t) for k, t in start.items()}
             constants |= score_constants(client, inbox)
             loss = self.score_keeping_loss
         how = phase_settings(self.params, client, "fit")
-        phase = client.train("fit", weights, blocks, loss, proximal=self.params.proximal, settings=how)
+        pull = self.params.proximal
+        phase = client.train("fit", weights, blocks, loss, proximal=pull, settings=how)
         return replace(phase, constants=constants)
 
     def fit_tail(self, client: Client, inbox: Inbox) -> Train:
@@ -145,9 +153,17 @@ class Pro(Method):
         """Supervised loss on a weak view, and the contrastive regulariser between two strong views."""
         x = batch["inputs"]
         rng = batch["rng"]
-        a, b, u = net.encode(net.strong(x, rng), net.strong(x, rng), net.weak(x, rng))
-        auxiliary = contrast(net.project(a), net.project(b), self.params.temperature)
-        return cross_entropy(net.classify(u), batch["y"], batch["allowed"]) + self.params.auxiliary * auxiliary
+        first = net.strong(x, rng)
+        second = net.strong(x, rng)
+        weak = net.weak(x, rng)
+        a, b, u = net.encode(first, second, weak)
+        auxiliary = self.contrast_views(net, a, b)
+        loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
+        return loss + self.params.auxiliary * auxiliary
+
+    def contrast_views(self, net: Net, a: Tensor, b: Tensor) -> Tensor:
+        """The contrastive loss between the features of two views."""
+        return contrast(net.project(a), net.project(b), self.params.temperature)
 
     def score_keeping_loss(self, net: Net, batch: Batch) -> Tensor:
         """The fitting loss plus a distillation loss on the scores of remembered classes (Li and Hoiem, 2016).
@@ -163,11 +179,11 @@ class Pro(Method):
         *pair, u = net.encode(*strong, weak)
         loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
         if self.params.auxiliary:
-            a, b = pair
-            loss = loss + self.params.auxiliary * contrast(net.project(a), net.project(b), self.params.temperature)
+            loss = loss + self.params.auxiliary * self.contrast_views(net, *pair)
         with torch.no_grad():
             before = net.starting_base(*weak)  # type: ignore[operator]
-        scores, target = (self.kept_scores(net, batch, features) for features in (u, before))
+        scores = self.kept_scores(net, batch, u)
+        target = self.kept_scores(net, batch, before)
         kept = soft_cross_entropy(scores, target, batch["remembered"])
         weight: Tensor = self.params.keep_scores * batch["remembered_weight"]
         return loss + weight * kept
@@ -181,7 +197,8 @@ class Pro(Method):
                 scores = F.linear(u, batch["starting_weight"], batch["starting_bias"])
             else:
                 adapter = {k: batch[f"starting_{k}"] for k in net.adapter}
-                scores = Tail(adapter, {"weight": batch["starting_weight"]}, net.cosine).classify(u)
+                head = {"weight": batch["starting_weight"]}
+                scores = Tail(adapter, head, net.cosine).classify(u)
             return scores / self.params.keep_temperature
 
     tail_loss = staticmethod(losses.classification)
@@ -190,13 +207,15 @@ class Pro(Method):
         """The fitted blocks of the model, with the BatchNorm statistics that the settings choose."""
         weights = {b: fitted[b] for b in MODEL}
         if self.params.batch_statistics == "broadcast":
-            weights["base"] = with_buffers(client.net, weights["base"], inbox["base"].tensors)
+            broadcast = inbox["base"].tensors
+            weights["base"] = with_buffers(client.net, weights["base"], broadcast)
         return weights
 
     def align(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor) -> tuple[Banks, dict[str, Block]]:
         """The memory that the client rehearses from, and blocks to send with the reply. PRO uses the memory as it was
         broadcast; PRO-MAX transports it. `features` are those of the current examples under the fitted base."""
-        return {name: bank_of(inbox[name]) for name in self.banks}, {}
+        banks = {name: bank_of(inbox[name]) for name in self.banks}
+        return banks, {}
 
     def rehearse(self, client: Client, inbox: Inbox, weights: Weights, features: Tensor, banks: Banks) -> Train:
         """Projected pseudo multi-task training, Eq. (pro-loss), without a proximal term."""
@@ -207,8 +226,9 @@ class Pro(Method):
             z = Tail(weights["adapter"], {}).adapt(features)
             source = Rehearsal(z, client.y_list, banks["adapted"], quota=p.quota, noise=p.noise)
             return client.train("rehearse", weights, ("head",), self.head_loss, source, settings=how, allowed=allowed)
+        memory = banks.get("memory")
         factor = self.factor(client, inbox)
-        source = Rehearsal(features, client.y_list, banks.get("memory"), quota=p.quota, noise=p.noise, factor=factor)
+        source = Rehearsal(features, client.y_list, memory, quota=p.quota, noise=p.noise, factor=factor)
         return client.train("rehearse", weights, TAIL, self.tail_loss, source, settings=how, allowed=allowed)
 
     def factor(self, client: Client, inbox: Inbox) -> Tensor | None:
@@ -222,19 +242,24 @@ class Pro(Method):
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
         """Cross-entropy of the head on adapted features."""
-        return cross_entropy(tail.score(batch["u"]), batch["y"], batch["allowed"])
+        scores = tail.score(batch["u"])
+        return cross_entropy(scores, batch["y"], batch["allowed"])
 
     # -- the statistics of a client -----------------------------------------------------------------------------------
 
     def surveys(self, when: When) -> bool:
-        return bool(self.banks) and self.params.refresh == "global" and self.refresh_due(when)
+        refreshes = bool(self.banks) and self.params.refresh == "global"
+        return refreshes and self.refresh_due(when)
 
     def refresh_due(self, when: When) -> bool:
         """Whether the memory is refreshed after this round."""
         at = self.params.refresh_at
         if at == "frozen":
-            return when.final or not self.plastic(replace(when, round=when.round + 1))
-        return (at != "freeze" and when.final) or (at != "final" and self.last_plastic(when))
+            following = replace(when, round=when.round + 1)
+            return when.final or not self.plastic(following)
+        at_the_end = when.final and at != "freeze"
+        at_the_freeze = self.last_plastic(when) and at != "final"
+        return at_the_end or at_the_freeze
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
         space = ("base", "adapter") if "adapted" in self.banks else ("base",)
@@ -244,7 +269,8 @@ class Pro(Method):
         if reports.has_reported(client, inbox):
             return Reply(client.id, len(client.current))
         features = client.features(inbox["base"])
-        return Reply(client.id, len(client.current), self.statistics(client, weights_of(inbox), features))
+        measured = self.statistics(client, weights_of(inbox), features)
+        return Reply(client.id, len(client.current), measured)
 
     def statistics(self, client: Client, weights: Weights, features: Tensor) -> dict[str, Block]:
         """Class-level moments of the current data, one block per bank."""
@@ -266,7 +292,9 @@ class Pro(Method):
         p = self.params
         if p.old_memory == "none":
             return ()
-        return ("memory", "adapted") if p.adapted_bank or p.old_memory == "adapted" else ("memory",)
+        if p.adapted_bank or p.old_memory == "adapted":
+            return ("memory", "adapted")
+        return ("memory",)
 
     @property
     def shares_covariance(self) -> bool:
@@ -280,17 +308,23 @@ class Pro(Method):
 
     def begin(self, weights: Weights) -> ServerState:
         like = weights["adapter"]["scale"]
-        empty = {"memory": empty_bank(like, len(like)), "adapted": empty_bank(like, 1)}
+        width = len(like)
+        empty = {"memory": empty_bank(like, width), "adapted": empty_bank(like, 1)}
         state = super().begin({b: weights[b] for b in MODEL})
-        state = state.put(**{name: block_of(empty[name]) for name in self.banks})
+        banks = {name: block_of(empty[name]) for name in self.banks}
+        state = state.put(**banks)
         if not self.shares_covariance:
             return state
-        nothing = Covariance(like.new_zeros(len(like), len(like), dtype=torch.float64), 0)
+        zeros = like.new_zeros(width, width, dtype=torch.float64)
+        nothing = Covariance(zeros, 0)
         return state.put(covariance=block_of_covariance(nothing))
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
-        kept = [name for name in STARTING if name in state.blocks] if self.plastic(when) else []
-        return (*MODEL, *self.memory_blocks, *kept)
+        needed = (*MODEL, *self.memory_blocks)
+        if not self.plastic(when):
+            return needed
+        kept = [name for name in STARTING if name in state.blocks]
+        return (*needed, *kept)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """FedAvg. Without global refresh, local statistics are stored until the position ends."""
@@ -315,10 +349,10 @@ class Pro(Method):
     def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """The state with the memory refreshed by these reports, Eq. (global-memory-refresh)."""
         for name in self.banks:
-            found = [r.blocks[f"{name}_moments"] for r in replies if f"{name}_moments" in r.blocks]
+            found = sent_blocks(replies, f"{name}_moments")
             if found:
                 state = self.refresh_bank(state, name, found, when)
-        measured = [r.blocks["memory_moments"] for r in replies if "memory_moments" in r.blocks]
+        measured = sent_blocks(replies, "memory_moments")
         if measured and self.shares_covariance:
             state = self.refresh_covariance(state, measured, when)
         return state
@@ -331,7 +365,8 @@ class Pro(Method):
         before = state.get(backup) or now
         fresh = pool([moments_of(block) for block in found])
         bank = restore(bank_of(now), bank_of(before), fresh.labels)
-        state = state.put(**{name: block_of(update(bank, fresh, self.params.merge))})
+        refreshed = update(bank, fresh, self.params.merge)
+        state = state.put(**{name: block_of(refreshed)})
         return self.with_backup(state, backup, before, when)
 
     def refresh_covariance(self, state: ServerState, found: Sequence[Block], when: When) -> ServerState:
@@ -340,7 +375,8 @@ class Pro(Method):
         backup = "covariance_before_refresh"
         before = state.get(backup) or state.blocks["covariance"]
         parts = [moments_of(block) for block in found]
-        fresh = covariance.pool(parts, [block.tensors["scatter"] for block in found], pool(parts))
+        scatters = [block.tensors["scatter"] for block in found]
+        fresh = covariance.pool(parts, scatters, pool(parts))
         blended = covariance.blend(covariance_of(before), fresh)
         state = state.put(covariance=block_of_covariance(blended))
         return self.with_backup(state, backup, before, when)
@@ -356,7 +392,8 @@ class Pro(Method):
         if self.params.refresh == "local":
             state = self.absorb(state, reports.stored(state), when)
         state = reports.without_reports(state)
-        state = state.drop(*(f"{name}_before_refresh" for name in self.memory_blocks))
+        backups = [f"{name}_before_refresh" for name in self.memory_blocks]
+        state = state.drop(*backups)
         return self.with_starting_model(state) if self.params.keep_scores else state
 
     def with_starting_model(self, state: ServerState) -> ServerState:
@@ -389,14 +426,17 @@ class Pro(Method):
         if not memory.labels:
             return solved_head.solved_head((), mean, mean[:, 0])
         matrix = covariance_of(state.blocks["covariance"]).matrix
-        weight, bias = linear.discriminants(mean, covariance.shrunk(matrix, self.params.shrink))
+        shrunk = covariance.shrunk(matrix, self.params.shrink)
+        weight, bias = linear.discriminants(mean, shrunk)
         return solved_head.solved_head(memory.labels, weight, bias)
 
     def deployed(self, state: ServerState) -> ServerState:
         """The model, or the solved head in place of the memory."""
         if not self.params.closed_head:
             return state.only(*MODEL)
-        return solved_head.deploy_head(state, self.solve_head(state), state.blocks["memory"].tensors["mean"])
+        head = self.solve_head(state)
+        mean = state.blocks["memory"].tensors["mean"]
+        return solved_head.deploy_head(state, head, mean)
 
     def temperature(self, state: ServerState) -> float | None:
         return solved_head.stored_temperature(state) if self.params.closed_head else 1.0
@@ -420,7 +460,8 @@ class Pro(Method):
         factor = None
         if self.shares_covariance:
             factor = covariance.factor(covariance_of(state.blocks["covariance"]).matrix)
-        return Samples(space, (pseudo_features(mean, spread, count, self.params.noise, rng, factor),))
+        features = pseudo_features(mean, spread, count, self.params.noise, rng, factor)
+        return Samples(space, (features,))
 
 
 def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
@@ -443,7 +484,8 @@ def phase_settings(params: ProParams, client: Client, phase: str) -> TrainSettin
     lr = getattr(params, f"{phase}_lr") or client.settings.lr
     epochs = getattr(params, f"{phase}_epochs") or client.settings.epochs
     if getattr(params, f"{phase}_schedule") == "cosine":
-        lr *= (1 + math.cos(math.pi * client.when.round / client.when.rounds)) / 2
+        angle = math.pi * client.when.round / client.when.rounds
+        lr *= (1 + math.cos(angle)) / 2
     return replace(client.settings, lr=lr, epochs=epochs)
 
 
@@ -457,9 +499,11 @@ def fresh_projector(client: Client) -> dict[str, Tensor]:
     """A new auxiliary head, the same for all clients in this round. It is discarded after the phase."""
     rng = torch_generator(client.seed, "projector", client.when.position, client.when.round)
     bound = client.net.features**-0.5
-    shapes = {k: v.shape for k, v in client.net.projector.items()}
-    drawn = {k: torch.empty(shape).uniform_(-bound, bound, generator=rng) for k, shape in shapes.items()}
-    return {k: client.tensor(v) for k, v in drawn.items()}
+    projector = {}
+    for name, like in client.net.projector.items():
+        drawn = torch.empty(like.shape).uniform_(-bound, bound, generator=rng)
+        projector[name] = client.tensor(drawn)
+    return projector
 
 
 METHOD = Pro

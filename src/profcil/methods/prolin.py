@@ -110,11 +110,12 @@ class ProLin(Method):
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         """Trains the base on the examples whose classes the head has; without any, the reply is empty."""
         known = inbox["training_head"].labels if "training_head" in inbox else ()
-        rows = client.tensor([i for i, label in enumerate(client.y_list) if label in known])
-        if not len(rows):
+        rows = [row for row, label in enumerate(client.y_list) if label in known]
+        if not rows:
             return Reply(client.id, 0)
-        done = yield self.fit(client, inbox, rows)
-        return replace(reply(client, done.weights, ("base",), loss=done.loss), samples=len(rows))
+        done = yield self.fit(client, inbox, client.tensor(rows))
+        answer = reply(client, done.weights, ("base",), loss=done.loss)
+        return replace(answer, samples=len(rows))
 
     def fit(self, client: Client, inbox: Inbox, rows: Tensor) -> Train:
         """Training of the base against the position's head."""
@@ -127,8 +128,10 @@ class ProLin(Method):
             start = (inbox.get("starting_base") or inbox["base"]).tensors
             weights["starting_base"] = {name: client.keep(tensor) for name, tensor in start.items()}
         source = Shuffled(client.current[rows], client.y[rows])
-        phase = client.train("fit", weights, ("base",), self.fit_loss, source, proximal=self.params.proximal)
-        constants = masks | dense_head(head, client.tensor(head.labels), client.net.classes)
+        pull = self.params.proximal
+        phase = client.train("fit", weights, ("base",), self.fit_loss, source, proximal=pull)
+        ids = client.tensor(head.labels)
+        constants = masks | dense_head(head, ids, client.net.classes)
         return replace(phase, inputs=client.examples.inputs, constants=constants)
 
     def fit_loss(self, net: Net, batch: Batch) -> Tensor:
@@ -138,13 +141,16 @@ class ProLin(Method):
         would itself move the features of augmented inputs.
         """
         views = net.weak(batch["inputs"], batch["rng"])
-        logits = F.linear(net.base(*views), batch["weight"], batch["bias"])
+        features = net.base(*views)
+        logits = F.linear(features, batch["weight"], batch["bias"])
         loss = cross_entropy(logits, batch["y"], batch["allowed"])
         if not self.params.keep_scores:
             return loss
         with torch.no_grad():
-            target = F.linear(net.starting_base(*views), batch["weight"], batch["bias"])  # type: ignore[operator]
-        return loss + self.params.keep_scores * soft_cross_entropy(logits, target, batch["others"])
+            before = net.starting_base(*views)  # type: ignore[operator]
+            target = F.linear(before, batch["weight"], batch["bias"])
+        kept = soft_cross_entropy(logits, target, batch["others"])
+        return loss + self.params.keep_scores * kept
 
     # -- the client's report -------------------------------------------------------------------------------------------
 
@@ -160,14 +166,16 @@ class ProLin(Method):
             return Reply(client.id, len(client.current))
         rows = linear.support_mask(client.y, self.params.min_support)
         if "known_classes" in inbox:
-            rows &= ~client.allowed(inbox["known_classes"].labels)[client.y]
+            known = client.allowed(inbox["known_classes"].labels)
+            rows &= ~known[client.y]
         z = self.joint_features(inbox, client.features)
         if "starting_base" in inbox:
             change = client.features(inbox["base"]) - client.features(inbox["starting_base"])
             z = torch.cat([z, change], 1)
         sent = report(z[rows], client.y[rows]) if bool(rows.any()) else {}
-        stored = sum(inbox[name].bytes for name in ("anchor", "dictionary", "starting_base") if name in inbox)
-        return Reply(client.id, len(client.current), sent, notes={"extra_bytes": float(stored)})
+        stored = [name for name in ("anchor", "dictionary", "starting_base") if name in inbox]
+        notes = {"extra_bytes": float(sum(inbox[name].bytes for name in stored))}
+        return Reply(client.id, len(client.current), sent, notes=notes)
 
     def joint_features(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
         """z of some examples. `under` computes their features under a base, or by any function of their inputs."""
@@ -198,8 +206,11 @@ class ProLin(Method):
         if "dictionary" in weights:
             state = state.put(dictionary=Block("memory", weights["dictionary"]))
         scale = weights["adapter"]["scale"]
-        width = len(scale) * (2 if self.anchored else 1) + self.params.dictionary
-        return self.put_memory(state, linear.summarise(scale.new_zeros(0, width), scale.new_zeros(0).long()))
+        bases = 2 if self.anchored else 1
+        width = bases * len(scale) + self.params.dictionary
+        features = scale.new_zeros(0, width)
+        labels = scale.new_zeros(0).long()
+        return self.put_memory(state, linear.summarise(features, labels))
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""
@@ -207,7 +218,8 @@ class ProLin(Method):
 
     def frozen_after(self, when: When) -> bool:
         """Whether the base is frozen from the end of this round to the end of the position."""
-        return when.final or not self.plastic(replace(when, round=when.round + 1))
+        following = replace(when, round=when.round + 1)
+        return when.final or not self.plastic(following)
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         """In the first round the base is the starting base; in later rounds the starting base is needed too."""
@@ -255,14 +267,17 @@ class ProLin(Method):
         """Stores the starting base and solves the head that the position trains against. Opening reports stay apart
         from the memory until the position closes."""
         for r in reports:
-            state = state.put(**{f"{OPENING}{r.client}/{name}": block for name, block in r.blocks.items()})
+            stored = {f"{OPENING}{r.client}/{name}": block for name, block in r.blocks.items()}
+            state = state.put(**stored)
         state = state.also(starting_base="base")
-        memory = linear.pool(chain([self.memory(state)], (summary_of_report(r.blocks) for r in reports)))
+        opening = (summary_of_report(r.blocks) for r in reports)
+        memory = linear.pool(chain([self.memory(state)], opening))
         if not memory.labels:
             return state
         moving = linear.select_features(memory, range(self.moving_width(state)))
         weight, bias = linear.lda(moving, self.params.shrink)
-        head = {"weight": self.params.scale * weight.float(), "bias": self.params.scale * bias.float()}
+        scale = self.params.scale
+        head = {"weight": scale * weight.float(), "bias": scale * bias.float()}
         return state.put(training_head=Block("model", head, memory.labels))
 
     def add_reports(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
@@ -272,7 +287,9 @@ class ProLin(Method):
         if before:
             clients += before.tensors["clients"].tolist()
         stored = stored_summary(state, "reported")
-        total = linear.pool(chain([stored] if stored else [], (summary_of_report(r.blocks) for r in reports)))
+        earlier = [stored] if stored else []
+        fresh = (summary_of_report(r.blocks) for r in reports)
+        total = linear.pool(chain(earlier, fresh))
         ids = torch.tensor(sorted(clients), dtype=torch.int32, device=total.count.device)
         state = state.put(reported_clients=Block("memory", {"clients": ids}))
         return put_summary(state, "reported", total)
@@ -284,9 +301,11 @@ class ProLin(Method):
         """
         reported = state.get("reported_clients")
         replaced = reported.tensors["clients"].tolist() if reported else []
-        memory = linear.pool(chain([self.memory(state)], unreported(state, replaced)))
+        opening = unreported(state, replaced)
+        memory = linear.pool(chain([self.memory(state)], opening))
         fresh = stored_summary(state, "reported")
-        if fresh and "starting_base" in state.blocks and self.params.transport == "linear":
+        carries = self.params.transport == "linear" and "starting_base" in state.blocks
+        if fresh and carries:
             memory, fresh = self.carry(state, memory, fresh)
         if fresh:
             memory = linear.add(memory, fresh)
@@ -299,7 +318,8 @@ class ProLin(Method):
         drift = linear.drift_of(fresh, moving if self.anchored else 0, moving)
         shift, residual = linear.fit_drift(drift, self.params.ridge)
         carried = linear.apply_drift(memory, shift, residual)
-        return carried, linear.select_features(fresh, range(memory.mean.shape[1]))
+        width = memory.mean.shape[1]
+        return carried, linear.select_features(fresh, range(width))
 
     def moving_width(self, state: ServerState) -> int:
         """The number of moving features."""
@@ -323,7 +343,9 @@ class ProLin(Method):
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
         """Scores of the deployed head. A class without statistics never wins over one that has them."""
-        head = state.get(solved_head.NAME) or self.solve(self.memory(state))
+        head = state.get(solved_head.NAME)
+        if head is None:
+            head = self.solve(self.memory(state))
         return solved_head.scores_of(head, features, net.classes)
 
     def solve(self, memory: Summary) -> Block:
@@ -346,13 +368,18 @@ class ProLin(Method):
         """The means of the moving features; those of the fixed ones are exact."""
         bank = state.blocks["bank"]
         d = net.features
-        rows = {**bank.tensors, "mean": bank.tensors["mean"][:, :d]}
-        return {"memory": (Block("memory", rows, bank.labels), lambda z: z[:, :d])}
+        mean = bank.tensors["mean"][:, :d]
+        moving = Block("memory", {**bank.tensors, "mean": mean}, bank.labels)
+        return {"memory": (moving, lambda z: z[:, :d])}
 
 
 def dense_head(head: Block, ids: Tensor, classes: int) -> dict[str, Tensor]:
     """A head over all class ids, from one over some `ids`; the other rows are zero."""
-    return {k: t.new_zeros(classes, *t.shape[1:]).index_copy(0, ids, t) for k, t in head.tensors.items()}
+    dense = {}
+    for name, rows in head.tensors.items():
+        zeros = rows.new_zeros(classes, *rows.shape[1:])
+        dense[name] = zeros.index_copy(0, ids, rows)
+    return dense
 
 
 def unreported(state: ServerState, replaced: Sequence[int]) -> Iterator[Summary]:

@@ -23,7 +23,7 @@ within one).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +38,7 @@ from profcil.engine.phases import Turn
 from profcil.errors import ConfigError
 from profcil.memory.bank import Bank
 from profcil.memory.transport import combine, local_transport
+from profcil.methods.base import sent_blocks
 from profcil.methods.parts.linear_transport import carried_bank, carry, drift_block, fit_examples, fit_reports
 from profcil.methods.parts.memory_blocks import bank_of, block_of
 from profcil.methods.parts.pro_settings import ProParams
@@ -69,7 +70,8 @@ class ProMaxParams(ProParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.transport == "linear" and (self.adapted_bank or self.old_memory == "adapted"):
+        adapted = self.adapted_bank or self.old_memory == "adapted"
+        if self.transport == "linear" and adapted:
             raise ConfigError(
                 'transport = "linear" moves base features, not adapted ones; set adapted_bank = false and old_memory = '
                 '"base", or transport = "global"'
@@ -95,7 +97,8 @@ class ProMax(Pro):
         banks, sent = super().align(client, inbox, weights, features)
         if self.params.transport == "linear":
             return self.align_linearly(client, inbox, features, banks), sent
-        drifting = {name: banks[name] for name in self.drifting_banks(client.when) if len(banks[name])}
+        names = self.drifting_banks(client.when)
+        drifting = {name: banks[name] for name in names if len(banks[name])}
         if not drifting:
             return banks, sent
         examples = calibration_subset(client, self.params.calibration)
@@ -103,8 +106,10 @@ class ProMax(Pro):
         before = self.calibration_features(client, inbox, examples)
         before = {name: client.keep(features) for name, features in before.items()}
         after = self.calibration_features(client, fitted, examples)
-        shifts = {name: self.shift_of(bank.mean, before[name], after[name]) for name, bank in drifting.items()}
-        aligned = {name: shifted(name, bank, shifts[name][0]) for name, bank in drifting.items()}
+        shifts = self.shifts_of(drifting, before, after)
+        aligned = {}
+        for name, (shift, _) in shifts.items():
+            aligned[name] = shifted(name, drifting[name], shift)
         if self.params.transport == "local":
             sent |= transport_blocks(drifting, shifts)
         return banks | aligned, sent
@@ -114,15 +119,25 @@ class ProMax(Pro):
         one, if there is a fitting phase."""
         if self.plastic(when):
             return self.banks
-        return tuple(name for name in self.banks if name == "adapted" and self.params.fit_when_frozen)
+        if "adapted" in self.banks and self.params.fit_when_frozen:
+            return ("adapted",)
+        return ()
 
     def calibration_features(self, client: Client, model: Inbox, examples: Tensor) -> dict[str, Tensor]:
         """Features of the calibration subset under a model, in the space of every bank: u = h(x), and z = a(u)."""
         u = client.features(model["base"].tensors, examples)
         spaces = {"memory": u}
         if "adapted" in self.banks:
-            spaces["adapted"] = Tail(model["adapter"].tensors, {}).adapt(u)
+            tail = Tail(model["adapter"].tensors, {})
+            spaces["adapted"] = tail.adapt(u)
         return spaces
+
+    def shifts_of(self, banks: Banks, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Shifts:
+        """The shifts of some banks, by the calibration features in the space of each."""
+        shifts = {}
+        for name, bank in banks.items():
+            shifts[name] = self.shift_of(bank.mean, before[name], after[name])
+        return shifts
 
     def shift_of(self, means: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """The shift of every mean and its confidence, by the drift of the calibration features."""
@@ -136,9 +151,11 @@ class ProMax(Pro):
     def apply_transport(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         """Server-side alignment, Eq. (server-transport)."""
         for name in self.banks:
-            reports = [r.blocks[f"{name}_transport"].tensors for r in replies if f"{name}_transport" in r.blocks]
+            reports = sent_blocks(replies, f"{name}_transport")
             if reports:
-                shift = combine([t["shift"] for t in reports], [t["confidence"] for t in reports])
+                shifts = [block.tensors["shift"] for block in reports]
+                confidences = [block.tensors["confidence"] for block in reports]
+                shift = combine(shifts, confidences)
                 bank = shifted(name, bank_of(state.blocks[name]), shift)
                 state = state.put(**{name: block_of(bank)})
         return state
@@ -153,11 +170,13 @@ class ProMax(Pro):
         answer = yield from super().turn(client, inbox)
         if not self.measures_global_drift(client.when):
             return answer
-        before = self.calibration_features(client, inbox, calibration_subset(client, self.params.calibration))
+        examples = calibration_subset(client, self.params.calibration)
+        before = self.calibration_features(client, inbox, examples)
         return replace(answer, private={**before, "measured_at": round_id(client.when)})
 
     def surveys(self, when: When) -> bool:
-        return super().surveys(when) or self.measures_global_drift(when) or self.measures_linear_drift(when)
+        measures_drift = self.measures_global_drift(when) or self.measures_linear_drift(when)
+        return super().surveys(when) or measures_drift
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
         banks = self.drifting_banks(when) if self.measures_global_drift(when) else ()
@@ -170,7 +189,9 @@ class ProMax(Pro):
         sent = self.global_shifts(client, inbox) if self.measures_global_drift(client.when) else {}
         start = inbox.get("starting_base")
         if start:
-            sent["drift"] = drift_block(client.features(start), client.features(inbox["base"]))
+            before = client.features(start)
+            after = client.features(inbox["base"])
+            sent["drift"] = drift_block(before, after)
         if super().surveys(client.when):
             sent |= super().survey(client, inbox).blocks
         notes = {"extra_bytes": float(start.bytes)} if start else {}
@@ -180,12 +201,17 @@ class ProMax(Pro):
         """Shifts by the drift from the broadcast model to the aggregated one; none if the client has no calibration
         features of this round."""
         before = client.private or {}
-        if "measured_at" not in before or not torch.equal(before["measured_at"], round_id(client.when)):
+        measured_at = before.get("measured_at")
+        if measured_at is None or not torch.equal(measured_at, round_id(client.when)):
             return {}
-        after = self.calibration_features(client, inbox, calibration_subset(client, self.params.calibration))
-        banks = {name: bank_of(inbox[name]) for name in self.drifting_banks(client.when)}
-        banks = {name: bank for name, bank in banks.items() if len(bank)}
-        shifts = {name: self.shift_of(bank.mean, before[name], after[name]) for name, bank in banks.items()}
+        examples = calibration_subset(client, self.params.calibration)
+        after = self.calibration_features(client, inbox, examples)
+        banks = {}
+        for name in self.drifting_banks(client.when):
+            bank = bank_of(inbox[name])
+            if len(bank):
+                banks[name] = bank
+        shifts = self.shifts_of(banks, before, after)
         return transport_blocks(banks, shifts)
 
     def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
@@ -220,12 +246,15 @@ class ProMax(Pro):
 
     def carry_memory(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         """The state with the memory carried to the present base, if clients have sent sums for it."""
-        reports = [r.blocks["drift"] for r in replies if "drift" in r.blocks]
+        reports = sent_blocks(replies, "drift")
         if not reports:
             return state
         width = state.blocks["memory"].tensors["mean"].shape[1]
-        state = carry(state, fit_reports(reports, width, self.params.ridge))
-        return state if self.params.refresh_at == "frozen" else state.drop("starting_base")  # more reports may follow
+        found = fit_reports(reports, width, self.params.ridge)
+        state = carry(state, found)
+        if self.params.refresh_at == "frozen":  # more reports may follow
+            return state
+        return state.drop("starting_base")
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """PRO's end of a position; with linear transport the base that the next one starts from is stored."""
@@ -239,8 +268,9 @@ class ProMax(Pro):
 def calibration_subset(client: Client, size: int) -> Tensor:
     """A random subset of the current examples, the same in every round of a position."""
     rng = torch_generator(client.seed, "calibration", client.id, client.when.position)
-    chosen = torch.randperm(len(client.current), generator=rng)[:size]
-    return client.current[client.tensor(chosen)]
+    order = torch.randperm(len(client.current), generator=rng)
+    chosen = client.tensor(order[:size])
+    return client.current[chosen]
 
 
 def shifted(name: str, bank: Bank, shift: Tensor) -> Bank:
@@ -250,7 +280,8 @@ def shifted(name: str, bank: Bank, shift: Tensor) -> Bank:
     if name != "adapted":
         return moved
     length = bank.mean.norm(dim=1, keepdim=True)
-    return replace(moved, mean=F.normalize(moved.mean, dim=1) * length)
+    direction = F.normalize(moved.mean, dim=1)
+    return replace(moved, mean=direction * length)
 
 
 def round_id(when: When) -> Tensor:

@@ -127,8 +127,10 @@ class Target(DataFreeReplay):
         logits = net(augment_real(net, batch))
         classification = cross_entropy(logits[:, None], y[:, None], batch["allowed"])
         distillation = soft_cross_entropy(logits, batch["target"], batch["old"], params.distill_temperature)
-        loss: Tensor = masked_mean(classification, real) + params.distill * masked_mean(distillation, ~real)
-        return loss
+        loss = masked_mean(classification, real)
+        distilled = masked_mean(distillation, ~real)
+        total: Tensor = loss + params.distill * distilled
+        return total
 
     # -- the server -------------------------------------------------------------------------------------------------
 
@@ -138,8 +140,11 @@ class Target(DataFreeReplay):
         if not (trained and is_outdated(state, "pool")):
             return state
         teacher = load_frozen(server.net, state.weights())
-        images, logits, y = Synthesis(self.params, server, teacher, trained).pool()
-        return state.put(pool=Block("replay", {"images": images, "logits": logits}, tuple(y.tolist())))
+        synthesis = Synthesis(self.params, server, teacher, trained)
+        images, logits, y = synthesis.pool()
+        tensors = {"images": images, "logits": logits}
+        pool = Block("replay", tensors, tuple(y.tolist()))
+        return state.put(pool=pool)
 
     def replay(
         self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
@@ -149,8 +154,8 @@ class Target(DataFreeReplay):
         if pool is None or label not in pool.labels:
             return None
         rows = [i for i, y in enumerate(pool.labels) if y == label]
-        order = torch.randperm(len(rows), generator=rng, device=rng.device)[:count].tolist()
-        chosen = [rows[i] for i in order]
+        order = torch.randperm(len(rows), generator=rng, device=rng.device)
+        chosen = [rows[i] for i in order[:count].tolist()]
         return Samples("inputs", (pool.tensors["images"][chosen],))
 
 

@@ -54,7 +54,8 @@ class Evaluation:
         for i, name in enumerate(self.names):
             examples = int(table[i].sum())
             if examples:
-                found[name] = {"examples": examples, "accuracy": int(table[i, i]) / examples}
+                accuracy = int(table[i, i]) / examples
+                found[name] = {"examples": examples, "accuracy": accuracy}
         return found
 
     def confusions(self, count: int = 10) -> list[dict[str, Any]]:
@@ -108,9 +109,11 @@ def rejection_auroc(inside: Tensor, outside: Tensor) -> float:
 
     both = torch.cat([inside, outside])
     _, place, count = torch.unique(both, return_inverse=True, return_counts=True)
-    rank = (count.cumsum(0).double() - (count - 1) / 2)[place]
-    pairs = len(inside) * len(outside)
-    return float((rank[: len(inside)].sum() - len(inside) * (len(inside) + 1) / 2) / pairs)
+    number = len(inside)
+    mean_rank = count.cumsum(0).double() - (count - 1) / 2  # of equal confidences
+    rank_sum = mean_rank[place][:number].sum()
+    pairs = number * len(outside)
+    return float((rank_sum - number * (number + 1) / 2) / pairs)
 
 
 def fit_temperature(scores: Tensor, y: Tensor) -> float:
@@ -121,7 +124,9 @@ def fit_temperature(scores: Tensor, y: Tensor) -> float:
     low, high = (math.log(bound) for bound in TEMPERATURES)
     for _ in range(60):
         third = (high - low) * ratio
-        if loss_at(scores, y, math.exp(high - third)) < loss_at(scores, y, math.exp(low + third)):
+        lower = loss_at(scores, y, math.exp(high - third))
+        upper = loss_at(scores, y, math.exp(low + third))
+        if lower < upper:
             high = low + third
         else:
             low = high - third
@@ -133,7 +138,9 @@ def loss_at(scores: Tensor, y: Tensor, temperature: float) -> float:
     import torch
 
     chosen = probabilities_of(scores, temperature).gather(1, y[:, None])
-    return float(-chosen.clamp(min=torch.finfo(torch.float64).tiny).log().mean())
+    smallest = torch.finfo(torch.float64).tiny
+    log_likelihood = chosen.clamp(min=smallest).log().mean()
+    return float(-log_likelihood)
 
 
 def write_calibration(path: Path, found: Evaluation) -> float:

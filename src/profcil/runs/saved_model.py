@@ -56,6 +56,8 @@ def header_of(world: World) -> dict[str, Any]:
     """What the file says besides tensors, as JSON values."""
     config = world.config
     bundle = world.bundle
+    form = bundle.input_format
+    last = world.plan.positions - 1
     inputs = [[list(x.shape), str(x.dtype).removeprefix("torch.")] for x in empty_inputs(bundle)]
     return {
         "format": FORMAT,
@@ -68,12 +70,12 @@ def header_of(world: World) -> dict[str, Any]:
         "seed": config.seed,
         "facts": {name: getattr(bundle.facts, name) for name in FACTS},
         "inputs": inputs,
-        "input_format": bundle.input_format.to_json() if bundle.input_format else None,
+        "input_format": form.to_json() if form else None,
         "vocabulary": bundle.vocabulary,
         "mean": bundle.mean,
         "std": bundle.std,
         "names": bundle.names,
-        "seen": sorted(world.plan.seen(world.plan.positions - 1)),
+        "seen": sorted(world.plan.seen(last)),
     }
 
 

@@ -24,15 +24,13 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     in_memory, on_disk = split_private(state.private)
     for client, own in in_memory.items():
         tensors |= {f"client/{client}/{key}": tensor for key, tensor in own.items()}
-    record: dict[str, Any] = {
-        "blocks": blocks,
-        "private": [[client, list(own)] for client, own in in_memory.items()],
-        "parked": [[client, file] for client, file in on_disk.items()],
-        "clock": state.server.clock,
-        "held": [[client, versions] for client, versions in state.held.items()],
-        "scores": state.scores.to_json(),
-        "ledger": state.ledger.to_csv(),
-    }
+    record: dict[str, Any] = {"blocks": blocks}
+    record["private"] = [[client, list(own)] for client, own in in_memory.items()]
+    record["parked"] = [[client, file] for client, file in on_disk.items()]
+    record["clock"] = state.server.clock
+    record["held"] = [[client, versions] for client, versions in state.held.items()]
+    record["scores"] = state.scores.to_json()
+    record["ledger"] = state.ledger.to_csv()
     for name in COUNTERS:
         record[name] = getattr(state, name)
     return tensors, record

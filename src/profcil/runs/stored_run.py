@@ -171,15 +171,15 @@ def machine_values(run: Run) -> dict[str, Any]:
     """Where, when and with which software a run was computed, as far as its folder says it."""
     environment = run.facts.get("environment") or {}
     processes = run.facts.get("execution") or [{}]
-    return {
-        "device": processes[-1].get("device") or str(run.config.get("device", "")).partition(":")[0],
-        "machine": environment.get("gpu") or environment.get("processor"),
-        "profcil": run.facts.get("version"),
-        "torch": environment.get("torch"),
-        "python": environment.get("python"),
-        "execution": describe_execution(processes),
-        "date": run.facts.get("date"),
-    }
+    configured, _, _ = str(run.config.get("device", "")).partition(":")
+    values = {"device": processes[-1].get("device") or configured}
+    values["machine"] = environment.get("gpu") or environment.get("processor")
+    values["profcil"] = run.facts.get("version")
+    values["torch"] = environment.get("torch")
+    values["python"] = environment.get("python")
+    values["execution"] = describe_execution(processes)
+    values["date"] = run.facts.get("date")
+    return values
 
 
 def traffic_by_stage(ledger: Ledger) -> dict[str, Any]:
@@ -277,7 +277,9 @@ def check_run(values: Mapping[str, Any], settings: Mapping[str, Any], where: str
 def fmean_of(values: list[float | None]) -> float | None:
     """The mean; None if a value is unknown."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+    if not known or len(known) < len(values):
+        return None
+    return math.fsum(known) / len(known)
 
 
 def stream_counts(traffic: Mapping[str, Any]) -> list[int]:
@@ -310,7 +312,8 @@ def ledger_of(values: Mapping[str, Any]) -> Ledger:
     entries = []
     for stage, directions in (values["bytes"] or {}).items():
         for direction, kinds in directions.items():
-            entries += [Entry(stage, -1, -1, -1, direction, kind, count) for kind, count in kinds.items()]
+            for kind, count in kinds.items():
+                entries.append(Entry(stage, -1, -1, -1, direction, kind, count))
     return Ledger(entries)
 
 

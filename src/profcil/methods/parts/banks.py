@@ -31,19 +31,22 @@ def attach(net: Net, top: int) -> None:
     convolutions = deepcopy(net.base.convolutions)
     net.attach("shared", nn.ModuleDict({"convolutions": convolutions}))  # type: ignore[dict-item]
     banks = [c.weight for c in net.base.convolutions]  # type: ignore[union-attr]
-    parts = {
-        "gate": [torch.zeros(len(b)) for b in banks],
-        "adaptive": [torch.zeros(b.shape) for b in banks],
-        "strength": [torch.zeros(top)],
-        "mix": [torch.zeros(len(b), top * len(b)) for b in banks],
-    }
-    lists = {name: nn.ParameterList(tensors) for name, tensors in parts.items()}
-    net.attach("task", nn.ModuleDict(lists))
+    gates = [torch.zeros(len(b)) for b in banks]
+    adaptives = [torch.zeros(b.shape) for b in banks]
+    strength = torch.zeros(top)
+    projections = [torch.zeros(len(b), top * len(b)) for b in banks]
+    task = nn.ModuleDict()
+    task["gate"] = nn.ParameterList(gates)
+    task["adaptive"] = nn.ParameterList(adaptives)
+    task["strength"] = nn.ParameterList([strength])
+    task["mix"] = nn.ParameterList(projections)
+    net.attach("task", task)
 
 
 def banks_of(shared: Mapping[str, Tensor]) -> list[Tensor]:
     """The filter banks among the tensors of `shared`, one per width."""
-    return [shared[f"convolutions.{i}.weight"] for i in range(len(shared) // 2)]
+    widths = len(shared) // 2  # a weight and a bias for each
+    return [shared[f"convolutions.{i}.weight"] for i in range(widths)]
 
 
 def part(task: Mapping[str, Tensor], name: str) -> list[Tensor]:
@@ -71,15 +74,17 @@ def fresh_task(shared: Mapping[str, Tensor], top: int) -> Tensors:
     adaptives = [SHARE * b for b in banks]
     strength = banks[0].new_zeros(top)
     projections = [b.new_zeros(len(b), top * len(b)) for b in banks]
-    task = named("gate", gates) | named("adaptive", adaptives)
-    return task | named("strength", [strength]) | named("mix", projections)
+    filters = named("gate", gates) | named("adaptive", adaptives)
+    foreign = named("strength", [strength]) | named("mix", projections)
+    return filters | foreign
 
 
 def compose(banks: Sequence[Tensor], gates: Sequence[Tensor], adaptives: Sequence[Tensor]) -> list[Tensor]:
     """θ = B ⊙ g + A, where `gates` are g = sigmoid(m)."""
     composed = []
     for bank, gate, adaptive in zip(banks, gates, adaptives, strict=True):
-        composed.append(bank * gate[:, None, None] + adaptive)
+        gated = bank * gate[:, None, None]
+        composed.append(gated + adaptive)
     return composed
 
 
@@ -94,24 +99,27 @@ def features(net: Net, tokens: Tensor, foreign: Sequence[Tensor]) -> Tensor:
     weights = parameters_of(net, "words")
     gates = [m.sigmoid() for m in part(task, "gate")]
     local = compose(banks_of(shared), gates, part(task, "adaptive"))
-    alpha = task["strength.0"][: len(foreign[0]), None, None, None]
+    number = len(foreign[0])
+    alpha = task["strength.0"][:number, None, None, None]
     for i, (own, others) in enumerate(zip(local, foreign, strict=True)):
         bias = shared[f"convolutions.{i}.bias"]
         scaled = (alpha * others).flatten(0, 1)
         weights[f"convolutions.{i}.weight"] = torch.cat([own, scaled])
-        missing = len(others) * len(bias)
+        missing = number * len(bias)
         weights[f"convolutions.{i}.bias"] = F.pad(bias, (0, missing))
-    sizes = [len(b) * (1 + len(foreign[0])) for b in local]
-    by_width = functional_call(net.base, weights, (tokens,)).split(sizes, 1)
-    projections = part(task, "mix")
-    pairs = zip(by_width, projections, strict=True)
-    return torch.cat([_add_projected(u, projection) for u, projection in pairs], 1)
+    sizes = [len(b) * (1 + number) for b in local]
+    computed = functional_call(net.base, weights, (tokens,))
+    joined = []
+    for u, projection in zip(computed.split(sizes, 1), part(task, "mix"), strict=True):
+        joined.append(_add_projected(u, projection))
+    return torch.cat(joined, 1)
 
 
 def _add_projected(features: Tensor, projection: Tensor) -> Tensor:
     """Local features plus the projection of the foreign features that follow them."""
     own, others = features.tensor_split([len(projection)], 1)
-    return own + F.linear(others, projection[:, : others.shape[1]])
+    used = projection[:, : others.shape[1]]
+    return own + F.linear(others, used)
 
 
 def add_finished_task(own: Tensors, like: Sequence[Tensor]) -> Tensors:
@@ -124,13 +132,14 @@ def add_finished_task(own: Tensors, like: Sequence[Tensor]) -> Tensors:
         return {**named("hold", hold), **named("centre", centre)}
     hold = []
     centre = []
-    parts = (part(own, "gate"), part(own, "hold"), part(own, "centre"), part(own, "bank"))
+    parts = [part(own, name) for name in ("gate", "hold", "centre", "bank")]
     for gate, old_hold, old_centre, bank in zip(*parts, strict=True):
         fresh = gate.sigmoid().square()
         new_hold = old_hold + fresh
         rate = fresh / new_hold
         hold.append(new_hold)
-        centre.append(old_centre.lerp(bank, rate[:, None, None]))
+        share = rate[:, None, None]
+        centre.append(old_centre.lerp(bank, share))
     return {**named("hold", hold), **named("centre", centre)}
 
 
@@ -138,6 +147,7 @@ def drift(shared: Sequence[Tensor], hold: Sequence[Tensor], centre: Sequence[Ten
     """½ Σ h (B − c)²."""
     sums = []
     for bank, h, c in zip(shared, hold, centre, strict=True):
-        weighted = h[:, None, None] * (bank - c).square()
+        square = (bank - c).square()
+        weighted = h[:, None, None] * square
         sums.append(weighted.sum())
     return torch.stack(sums).sum() / 2

@@ -27,15 +27,18 @@ JITTER = 1e-3  # σ: noise on the starting points, since equal points would neve
 
 def no_centroids(like: Tensor) -> Block:
     """An empty set of centroids for codes of the length of `like`, on its device."""
-    return Block("prototype", {"mean": like.new_zeros(0, len(like))})
+    mean = like.new_zeros(0, len(like))
+    return Block("prototype", {"mean": mean})
 
 
 def mean_codes(z: Tensor, y: Tensor) -> Block:
     """What a client sends about its classes: the mean code and the count of each. `y` should be on the CPU, so that a
     GPU is not synchronised."""
     labels, rank = torch.unique(y, return_inverse=True)
-    moments = moments_of_rows(z, to_device(rank, z.device), labels.tolist(), radius=True)
-    return Block("prototype", {"mean": moments.mean, "count": moments.count}, moments.labels)
+    rank = to_device(rank, z.device)
+    moments = moments_of_rows(z, rank, labels.tolist(), radius=True)
+    tensors = {"mean": moments.mean, "count": moments.count}
+    return Block("prototype", tensors, moments.labels)
 
 
 def pool_means(reports: Sequence[Block]) -> Block:
@@ -44,14 +47,16 @@ def pool_means(reports: Sequence[Block]) -> Block:
     parts = []
     for report in reports:
         mean = report.tensors["mean"]
-        parts.append(Moments(report.labels, mean, mean[:, :1], report.tensors["count"]))
+        count = report.tensors["count"]
+        parts.append(Moments(report.labels, mean, mean[:, :1], count))
     pooled = pool(parts)
     return Block("prototype", {"mean": pooled.mean}, pooled.labels)
 
 
 def potential(points: Tensor, sigma: float) -> Tensor:
     """V summed over all pairs."""
-    sixth_power = (sigma / torch.nn.functional.pdist(points.double())) ** 6
+    distances = torch.nn.functional.pdist(points.double())
+    sixth_power = (sigma / distances) ** 6
     return (4 * (sixth_power**2 - sixth_power)).sum()
 
 
@@ -62,21 +67,25 @@ def potential_gradient(new: Tensor, points: Tensor, sigma: float) -> Tensor:
     derivative = 4 * (6 * bounded**-7 - 12 * bounded**-13)  # V'(r)
     weight = derivative / r.clamp(min=1e-12)
     weight.fill_diagonal_(0.0)  # no force between a point and itself
-    return (weight.sum(1, keepdim=True) * new - weight @ points) / sigma
+    total = weight.sum(1, keepdim=True)
+    return (total * new - weight @ points) / sigma
 
 
 def descend(new: Tensor, old: Tensor, sigma: float, rng: torch.Generator) -> Tensor:
     """The equilibrium positions of new centroids among each other and the old ones, which do not move.
 
     The step size is 1/(V'' n): near equilibrium, n moving points have a potential n times as stiff as a single one."""
-    noise = torch.randn(new.shape, generator=rng, dtype=torch.float64).to(new.device)
-    points = new.double() + JITTER * sigma * noise
+    noise = torch.randn(new.shape, generator=rng, dtype=torch.float64)
+    points = new.double() + JITTER * sigma * noise.to(new.device)
     fixed = old.double()
-    rate = 1 / (STIFFNESS * max(1, len(new) + len(old)))
+    number = max(1, len(new) + len(old))
+    rate = 1 / (STIFFNESS * number)
     for _ in range(STEPS):
-        move = rate * potential_gradient(points, torch.cat([points, fixed]), sigma)
+        everything = torch.cat([points, fixed])
+        move = rate * potential_gradient(points, everything, sigma)
         length = move.norm(dim=1, keepdim=True)
-        points = points - sigma * move * (LONGEST_MOVE / length.clamp(min=LONGEST_MOVE))
+        shortened = LONGEST_MOVE / length.clamp(min=LONGEST_MOVE)
+        points = points - sigma * move * shortened
         if float(length.max()) < TOLERANCE:
             break
     return points.to(new.dtype)
@@ -87,10 +96,12 @@ def place(bank: Block, fresh: Block, sigma: float, rng: torch.Generator) -> Bloc
     a bit."""
     old = bank.tensors["mean"]
     new = fresh.tensors["mean"]
-    rows = torch.cat([old, descend(new, old, sigma, rng)])
+    placed = descend(new, old, sigma, rng)
+    rows = torch.cat([old, placed])
     labels = (*bank.labels, *fresh.labels)
     order = sorted(range(len(labels)), key=labels.__getitem__)
-    return Block("prototype", {"mean": rows[order]}, tuple(labels[i] for i in order))
+    ascending = tuple(labels[i] for i in order)
+    return Block("prototype", {"mean": rows[order]}, ascending)
 
 
 def sample_around(centres: Tensor, pull: float, rng: torch.Generator) -> Tensor:
@@ -102,7 +113,8 @@ def sample_around(centres: Tensor, pull: float, rng: torch.Generator) -> Tensor:
 
 def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
     """−‖z − p_y‖² for every class id; the lowest number for a class without a centroid."""
-    scores = z.new_full((z.shape[0], classes), torch.finfo(z.dtype).min)
+    lowest = torch.finfo(z.dtype).min
+    scores = z.new_full((z.shape[0], classes), lowest)
     if bank.labels:
         distances = torch.cdist(z, bank.tensors["mean"])
         scores[:, list(bank.labels)] = -distances.square()
@@ -112,5 +124,7 @@ def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
 def table(bank: Block, classes: int) -> Tensor:
     """One row per class id, zero for a class without a centroid: a loss indexes it by labels."""
     mean = bank.tensors["mean"]
-    index = to_device(torch.tensor(bank.labels, dtype=torch.long), mean.device)
-    return mean.new_zeros(classes, mean.shape[1]).index_copy(0, index, mean)
+    labels = torch.tensor(bank.labels, dtype=torch.long)
+    index = to_device(labels, mean.device)
+    zeros = mean.new_zeros(classes, mean.shape[1])
+    return zeros.index_copy(0, index, mean)

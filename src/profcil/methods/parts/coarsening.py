@@ -20,9 +20,11 @@ def coarse_graph(x: Tensor, edges: Tensor, cluster: Tensor) -> tuple[Tensor, Ten
     """The coarse graph's features and edges, without self-loops, and the coarse node of every node."""
     representatives, coarse_node, count = torch.unique(cluster, return_inverse=True, return_counts=True)
     size = len(representatives)
-    total = x.new_zeros(size, x.shape[1]).index_add(0, coarse_node, x)
+    zeros = x.new_zeros(size, x.shape[1])
+    total = zeros.index_add(0, coarse_node, x)
     source, target = coarse_node[edges]
-    keys = torch.unique((source * size + target)[source != target])  # one number per edge
+    numbers = source * size + target  # one per edge
+    keys = torch.unique(numbers[source != target])
     coarse_edges = torch.stack([keys // size, keys % size])
     return total / count[:, None], coarse_edges, coarse_node
 
@@ -50,7 +52,8 @@ def retention_score(h: Tensor, edges: Tensor, rows: Tensor, nodes: int) -> Tenso
     """The score in [0, 1] by which nodes are retained: their centrality in the graph, and how much their features `h`
     differ from those of the others. `rows` are the scored nodes, `nodes` is the number of all nodes."""
     topology = centrality(edges, nodes)[rows].mean(1)
-    return TOPOLOGY * topology + (1 - TOPOLOGY) * dissimilarity(h).mean(1)
+    features = dissimilarity(h).mean(1)
+    return TOPOLOGY * topology + (1 - TOPOLOGY) * features
 
 
 def centrality(edges: Tensor, nodes: int) -> Tensor:
@@ -61,12 +64,15 @@ def centrality(edges: Tensor, nodes: int) -> Tensor:
     mean = sum_neighbours(degree, edges) / positive_degree
     mean_square = sum_neighbours(degree.square(), edges) / positive_degree
     spread = (mean_square - mean.square()).clamp(min=0).sqrt()
-    clustering = closed_pairs(edges, nodes) / (degree * (degree - 1)).clamp(min=1)
+    pairs = (degree * (degree - 1)).clamp(min=1)
+    clustering = closed_pairs(edges, nodes) / pairs
     pagerank = degree.new_full((nodes,), 1 / nodes)
     eigenvector = degree.new_full((nodes,), nodes**-0.5)
     for _ in range(POWERS):
-        pagerank = (1 - DAMPING) / nodes + DAMPING * sum_neighbours(pagerank / positive_degree, edges)
-        eigenvector = F.normalize(eigenvector + sum_neighbours(eigenvector, edges), dim=0)
+        received = sum_neighbours(pagerank / positive_degree, edges)
+        pagerank = (1 - DAMPING) / nodes + DAMPING * received
+        eigenvector = eigenvector + sum_neighbours(eigenvector, edges)
+        eigenvector = F.normalize(eigenvector, dim=0)
     columns = torch.stack([degree, clustering, pagerank, eigenvector, spread], 1)
     return scale_columns(columns).float()
 
@@ -83,19 +89,23 @@ def dissimilarity(h: Tensor) -> Tensor:
     whitened = torch.linalg.solve(covariance, centred.T).T
     mahalanobis = (centred * whitened).sum(1)
     row_centred = h - h.mean(1, keepdim=True)
-    correlation = F.cosine_similarity(row_centred, row_centred.mean(0, keepdim=True), dim=1)
-    columns = [-direction @ direction.mean(0), -mean_kernel(h), mahalanobis, -correlation]
+    mean_row = row_centred.mean(0, keepdim=True)
+    correlation = F.cosine_similarity(row_centred, mean_row, dim=1)
+    negative_cosine = -direction @ direction.mean(0)
+    columns = [negative_cosine, -mean_kernel(h), mahalanobis, -correlation]
     return scale_columns(torch.stack(columns, 1)).float()
 
 
 def mean_kernel(h: Tensor) -> Tensor:
     """mean_j k(h_i, h_j): the only term of the MMD of one node against all that differs between nodes. The kernel is
     Gaussian, its bandwidth the root mean square distance."""
-    square = 2 * (h - h.mean(0)).square().sum(1).mean()
+    centred = h - h.mean(0)
+    square = 2 * centred.square().sum(1).mean()
     scale = 2 * square + torch.finfo(h.dtype).tiny
     means = []
     for chunk in h.split(CHUNK):
-        kernel = torch.exp(-torch.cdist(chunk, h).square() / scale)
+        squares = torch.cdist(chunk, h).square()
+        kernel = torch.exp(-squares / scale)
         means.append(kernel.mean(1))
     return torch.cat(means)
 
@@ -103,27 +113,33 @@ def mean_kernel(h: Tensor) -> Tensor:
 def closed_pairs(edges: Tensor, nodes: int) -> Tensor:
     """The number of ordered pairs of neighbours of each node that are neighbours of each other. All paths i, j, k are
     listed, and those whose ends are joined by an edge are counted."""
-    keys = (edges[0] * nodes + edges[1]).sort().values
+    numbers = edges[0] * nodes + edges[1]
+    keys = numbers.sort().values
     source = keys // nodes
     target = keys % nodes
     degree = torch.bincount(source, minlength=nodes)
     first_edge = degree.cumsum(0) - degree  # of each node, in the sorted edges
     paths = degree[target]  # number of paths whose first edge is this one
     first_path = paths.cumsum(0) - paths
-    step = torch.arange(int(paths.sum()), device=keys.device) - first_path.repeat_interleave(paths)
+    number = torch.arange(int(paths.sum()), device=keys.device)
+    step = number - first_path.repeat_interleave(paths)
     start = source.repeat_interleave(paths)
-    end = target[first_edge[target].repeat_interleave(paths) + step]
+    first_second_edge = first_edge[target].repeat_interleave(paths)
+    end = target[first_second_edge + step]
     closed = torch.isin(start * nodes + end, keys)
     return torch.bincount(start[closed], minlength=nodes)
 
 
 def sum_neighbours(values: Tensor, edges: Tensor) -> Tensor:
     """The sum of the values of each node's neighbours."""
-    return torch.zeros_like(values).index_add(0, edges[1], values[edges[0]])
+    source, target = edges
+    return torch.zeros_like(values).index_add(0, target, values[source])
 
 
 def scale_columns(columns: Tensor) -> Tensor:
     """Columns scaled to [0, 1]; a constant one becomes 0."""
     low = columns.amin(0)
     high = columns.amax(0)
-    return (columns - low) / (high - low).clamp(min=torch.finfo(columns.dtype).tiny)
+    smallest = torch.finfo(columns.dtype).tiny
+    span = (high - low).clamp(min=smallest)
+    return (columns - low) / span

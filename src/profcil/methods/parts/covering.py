@@ -13,7 +13,8 @@ def cover(points: Tensor, count: int, radius: float) -> Tensor:
     within the radius. `radius` is in units of the mean distance between two different points."""
     n = len(points)
     distance = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    near = distance <= radius * distance.sum() / max(1, n * (n - 1))
+    pairs = max(1, n * (n - 1))
+    near = distance <= radius * distance.sum() / pairs
     uncovered = torch.ones(n, dtype=torch.bool, device=points.device)
     chosen: list[Tensor] = []
     for _ in range(min(count, n)):
@@ -23,5 +24,6 @@ def cover(points: Tensor, count: int, radius: float) -> Tensor:
         best = gain.argmax()
         chosen.append(best)
         uncovered = uncovered & ~near[best]
-        uncovered = uncovered | (uncovered.sum() <= (1 - ENOUGH) * n)
+        enough = uncovered.sum() <= (1 - ENOUGH) * n
+        uncovered = uncovered | enough
     return torch.stack(chosen) if chosen else torch.arange(0, device=points.device)

@@ -49,7 +49,8 @@ class DataFreeReplay(Method):
         """Trains the whole model and reports the classes; `source` is where replayed images come from, if there are
         any."""
         done = yield fit
-        answer = reply(client, done.weights, MODEL, loss=done.loss, trained_classes=class_list(client.labels))
+        classes = class_list(client.labels)
+        answer = reply(client, done.weights, MODEL, loss=done.loss, trained_classes=classes)
         replayed = source.replayed if source else 0
         return with_replay(client, answer, fit.epochs, self.params.budget, replayed)
 
@@ -60,8 +61,10 @@ class DataFreeReplay(Method):
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """FedAvg, and the classes that clients have trained."""
         trained = {*state.blocks["trained_classes"].labels}
-        trained.update(*(r.blocks["trained_classes"].labels for r in replies))
-        return super().aggregate(state, replies, when).put(trained_classes=class_list(sorted(trained)))
+        for r in replies:
+            trained.update(r.blocks["trained_classes"].labels)
+        classes = class_list(sorted(trained))
+        return super().aggregate(state, replies, when).put(trained_classes=classes)
 
     def trains(self, when: When) -> bool:
         budget: int = self.params.budget

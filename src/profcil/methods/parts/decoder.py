@@ -8,6 +8,7 @@ normalisation, batch or group, so that one setting holds for the whole model.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil
 
 import torch
 import torch.nn.functional as F
@@ -50,17 +51,21 @@ class Decoder(nn.Module):
         channels, height, width = shape
         self.small, *self.sides = map_sizes(height, width)
         self.channels = c = min(CHANNELS, 4 * max(height, width))  # fewer for tiny images
-        self.widen = nn.Linear(size, c * self.small[0] * self.small[1])
+        small_height, small_width = self.small
+        self.widen = nn.Linear(size, c * small_height * small_width)
         self.norm = make_norm(c)
-        widths = [c, *[2 * c] * (len(self.sides) - 1), c]
+        between = len(self.sides) - 1
+        widths = [c, *[2 * c] * between, c]
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(make_norm(b) for b in widths[1:])
         self.out = nn.Conv2d(c, channels, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
-        x = self.norm(self.widen(z).view(len(z), self.channels, *self.small))
+        x = self.widen(z).view(len(z), self.channels, *self.small)
+        x = self.norm(x)
         for side, conv, norm in zip(self.sides, self.convs, self.norms, strict=True):
-            x = F.leaky_relu(norm(conv(F.interpolate(x, side))), 0.2)
+            x = conv(F.interpolate(x, side))
+            x = F.leaky_relu(norm(x), 0.2)
         images: Tensor = self.out(x).sigmoid()
         return images
 
@@ -70,7 +75,9 @@ def map_sizes(height: int, width: int) -> list[tuple[int, int]]:
     small."""
     sizes = [(height, width)]
     while len(sizes) < 3 or max(sizes[0]) > SMALL_SIDE:
-        sizes.insert(0, (-(-sizes[0][0] // 2), -(-sizes[0][1] // 2)))
+        rows, columns = sizes[0]
+        halved = (ceil(rows / 2), ceil(columns / 2))
+        sizes.insert(0, halved)
     return sizes
 
 
@@ -83,7 +90,8 @@ def make_latent(features: int, size: int, generator: torch.Generator) -> Latent:
 
 def make_decoder(size: int, shape: tuple[int, int, int], encoder: nn.Module, generator: torch.Generator) -> Decoder:
     """A decoder with the encoder's kind of normalisation."""
-    norm = "batch" if any(isinstance(m, BatchNorm) for m in encoder.modules()) else "group"
+    has_batchnorm = any(isinstance(m, BatchNorm) for m in encoder.modules())
+    norm = "batch" if has_batchnorm else "group"
     return drawn(lambda: Decoder(size, shape, norm), generator)
 
 
@@ -97,9 +105,12 @@ def decoder_of(net: nn.Module) -> Decoder:
 
 def autoencode(net: nn.Module, x: Tensor, noise: Tensor, prefix: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """μ, log σ², z = μ + σ·noise and the image decoded from z, in float32. The blocks' names begin with `prefix`."""
-    base, latent, decoder = (net.get_submodule(prefix + block) for block in ("base", "latent", "decoder"))
+    base = net.get_submodule(f"{prefix}base")
+    latent = net.get_submodule(f"{prefix}latent")
+    decoder = net.get_submodule(f"{prefix}decoder")
     mu, logvar = (t.float() for t in latent(base(x)))
-    z = mu + (logvar / 2).exp() * noise
+    sigma = (logvar / 2).exp()
+    z = mu + sigma * noise
     return mu, logvar, z, decoder(z).float()
 
 
@@ -108,7 +119,12 @@ def encode(net: Net, weights: Weights, x: Tensor) -> Tensor:
     """μ of some images, in evaluation mode and in chunks that bound the memory."""
     net.load(weights)
     net.eval()
-    return torch.cat([latent_of(net).mu(net.base(chunk)) for chunk in x.split(CHUNK)])
+    latent = latent_of(net)
+    codes = []
+    for chunk in x.split(CHUNK):
+        features = net.base(chunk)
+        codes.append(latent.mu(features))
+    return torch.cat(codes)
 
 
 @torch.no_grad()
@@ -116,7 +132,8 @@ def decode(net: Net, weights: Weights, z: Tensor) -> Tensor:
     """The images of some codes, in evaluation mode and in chunks that bound the memory."""
     net.load(weights)
     net.eval()
-    return torch.cat([decoder_of(net)(chunk) for chunk in z.split(CHUNK)])
+    decoder = decoder_of(net)
+    return torch.cat([decoder(chunk) for chunk in z.split(CHUNK)])
 
 
 class DecodedSource:
@@ -134,5 +151,6 @@ class DecodedSource:
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
         real = torch.arange(self.real, device=self.y.device)
-        index = torch.cat([real, self.real + self.balanced.draw(rng)])
+        decoded = self.real + self.balanced.draw(rng)
+        index = torch.cat([real, decoded])
         return {"x": self.x[index], "y": self.y[index]}

@@ -18,7 +18,8 @@ from profcil.memory.rehearsal import Balanced
 def basis(x: Tensor) -> Tensor:
     """U of the economy singular value decomposition, without directions that are only rounding errors."""
     u, s, _ = torch.linalg.svd(x.double(), full_matrices=False)
-    tiny = s[:1] * max(x.shape) * torch.finfo(torch.float32).eps  # the features were computed in float32
+    eps = torch.finfo(torch.float32).eps  # the features were computed in float32
+    tiny = s[:1] * max(x.shape) * eps
     significant: Tensor = u[:, s > tiny]
     return significant
 
@@ -40,11 +41,15 @@ def draw(scores: Tensor, count: int, rng: torch.Generator) -> Tensor:
 
     This is the Gumbel top-k trick: the rows with the largest log scores plus Gumbel noise. The noise is drawn on the
     CPU, so that it is the same on every device."""
-    uniform = torch.rand(len(scores), generator=rng, dtype=torch.float64).to(scores.device)
+    drawn = torch.rand(len(scores), generator=rng, dtype=torch.float64)
+    uniform = drawn.to(scores.device)
     tiny = torch.finfo(torch.float64).tiny
     gumbel = -(-uniform.clamp(min=tiny).log()).log()
-    keys = scores.double().clamp(min=tiny).log() + gumbel
-    return keys.topk(min(count, len(scores))).indices.sort().values
+    log_scores = scores.double().clamp(min=tiny).log()
+    keys = log_scores + gumbel
+    count = min(count, len(scores))
+    rows = keys.topk(count).indices
+    return rows.sort().values
 
 
 def join_inputs(parts: Sequence[Inputs]) -> Inputs:
@@ -80,5 +85,6 @@ class ReplaySource:
         return allowed.index_fill(0, self.y[self.stored], True)
 
     def epoch(self, rng: torch.Generator) -> dict[str, Tensor]:
-        index = torch.cat([self.current, self.stored[self.balanced.draw(rng)]])
+        replayed = self.stored[self.balanced.draw(rng)]
+        index = torch.cat([self.current, replayed])
         return {"index": index, "y": self.y[index]}

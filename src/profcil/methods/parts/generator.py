@@ -8,7 +8,7 @@ may not be stored. It should reproduce these statistics in every layer, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log
+from math import ceil, log
 from typing import Any
 
 import torch
@@ -34,10 +34,12 @@ class Generator(nn.Module):
     def __init__(self, latent: int, shape: tuple[int, int, int], width: int) -> None:
         super().__init__()
         channels, rows, columns = shape
-        factors = (2, 2, 1) if min(rows, columns) < SMALL_SIDE else (4, 2, 1)
-        self.sizes = [(-(-rows // factor), -(-columns // factor)) for factor in factors]
+        small = min(rows, columns) < SMALL_SIDE
+        factors = (2, 2, 1) if small else (4, 2, 1)
+        self.sizes = [(ceil(rows / factor), ceil(columns / factor)) for factor in factors]
         self.latent = latent
-        self.first = nn.Linear(latent, width * self.sizes[0][0] * self.sizes[0][1])
+        first_rows, first_columns = self.sizes[0]
+        self.first = nn.Linear(latent, width * first_rows * first_columns)
         self.norm = BatchNorm(width)
         self.conv1 = nn.Conv2d(width, width, 3, padding=1)
         self.norm1 = BatchNorm(width)
@@ -50,8 +52,10 @@ class Generator(nn.Module):
         if x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)  # the fastest layout on a GPU
         x = self.norm(x)
-        x = F.leaky_relu(self.norm1(self.conv1(upsample(x, self.sizes[1]))), 0.2)
-        x = F.leaky_relu(self.norm2(self.conv2(upsample(x, self.sizes[2]))), 0.2)
+        x = self.conv1(upsample(x, self.sizes[1]))
+        x = F.leaky_relu(self.norm1(x), 0.2)
+        x = self.conv2(upsample(x, self.sizes[2]))
+        x = F.leaky_relu(self.norm2(x), 0.2)
         images: Tensor = self.out(x).sigmoid()
         return images
 
@@ -67,7 +71,8 @@ class Generator(nn.Module):
 def upsample(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Nearest-neighbour upsampling. On a GPU, doubling both sides is a copy: F.interpolate would compute in float32."""
     n, c, h, w = x.shape
-    if not x.is_cuda or size != (2 * h, 2 * w):
+    doubles = size == (2 * h, 2 * w)
+    if not (x.is_cuda and doubles):
         return F.interpolate(x, size)
     channels_last = x.permute(0, 2, 3, 1)
     doubled = channels_last[:, :, None, :, None].expand(n, h, 2, w, 2, c)
@@ -115,7 +120,8 @@ def map_in_precision(net: Net, key: object, function: Callable[[Tensor], Tensor]
 
 def make_adam(*groups: dict[str, Any], betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
     """Adam whose steps can be recorded as a CUDA graph: its step count is a tensor on the device."""
-    return torch.optim.Adam(groups, betas=betas, fused=True, capturable=groups[0]["params"][0].is_cuda)
+    parameter = groups[0]["params"][0]
+    return torch.optim.Adam(groups, betas=betas, fused=True, capturable=parameter.is_cuda)
 
 
 def apply_gradients(optimiser: torch.optim.Optimizer, parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
@@ -129,13 +135,17 @@ def apply_gradients(optimiser: torch.optim.Optimizer, parameters: Sequence[Tenso
 def is_outdated(state: ServerState, name: str) -> bool:
     """Whether the model has changed since this block was computed from it, or the block does not exist yet."""
     block = state.get(name)
-    return block is None or any(state.blocks[b].version > block.version for b in MODEL)
+    if block is None:
+        return True
+    versions = [state.blocks[b].version for b in MODEL]
+    return max(versions) > block.version
 
 
 def explain_missing_batchnorm(method: str, net: Net) -> str:
     """Why a method that needs the BatchNorm statistics of images cannot run with this model; empty if it can."""
     modality = net.facts.modality
-    if modality == "image" and any(isinstance(m, nn.BatchNorm2d) for m in net.base.modules()):
+    has_batchnorm = any(isinstance(m, nn.BatchNorm2d) for m in net.base.modules())
+    if modality == "image" and has_batchnorm:
         return ""
     advice = "set model.norm=batch" if modality == "image" else f"choose a method that is made for {modality}"
     return f"{method} needs BatchNorm statistics of an image encoder; {advice}"
@@ -153,14 +163,16 @@ class BatchNormStatistics:
         self.hooks: list[RemovableHandle] = []
         running = [(m.running_mean.clone(), m.running_var.clone()) for m in self.layers]  # type: ignore[union-attr]
         self.running: Moments = concatenate(running)
-        self.layer_mask = torch.block_diag(*(torch.ones_like(mean) for mean, _ in running))
+        rows = [torch.ones_like(mean) for mean, _ in running]
+        self.layer_mask = torch.block_diag(*rows)
 
     def __enter__(self) -> BatchNormStatistics:
         for layer in self.layers:
             if isinstance(layer, BatchNorm):
                 layer.observer = self.record
             else:
-                self.hooks.append(layer.register_forward_pre_hook(lambda own, x: self.record(own, x[0])))
+                hook = layer.register_forward_pre_hook(lambda own, x: self.record(own, x[0]))
+                self.hooks.append(hook)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -193,8 +205,9 @@ def concatenate(moments: Sequence[Moments]) -> Moments:
 
 def moment_distance(batch: Moments, running: Moments, layer_mask: Tensor) -> Tensor:
     """Σ_layers ‖μ̂ − μ‖ + ‖σ̂² − σ²‖, the distance of TARGET."""
-    squares = torch.stack([(b - r).square() for b, r in zip(batch, running, strict=True)])
-    return (squares @ layer_mask.T).clamp(min=1e-12).sqrt().sum()  # the gradient of √ is infinite at zero
+    squares = [(b - r).square() for b, r in zip(batch, running, strict=True)]
+    by_layer = torch.stack(squares) @ layer_mask.T
+    return by_layer.clamp(min=1e-12).sqrt().sum()  # the gradient of √ is infinite at zero
 
 
 def gaussian_divergence(batch: Moments, running: Moments, layer_mask: Tensor, least: float = 1e-6) -> Tensor:
@@ -205,19 +218,23 @@ def gaussian_divergence(batch: Moments, running: Moments, layer_mask: Tensor, le
     batch_var = batch_var + least
     running_var = running_var + least
     log_ratio = (batch_var / running_var).log()
-    each = 0.5 * log_ratio - 0.5 * (1 - (running_var + (running_mean - batch_mean).square()) / batch_var)
-    return ((layer_mask @ each) / layer_mask.sum(1)).mean()
+    square = (running_mean - batch_mean).square()
+    each = 0.5 * log_ratio - 0.5 * (1 - (running_var + square) / batch_var)
+    by_layer = (layer_mask @ each) / layer_mask.sum(1)
+    return by_layer.mean()
 
 
 def blur_kernel(channels: int, device: torch.device) -> Tensor:
     """The 5x5 Gaussian kernel of `roughness`."""
     taps = torch.tensor(BLUR, device=device) / sum(BLUR)
-    return (taps[:, None] * taps).expand(channels, 1, -1, -1)
+    kernel = taps[:, None] * taps
+    return kernel.expand(channels, 1, -1, -1)
 
 
 def roughness(x: Tensor, kernel: Tensor) -> Tensor:
     """Mean squared difference between images and their blurred versions."""
-    smooth = F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), kernel, groups=x.shape[1])
+    padded = F.pad(x, (2, 2, 2, 2), mode="reflect")
+    smooth = F.conv2d(padded, kernel, groups=x.shape[1])
     return (x - smooth).square().mean()
 
 
@@ -226,4 +243,5 @@ def imbalance(logits: Tensor) -> Tensor:
     mean = logits.softmax(1).mean(0).clamp(min=1e-12)
     if len(mean) < 2:
         return mean.sum() * 0
-    return 1 + (mean * mean.log()).sum() / log(len(mean))
+    negative_entropy = (mean * mean.log()).sum()
+    return 1 + negative_entropy / log(len(mean))

@@ -12,7 +12,7 @@ from profcil.engine.payload import Block, Reply, ServerState
 def count_examples(state: ServerState, replies: Sequence[Reply]) -> ServerState:
     """The state with the number of examples that trained the base in this round."""
     samples = sum(r.samples for r in replies)
-    return state.put(position_samples=Block("memory", {"samples": torch.tensor([samples])}))
+    return state.put(position_samples=number_block(samples))
 
 
 def interpolate_base(state: ServerState, start: Block, inertia: float) -> ServerState:
@@ -23,13 +23,19 @@ def interpolate_base(state: ServerState, start: Block, inertia: float) -> Server
     """
     new = samples_in(state, "position_samples")
     before = samples_in(state, "past_samples")
-    total = Block("memory", {"samples": torch.tensor([before + new])})
+    total = number_block(before + new)
     state = state.drop("position_samples").put(past_samples=total)
     if not before or not new:
         return state
     share = new / (new + inertia * before)
     end = state.blocks["base"].tensors
-    return state.put(base=Block("model", {k: start.tensors[k].lerp(v, share) for k, v in end.items()}))
+    between = {name: start.tensors[name].lerp(tensor, share) for name, tensor in end.items()}
+    return state.put(base=Block("model", between))
+
+
+def number_block(samples: int) -> Block:
+    """A number of examples as a block."""
+    return Block("memory", {"samples": torch.tensor([samples])})
 
 
 def samples_in(state: ServerState, name: str) -> int:

@@ -35,7 +35,9 @@ def make_shared_network(columns: int, classes: int, generator: torch.Generator) 
 def network_logits(network: Named, x: Tensor) -> Tensor:
     last = len(network) // 2 - 1
     for layer in range(last + 1):
-        x = F.linear(x, network[f"weight{layer}"], network[f"bias{layer}"])
+        weight = network[f"weight{layer}"]
+        bias = network[f"bias{layer}"]
+        x = F.linear(x, weight, bias)
         if layer < last:
             x = x.sigmoid()
     return x

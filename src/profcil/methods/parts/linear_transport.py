@@ -20,12 +20,14 @@ LinearMap = tuple[Tensor, Tensor]  # B [d + 1, d] and the second moment of its r
 
 def drift_block(before: Tensor, after: Tensor) -> Block:
     """The sums of one client: a factor of the second-moment matrix of [h_s(x); 1; δ]."""
-    return Block("transport", {"factor": linear.packed_factor(linear.drift_rows(before, after))})
+    rows = linear.drift_rows(before, after)
+    return Block("transport", {"factor": linear.packed_factor(rows)})
 
 
 def fit_reports(reports: Sequence[Block], width: int, ridge: float) -> LinearMap:
     """The map from the sums of some clients. `width` is the number of features."""
-    grams = (linear.gram_of_factor(block.tensors["factor"], 2 * width + 1) for block in reports)
+    columns = 2 * width + 1
+    grams = (linear.gram_of_factor(block.tensors["factor"], columns) for block in reports)
     total = next(grams)
     for gram in grams:
         total += gram
@@ -35,19 +37,23 @@ def fit_reports(reports: Sequence[Block], width: int, ridge: float) -> LinearMap
 def fit_examples(before: Tensor, after: Tensor, ridge: float) -> LinearMap:
     """The map from the features of one client's examples."""
     rows = linear.drift_rows(before, after)
-    return linear.fit_drift(linear.split_drift(rows.T @ rows, before.shape[1]), ridge)
+    drift = linear.split_drift(rows.T @ rows, before.shape[1])
+    return linear.fit_drift(drift, ridge)
 
 
 def carried_bank(bank: Bank, shift: Tensor) -> Bank:
     """The bank with its means moved by the map. Spreads and counts stay."""
-    return bank.shifted((linear.carried_means(bank.mean, shift) - bank.mean.double()).float())
+    move = linear.carried_means(bank.mean, shift) - bank.mean.double()
+    return bank.shifted(move.float())
 
 
 def carry(state: ServerState, found: LinearMap) -> ServerState:
     """The state with all means moved by the map, and the shared covariance too, if there is one."""
     shift, residual = found
-    state = state.put(memory=block_of(carried_bank(bank_of(state.blocks["memory"]), shift)))
+    memory = bank_of(state.blocks["memory"])
+    state = state.put(memory=block_of(carried_bank(memory, shift)))
     if "covariance" not in state.blocks:
         return state
-    moved = covariance.carried(covariance_of(state.blocks["covariance"]), shift, residual)
+    shared = covariance_of(state.blocks["covariance"])
+    moved = covariance.carried(shared, shift, residual)
     return state.put(covariance=block_of_covariance(moved))

@@ -26,7 +26,8 @@ def add_isolated(graph: Nodes, rows: Tensor) -> Nodes:
     """The graph with copies of some examples appended, which have no edges."""
     size = len(graph.x)
     copies = torch.arange(size, size + len(rows), device=rows.device)
-    x = torch.cat([graph.x, graph.x[graph.nodes[rows]]])
+    copied = graph.x[graph.nodes[rows]]
+    x = torch.cat([graph.x, copied])
     y = torch.cat([graph.y, graph.y[rows]])
     nodes = torch.cat([graph.nodes, copies])
     return replace(graph, x=x, y=y, nodes=nodes)
@@ -39,4 +40,5 @@ def graph_constants(graph: Nodes) -> Tensors:
 
 def graph_inputs(batch: Batch) -> Inputs:
     """The encoder's inputs for a batch of rows of the graph in `graph_constants`."""
-    return batch["x"], batch["edges"], batch["nodes"][batch["index"]]
+    nodes = batch["nodes"][batch["index"]]
+    return batch["x"], batch["edges"], nodes

@@ -15,22 +15,26 @@ from profcil.memory.covariance import Covariance
 
 def bank_of(block: Block) -> Bank:
     """The bank in a block."""
-    return Bank(block.labels, block.tensors["mean"], block.tensors["spread"], block.tensors["count"])
+    tensors = block.tensors
+    return Bank(block.labels, tensors["mean"], tensors["spread"], tensors["count"])
 
 
 def block_of(bank: Bank) -> Block:
     """The block of a bank."""
-    return Block("memory", {"mean": bank.mean, "spread": bank.spread, "count": bank.count}, bank.labels)
+    tensors = {"mean": bank.mean, "spread": bank.spread, "count": bank.count}
+    return Block("memory", tensors, bank.labels)
 
 
 def moments_of(block: Block) -> Moments:
     """The moments in a block."""
-    return Moments(block.labels, block.tensors["mean"], block.tensors["second"], block.tensors["count"])
+    tensors = block.tensors
+    return Moments(block.labels, tensors["mean"], tensors["second"], tensors["count"])
 
 
 def block_of_moments(m: Moments) -> Block:
     """The block of moments."""
-    return Block("statistics", {"mean": m.mean, "second": m.second, "count": m.count}, m.labels)
+    tensors = {"mean": m.mean, "second": m.second, "count": m.count}
+    return Block("statistics", tensors, m.labels)
 
 
 def with_tensor(block: Block, **tensors: Tensor) -> Block:
@@ -40,10 +44,12 @@ def with_tensor(block: Block, **tensors: Tensor) -> Block:
 
 def covariance_of(block: Block) -> Covariance:
     """The covariance in a block."""
-    return Covariance(linear.unpack(block.tensors["matrix"]), int(block.tensors["count"]))
+    matrix = linear.unpack(block.tensors["matrix"])
+    return Covariance(matrix, int(block.tensors["count"]))
 
 
 def block_of_covariance(c: Covariance) -> Block:
     """The block of a covariance: a packed triangle, and the number of its examples."""
     count = torch.tensor([c.count], dtype=torch.int32, device=c.matrix.device)
-    return Block("memory", {"matrix": linear.pack(c.matrix), "count": count})
+    triangle = linear.pack(c.matrix)
+    return Block("memory", {"matrix": triangle, "count": count})

@@ -16,13 +16,16 @@ def merge_weights(updates: Tensor, part: float) -> Tensor:
     smallest = torch.finfo(updates.dtype).tiny
     largest = updates.abs().amax(1, keepdim=True).clamp(min=smallest)
     within = (len(updates) * (updates / largest).square()).exp()
-    product = within * (updates * updates.sum(0)).tanh()
+    between = (updates * updates.sum(0)).tanh()
+    product = within * between
     coordinates = updates.shape[1]
     most = max(1, int(part * coordinates))
-    largest_products = product.topk(min(most + 1, coordinates), dim=1).values
+    count = min(most + 1, coordinates)
+    largest_products = product.topk(count, dim=1).values
     floor = largest_products[:, -1:]
     above = (product - floor).clamp(min=0)
-    return above / above.amax(1, keepdim=True).clamp(min=smallest)
+    highest = above.amax(1, keepdim=True)
+    return above / highest.clamp(min=smallest)
 
 
 def merged_step(updates: Tensor, share: Tensor, part: float, rest: str = "average") -> Tensor:
@@ -31,8 +34,10 @@ def merged_step(updates: Tensor, share: Tensor, part: float, rest: str = "averag
     weights are 0 are averaged by share alone, or do not change."""
     weight = merge_weights(updates, part) * share[:, None]
     total = weight.sum(0)
-    chosen = (weight * updates).sum(0) / torch.where(total > 0, total, 1)
+    weighted = total > 0
+    divisor = torch.where(weighted, total, 1)
+    chosen = (weight * updates).sum(0) / divisor
     others = torch.zeros_like(chosen)
     if rest == "average":
         others = (share[:, None] * updates).sum(0)
-    return torch.where(total > 0, chosen, others)
+    return torch.where(weighted, chosen, others)

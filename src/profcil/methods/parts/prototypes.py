@@ -23,7 +23,8 @@ LLOYD = 10  # steps of k-means
 
 def no_prototypes(like: Tensor) -> Block:
     """An empty bank for features of the length and device of `like`."""
-    return Block("prototype", {"mean": like.new_zeros(0, len(like))})
+    mean = like.new_zeros(0, len(like))
+    return Block("prototype", {"mean": mean})
 
 
 def report(z: Tensor, y: Sequence[int], count: int = 1) -> Block:
@@ -33,13 +34,19 @@ def report(z: Tensor, y: Sequence[int], count: int = 1) -> Block:
     means = []
     counts = []
     for label in labels:
-        rows = torch.tensor([i for i, other in enumerate(y) if other == label])
-        points = z[to_device(rows, z.device)]
+        points = z[rows_with(label, y, z.device)]
         found, mass = centres(points, points.new_ones(len(points)), count)
         means.append(found)
         counts.append(mass)
     tensors = {"mean": torch.cat(means).float(), "count": torch.cat(counts).int()}
-    return Block("prototype", tensors, repeat_labels(labels, [len(rows) for rows in means]))
+    numbers = [len(rows) for rows in means]
+    return Block("prototype", tensors, repeat_labels(labels, numbers))
+
+
+def rows_with(label: int, y: Sequence[int], device: torch.device) -> Tensor:
+    """The rows that have this label, as an index on a device."""
+    rows = [row for row, other in enumerate(y) if other == label]
+    return to_device(torch.tensor(rows), device)
 
 
 def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -50,16 +57,18 @@ def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]
     """
     points = points.double()
     weight = weight.double()
-    mean = (weight @ points / weight.sum())[None]
-    chosen = [torch.cdist(mean, points).argmin()]
+    mean = weight @ points / weight.sum()
+    chosen = [torch.cdist(mean[None], points).argmin()]
     while len(chosen) < min(count, len(points)):
-        distance = torch.cdist(points, points[torch.stack(chosen)]).amin(1)
+        found = points[torch.stack(chosen)]
+        distance = torch.cdist(points, found).amin(1)
         chosen.append(distance.argmax())
     found = points[torch.stack(chosen)]
     mass = weight.sum()[None]
     for _ in range(LLOYD if count > 1 else 1):
         nearest = torch.cdist(points, found).argmin(1)
-        share = one_hot(nearest, len(found)).double().T * weight
+        member = one_hot(nearest, len(found)).double().T
+        share = member * weight
         found = share @ points
         mass = share.sum(1)
         if count > 1:  # a single centre always has points, and a mask synchronises the GPU
@@ -77,8 +86,7 @@ def merge(bank: Block, reports: Sequence[Block], share: float = 1.0, count: int 
     reported = [y for r in reports for y in r.labels]
     rows = {label: rows_of(bank, label) for label in set(bank.labels)}
     for label in set(reported):
-        places = [i for i, y in enumerate(reported) if y == label]
-        index = to_device(torch.tensor(places), points.device)
+        index = rows_with(label, reported, points.device)
         old = rows.get(label)
         rows[label] = move_prototypes(old, points[index], weight[index], share, count)
     labels = sorted(rows)
@@ -98,7 +106,8 @@ def move_prototypes(old: Tensor | None, points: Tensor, weight: Tensor, share: f
     old_mean = old.double().mean(0)
     new_mean = weight @ points / weight.sum()
     nearest = torch.cdist(points - new_mean, old - old_mean).argmin(1)
-    assigned = one_hot(nearest, len(old)).double().T * weight
+    member = one_hot(nearest, len(old)).double().T
+    assigned = member * weight
     mass = assigned.sum(1, keepdim=True)
     assigned_mean = assigned @ points / mass.clamp(min=1)
     drifted = old - old_mean + new_mean
@@ -115,14 +124,16 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
         own = rows_of(bank, label)
         repeats = ceil(count / len(own))
         rows[label] = own.repeat(repeats, 1)[:count]
-    known = torch.isin(torch.arange(classes), torch.tensor(bank.labels, dtype=torch.long))
+    labels = torch.tensor(bank.labels, dtype=torch.long)
+    known = torch.isin(torch.arange(classes), labels)
     return rows, to_device(known, mean.device)
 
 
 def rows_of(bank: Block, label: int) -> Tensor:
     """The prototypes of a class in the bank."""
     start = bank.labels.index(label)
-    return bank.tensors["mean"][start : start + bank.labels.count(label)]
+    stop = start + bank.labels.count(label)
+    return bank.tensors["mean"][start:stop]
 
 
 def class_means(bank: Block) -> Block:
@@ -135,4 +146,7 @@ def class_means(bank: Block) -> Block:
 
 def repeat_labels(labels: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
     """Each label as often as its count."""
-    return tuple(y for y, n in zip(labels, counts, strict=True) for _ in range(n))
+    repeated: list[int] = []
+    for label, count in zip(labels, counts, strict=True):
+        repeated += [label] * count
+    return tuple(repeated)

@@ -15,18 +15,26 @@ BEFORE = "_before_reports"  # ending of the name of a memory block as it was bef
 
 def store(state: ServerState, client: int, blocks: Mapping[str, Block]) -> ServerState:
     """The state with the report of one client."""
-    return state.put(**{f"{PENDING}{client}/{name}": block for name, block in blocks.items()})
+    named = {f"{PENDING}{client}/{name}": block for name, block in blocks.items()}
+    return state.put(**named)
 
 
 def stored(state: ServerState) -> list[Reply]:
     """All stored reports, in the order in which they were sent; each block is a reply of its own."""
-    names = [name for name in state.blocks if name.startswith(PENDING)]
-    return [Reply(0, 0, {name.rsplit("/", 1)[1]: state.blocks[name]}) for name in names]
+    replies = []
+    for stored_name, block in state.blocks.items():
+        if stored_name.startswith(PENDING):
+            _, name = stored_name.rsplit("/", 1)
+            replies.append(Reply(0, 0, {name: block}))
+    return replies
 
 
 def without_reports(state: ServerState) -> ServerState:
     """The state without reports and what belongs to them."""
-    temporary = [n for n in state.blocks if n.startswith(PENDING) or n.endswith(BEFORE) or n == "reported_clients"]
+    temporary = ["reported_clients"]
+    for name in state.blocks:
+        if name.startswith(PENDING) or name.endswith(BEFORE):
+            temporary.append(name)
     return state.drop(*temporary)
 
 
@@ -40,8 +48,8 @@ def gather(state: ServerState, replies: Sequence[Reply], memory: Sequence[str]) 
     for reply in replies:
         state = store(state, reply.client, reply.blocks)
         clients.append(reply.client)
-    device = next(iter(state.blocks["base"].tensors.values())).device
-    ids = torch.tensor(sorted(clients), dtype=torch.int32, device=device)
+    tensor = next(iter(state.blocks["base"].tensors.values()))
+    ids = torch.tensor(sorted(clients), dtype=torch.int32, device=tensor.device)
     return state.put(reported_clients=Block("memory", {"clients": ids}))
 
 

@@ -21,16 +21,20 @@ def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor) -> Block:
 
 def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
     """Scores of all class ids in float64. A class without a row has the lowest number."""
-    scores = features.new_full((features.shape[0], classes), torch.finfo(torch.float64).min, dtype=torch.float64)
+    size = (features.shape[0], classes)
+    lowest = torch.finfo(torch.float64).min
+    scores = features.new_full(size, lowest, dtype=torch.float64)
     if head.labels:
-        scores[:, list(head.labels)] = F.linear(features.double(), head.tensors["weight"], head.tensors["bias"])
+        solved = F.linear(features.double(), head.tensors["weight"], head.tensors["bias"])
+        scores[:, list(head.labels)] = solved
     return scores
 
 
 def deploy_head(state: ServerState, head: Block, mean: Tensor, *others: str) -> ServerState:
     """A state with the solved head, its temperature, the base and these other blocks."""
-    scale = head.tensors["bias"].new_tensor([temperature(head.tensors["weight"], mean)])
-    solved = Block("memory", {**head.tensors, "temperature": scale}, head.labels)
+    divisor = temperature(head.tensors["weight"], mean)
+    stored = head.tensors["bias"].new_tensor([divisor])
+    solved = Block("memory", {**head.tensors, "temperature": stored}, head.labels)
     return state.only("base", *others).put(**{NAME: solved})
 
 
@@ -49,7 +53,8 @@ def temperature(weight: Tensor, mean: Tensor) -> float:
     """
     if len(mean) < 2:
         return 1.0
-    log_odds = math.log(AT_THE_MEAN / (1 - AT_THE_MEAN) * (len(mean) - 1))
+    rivals = len(mean) - 1
+    log_odds = math.log(AT_THE_MEAN / (1 - AT_THE_MEAN) * rivals)
     products = weight @ mean.double().T
     own = products.diagonal()
     squared = own[:, None] + own[None] - products - products.T

@@ -24,7 +24,8 @@ def start_names(blocks: Sequence[str]) -> tuple[str, ...]:
 def attach_start(net: Net, blocks: Sequence[str]) -> None:
     """Adds a second copy of these blocks to the model, for losses that compare with the starting model."""
     for block in blocks:
-        net.attach(START + block, copy.deepcopy(net.get_submodule(block)))
+        module = net.get_submodule(block)
+        net.attach(START + block, copy.deepcopy(module))
 
 
 def store_start(state: ServerState, blocks: Sequence[str]) -> ServerState:
@@ -34,7 +35,11 @@ def store_start(state: ServerState, blocks: Sequence[str]) -> ServerState:
 
 def start_weights(inbox: Inbox, blocks: Sequence[str]) -> Weights:
     """The starting model: in a position's first round the broadcast model."""
-    return {block: dict(inbox.get(START + block, inbox[block]).tensors) for block in blocks}
+    weights = {}
+    for block in blocks:
+        start = inbox.get(START + block, inbox[block])
+        weights[block] = dict(start.tensors)
+    return weights
 
 
 def count_memory(client: Client, weights: Weights) -> None:

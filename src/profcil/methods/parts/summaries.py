@@ -17,10 +17,9 @@ def report(features: Tensor, y: Tensor) -> dict[str, Block]:
     labels, count, mean = linear.class_means(features, y)
     rows = {"mean": mean.float(), "count": count.to(torch.int32)}
     factor = linear.packed_factor(linear.append_one(features))
-    return {
-        "class_means": Block("statistics", rows, labels),
-        "second_moments": Block("statistics", {"factor": factor}),
-    }
+    means = Block("statistics", rows, labels)
+    second = Block("statistics", {"factor": factor})
+    return {"class_means": means, "second_moments": second}
 
 
 def has_report(blocks: Mapping[str, Block]) -> bool:
@@ -32,15 +31,18 @@ def summary_of_report(blocks: Mapping[str, Block], prefix: str = "") -> Summary:
     """The summary in a report."""
     means = blocks[f"{prefix}class_means"]
     mean = means.tensors["mean"].double()
-    gram = linear.gram_of_factor(blocks[f"{prefix}second_moments"].tensors["factor"], mean.shape[1] + 1)
-    return Summary(means.labels, means.tensors["count"].double(), mean, gram)
+    count = means.tensors["count"].double()
+    factor = blocks[f"{prefix}second_moments"].tensors["factor"]
+    gram = linear.gram_of_factor(factor, mean.shape[1] + 1)
+    return Summary(means.labels, count, mean, gram)
 
 
 def put_summary(state: ServerState, name: str, s: Summary) -> ServerState:
     """Stores a summary: class rows and matrix are separate blocks, so that the rows can be sent alone."""
-    rows = {"mean": s.mean.float(), "count": s.count.to(torch.int32)}
+    tensors = {"mean": s.mean.float(), "count": s.count.to(torch.int32)}
+    rows = Block("memory", tensors, s.labels)
     gram = Block("memory", {"gram": linear.pack(s.gram)})
-    return state.put(**{name: Block("memory", rows, s.labels), f"{name}_gram": gram})
+    return state.put(**{name: rows, f"{name}_gram": gram})
 
 
 def stored_summary(state: ServerState, name: str) -> Summary | None:
@@ -48,5 +50,7 @@ def stored_summary(state: ServerState, name: str) -> Summary | None:
     rows = state.get(name)
     if rows is None:
         return None
-    gram = linear.unpack(state.blocks[f"{name}_gram"].tensors["gram"])
-    return Summary(rows.labels, rows.tensors["count"].double(), rows.tensors["mean"].double(), gram)
+    count = rows.tensors["count"].double()
+    mean = rows.tensors["mean"].double()
+    triangle = state.blocks[f"{name}_gram"].tensors["gram"]
+    return Summary(rows.labels, count, mean, linear.unpack(triangle))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,9 +53,11 @@ class Synthesis:
         self.init_rng = torch_generator(server.number("generator"))  # of the initial weights, on the CPU
         self.classes = torch.tensor(classes, device=device)
         self.rng = torch.Generator(device).manual_seed(server.number("synthesis"))
-        self.generator = make_generator(params.latent, server.like, params.channels, self.init_rng).to(device)
+        generator = make_generator(params.latent, server.like, params.channels, self.init_rng)
+        self.generator = generator.to(device)
         self.meta = torch.optim.Adam(self.generator.parameters(), params.lr_meta, BETAS)
-        self.batch = params.synthesis_batch or (128 if is_small(server.like) else 256)
+        usual_batch = 128 if is_small(server.like) else 256
+        self.batch = params.synthesis_batch or usual_batch
         self.clone = GeneratorClone(self.generator, self.batch, server.like, params)
         running = torch.stack(self.statistics.running)
         self.latest_moments = torch.zeros_like(running)
@@ -64,7 +67,8 @@ class Synthesis:
     @cached_property
     def student(self) -> Student:
         """Initialised on the CPU when it is first needed: until then a GPU computes the rounds without a student."""
-        student = Student(self.teacher, len(self.classes), self.params, self.init_rng).to(self.classes.device)
+        student = Student(self.teacher, len(self.classes), self.params, self.init_rng)
+        student.to(self.classes.device)
         return student.eval().requires_grad_(False)
 
     def pool(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,12 +76,15 @@ class Synthesis:
         through all classes in turn across rounds, so the last pool·K images have each class equally often."""
         number = len(self.classes)
         wanted = self.params.pool * number
-        rounds = self.params.synthesis_rounds + -(-wanted // self.batch)
-        labels = torch.arange(rounds * self.batch, device=self.classes.device) % number  # indices into `classes`
-        images = torch.zeros(len(labels), *self.clone.best.shape[1:], dtype=torch.uint8, device=labels.device)
-        logits = torch.zeros(len(labels), self.teacher.classes, device=labels.device)
+        device = self.classes.device
+        rounds = self.params.synthesis_rounds + ceil(wanted / self.batch)
+        total = rounds * self.batch
+        labels = torch.arange(total, device=device) % number  # indices into `classes`
+        images = torch.zeros(total, *self.clone.best.shape[1:], dtype=torch.uint8, device=device)
+        logits = torch.zeros(total, self.teacher.classes, device=device)
         self.fill(images, logits, labels)
-        return images[-wanted:], logits[-wanted:], self.classes[labels[-wanted:]]
+        last = slice(-wanted, None)
+        return images[last], logits[last], self.classes[labels[last]]
 
     def fill(self, images: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Runs all rounds and writes their images and the teacher's logits."""
@@ -86,7 +93,8 @@ class Synthesis:
         step_with_student = self.repeated(partial(self.step, True))
         training: StudentTraining | None = None
         for number, round_labels in enumerate(labels.split(self.batch)):
-            rows = slice(number * self.batch, (number + 1) * self.batch)
+            start = number * self.batch
+            rows = slice(start, start + self.batch)
             step = step_with_student if number >= first_rounds else step_without_student
             images[rows] = as_bytes(self.run_round(round_labels, step))
             logits[rows] = teacher_logits(self.teacher, images[rows])
@@ -101,7 +109,8 @@ class Synthesis:
         self.clone.reset(self.generator, self.rng, labels)
         for _ in range(self.params.synthesis_steps):
             step()
-        apply_gradients(self.meta, list(self.generator.parameters()), self.clone.total_gradients)
+        parameters = list(self.generator.parameters())
+        apply_gradients(self.meta, parameters, self.clone.total_gradients)
         self.past_moments.copy_(self.latest_moments)
         self.smoothing.fill_(self.params.smoothing)
         return self.clone.best
@@ -109,17 +118,21 @@ class Synthesis:
     def step(self, student: bool) -> None:
         with self.teacher.autocast():
             x = self.clone.images()
-        self.clone.step(x, self.loss(x, self.clone.labels, student))
+        loss = self.loss(x, self.clone.labels, student)
+        self.clone.step(x, loss)
 
     def loss(self, x: Tensor, labels: Tensor, student: bool) -> Tensor:
         params = self.params
         statistics = self.statistics
         with self.teacher.autocast(), statistics:
             logits = self.teacher(x).float()[:, self.classes]
-        moments = torch.lerp(torch.stack(statistics.batch), self.past_moments, self.smoothing)
+        batch = torch.stack(statistics.batch)
+        moments = torch.lerp(batch, self.past_moments, self.smoothing)
         self.latest_moments.copy_(moments.detach())
         loss = params.classify * F.cross_entropy(logits, labels)
-        distance = moment_distance((moments[0], moments[1]), statistics.running, statistics.layer_mask)
+        mean = moments[0]
+        variance = moments[1]
+        distance = moment_distance((mean, variance), statistics.running, statistics.layer_mask)
         loss = loss + params.statistics * distance
         if not (student and params.adversary):
             return loss
@@ -138,7 +151,8 @@ class GeneratorClone:
         self.parameters = [*self.generator.parameters()]
         self.z = torch.zeros(batch, generator.latent, device=device, requires_grad=True)
         self.labels = torch.zeros(batch, dtype=torch.long, device=device)
-        self.best = torch.zeros(batch, *like[0].shape[1:], device=device)
+        shape = like[0].shape[1:]
+        self.best = torch.zeros(batch, *shape, device=device)
         self.lowest_loss = torch.zeros((), device=device)
         self.total_gradients = [torch.zeros_like(t) for t in self.parameters]
         generator_group = {"params": self.parameters, "lr": params.lr_generator}
@@ -161,8 +175,10 @@ class GeneratorClone:
 
     def step(self, x: Tensor, loss: Tensor) -> None:
         """One Adam step on the loss of the images `x`, which are stored if their loss is the lowest so far."""
-        self.best.copy_(torch.where(loss < self.lowest_loss, x.detach(), self.best))
-        self.lowest_loss.copy_(torch.minimum(loss.detach(), self.lowest_loss))
+        best = torch.where(loss < self.lowest_loss, x.detach(), self.best)
+        lowest = torch.minimum(loss.detach(), self.lowest_loss)
+        self.best.copy_(best)
+        self.lowest_loss.copy_(lowest)
         trained = [*self.parameters, self.z]
         grads = torch.autograd.grad(loss, trained)
         torch._foreach_add_(self.total_gradients, list(grads[:-1]))
@@ -171,8 +187,10 @@ class GeneratorClone:
 
 def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean KL(teacher ‖ student), with 0 for rows for which the two predict different classes."""
-    each = F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none").sum(1)
-    return (each * (student.argmax(1) == teacher.argmax(1))).mean()
+    terms = F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="none")
+    agree = student.argmax(1) == teacher.argmax(1)
+    each = terms.sum(1) * agree
+    return each.mean()
 
 
 class Student(nn.Module):
@@ -215,7 +233,8 @@ class StudentTraining:
 
     def run(self, count: int, rng: torch.Generator) -> None:
         """Trains on random batches of the first `count` images."""
-        self.batches.copy_(torch.randint(count, self.batches.shape, generator=rng, device=self.batches.device))
+        batches = self.batches
+        batches.copy_(torch.randint(count, batches.shape, generator=rng, device=batches.device))
         self.step_number.zero_()
         self.student.train().requires_grad_()
         for _ in range(len(self.batches)):
@@ -229,9 +248,11 @@ class StudentTraining:
         rows = self.batches.index_select(0, self.step_number)[0]
         with student.precision:
             logits = student(self.images[rows])
-        target = (self.logits[rows][:, self.classes] / temperature).softmax(1)
+        target_logits = self.logits[rows][:, self.classes]
+        target = (target_logits / temperature).softmax(1)
         prediction = (logits.float() / temperature).log_softmax(1)
-        loss = temperature**2 * F.kl_div(prediction, target, reduction="batchmean")
+        divergence = F.kl_div(prediction, target, reduction="batchmean")
+        loss = temperature**2 * divergence
         grads = torch.autograd.grad(loss, self.parameters)
         clip_(grads, STUDENT_CLIP)
         apply_gradients(student.sgd, self.parameters, grads)
@@ -242,6 +263,8 @@ def reset_batchnorm(base: nn.Module) -> nn.Module:
     """The encoder with its BatchNorm layers in their initial state."""
     for m in base.modules():
         if isinstance(m, nn.BatchNorm2d):
-            for tensor, value in ((m.weight, 1.0), (m.bias, 0.0), (m.running_mean, 0.0), (m.running_var, 1.0)):
-                nn.init.constant_(tensor, value)  # type: ignore[arg-type]
+            for ones in (m.weight, m.running_var):
+                nn.init.ones_(ones)  # type: ignore[arg-type]
+            for zeros in (m.bias, m.running_mean):
+                nn.init.zeros_(zeros)  # type: ignore[arg-type]
     return base
