@@ -123,9 +123,10 @@ class NodeRegistry:
             self.add(node, read_hello(message.content))
         except UnreadableMessage as error:
             self.rejected.add(node)
-            event = {"event": "refused", "node": node, "reason": one_line(error, LONGEST_REASON)}
+            reason = one_line(error, LONGEST_REASON)
+            event = {"event": "refused", "node": node, "reason": reason}
             if isinstance(error, SiteFault):
-                self.faults[error.site] = event["reason"]
+                self.faults[error.site] = reason
                 event["site"] = error.site
             self.record_event(event)
 
