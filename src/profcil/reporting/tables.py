@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.reporting.groups import distinguishing_settings, label_of
 from profcil.runs.gather import settings_without_seed
 from profcil.runs.reader import Run, summarise_run
 
@@ -36,7 +37,8 @@ MIN_FOLD_WIDTH = 24  # text in columns up to this many characters is never folde
 
 def compare(runs: Sequence[Run], reference: str = "fedavg") -> list[dict[str, Any]]:
     """A row per run, in the order given, with NormComm relative to the runs of the reference method among them."""
-    pairs = [(run, summarise_run(run)) for run in runs]
+    settings = distinguishing_settings(runs)
+    pairs = [(run, summarise_run(run) | {"settings": own}) for run, own in zip(runs, settings, strict=True)]
     of_method = [(run, row) for run, row in pairs if row["method"] == reference]
     references = [(run, row) for run, row in of_method if row["bytes_total"] is not None]
     return [{**row, "norm_comm": relative_traffic(run, row, references)} for run, row in pairs]
@@ -67,7 +69,7 @@ def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
     """The comparison as text: all runs, then mean ± sample standard deviation of runs that differ only in the seed."""
     rows = compare(runs, reference)
     columns = NAME_COLUMNS | MEASURED_COLUMNS
-    lines = [format_row(row, columns) for row in rows]
+    lines = [format_row(row | {"method": label_of(row["method"], row["settings"])}, columns) for row in rows]
     means = [format_mean(group) for group in seed_groups(runs, rows)]
     table = text_table(list(columns.values()), [*lines, *means])
     return "\n".join([table, *execution_lines(rows)])
@@ -102,7 +104,7 @@ def format_mean(group: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             texts.append(f"{format_value(key, fmean(values))} ± {format_value(key, stdev(values))}")
     first = group[0]
-    return [first["method"], first["dataset"], first["setting"], f"mean of {len(group)}", *texts]
+    return [label_of(first["method"], first["settings"]), first["dataset"], first["setting"], f"mean of {len(group)}", *texts]
 
 
 def format_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
