@@ -60,14 +60,14 @@ function overviewCell(title, stream) {
 }
 
 function overviewTable() {
-  // FAA of every method on every stream, if there are several datasets.
+  // FAA of every method, a row per stream, if there are several datasets.
   const streams = [...new Set(DATA.groups.map((g) => g.stream))];
   const titles = [...new Set(DATA.groups.map((g) => g.title))];
-  const named = (title) => methodCell({ ...DATA.groups.find((g) => g.title === title), settings: [], variant: 0 });
-  const rows = titles.map((title) => el("tr", {}, named(title), ...streams.map((stream) => overviewCell(title, stream))));
-  const heads = [el("th", {}, "method"),
-    ...streams.map((stream) => el("th", { class: "number wrap" }, stream.replaceAll("_", "_\u200b")))];
-  return el("table", { class: "ranking" }, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
+  const icon = (title) => iconOf({ ...DATA.groups.find((g) => g.title === title), variant: 0 });
+  const heads = titles.map((title) => el("th", { class: "number", scope: "col" }, icon(title), el("br"), title));
+  const rows = streams.map((stream) => el("tr", {}, el("th", { scope: "row" }, stream),
+    ...titles.map((title) => overviewCell(title, stream))));
+  return el("table", { class: "ranking" }, el("thead", {}, el("tr", {}, el("th", {}, "stream"), ...heads)), el("tbody", {}, ...rows));
 }
 
 function drawAnswer() {
