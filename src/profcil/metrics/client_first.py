@@ -63,6 +63,23 @@ def average_forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarra
     return float(drop[included].reshape(clients, tasks - 1).mean())
 
 
+def summary_so_far(correct: np.ndarray, total: np.ndarray, orders: np.ndarray, position: int) -> dict[str, float]:
+    """FAA, CTA and AF in percent as if the stream had ended after `position`; after the last one those of the run."""
+    matrix = accuracy(correct[: position + 1], total)
+    positions = np.arange(position + 1)
+    current = matrix[positions[None, :], orders[:, : position + 1]]
+    best_from = np.fmax.accumulate(matrix[::-1], axis=0)[::-1]  # the maximum over this and all later positions
+    met_before = orders[:, :position]
+    drop = best_from[positions[None, :position], met_before] - matrix[position][met_before]
+    with np.errstate(invalid="ignore"):  # a client whose tasks have no test examples has no accuracy
+        by_client = cumulative_accuracy(correct, total, orders, position)
+    return {
+        "faa": 100 * float(by_client.mean()),
+        "cta": 100 * float(current.mean()),
+        "af": 100 * float(drop.mean()) if position else 0.0,
+    }
+
+
 def summary(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> dict[str, float]:
     """FAA, CTA and AF in percent."""
     return {

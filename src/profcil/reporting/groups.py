@@ -55,9 +55,7 @@ def plain_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def load_groups(
-    paths: Sequence[str | Path], warn: Callable[[str], None], with_scores: bool = True
-) -> list[Group]:
+def load_groups(paths: Sequence[str | Path], warn: Callable[[str], None], with_scores: bool = True) -> list[Group]:
     """The groups of the finished runs among `paths`, in a fixed order.
 
     `with_scores` leaves out rows of a store that have no scores by task, with a warning.

@@ -17,7 +17,10 @@ BETTER = {"faa": 1, "cta": 1, "af": -1}  # whether more or less of it is better
 MEASURED = (*BETTER, "norm_comm", "bytes_total", "probe_warm", "probe_end", "centred")
 NAMES = {  # how the values are called, and what they are in one line
     "faa": ("FAA", "Final average accuracy: the clients' mean accuracy on all tasks after the last one, in percent"),
-    "cta": ("CTA", "Current-task accuracy: accuracy on the task that was just learned, mean over the stream, in percent"),
+    "cta": (
+        "CTA",
+        "Current-task accuracy: accuracy on the task just learned, mean over the stream, in percent",
+    ),
     "af": ("AF", "Average forgetting: points lost since a task was known best; less is better"),
     "norm_comm": ("NormComm", "Traffic of the stream, divided by FedAvg's traffic in the same stream; less is better"),
 }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profcil.reporting.figures import style
-from profcil.reporting.series import mean_and_spread, task_accuracy
 from profcil.reporting.groups import Group, load_groups
+from profcil.reporting.series import mean_and_spread, task_accuracy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -72,7 +72,7 @@ def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[st
         text = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]"
         facts |= {"rho": rho, "interval": [low, high], "slope": draw_trend(ax, x, y)}
     name, comma, dataset = rows[0]["method"].partition(",")
-    ax.set_title(f"{method_title(name)}{comma}{dataset}, {len(x)} runs\n{text}")
+    ax.set_title(f"{method_title(name)}{comma}{dataset}, {len(x)} run{'s' if len(x) != 1 else ''}\n{text}")
     return facts
 
 

@@ -56,7 +56,7 @@ def with_traffic(standings: Sequence[Standing]) -> list[Standing]:
 def describe(one: Standing) -> dict[str, Any]:
     """The numbers behind a point."""
     seeds = [run.config["seed"] for run in one.group.runs]
-    found = {"seeds": seeds}
+    found: dict[str, Any] = {"seeds": seeds}
     for name in ("faa", "bytes_total", "norm_comm"):
         value = one.values[name]
         found[name] = None if value is None else {"mean": value.mean, "sd": value.sd}
