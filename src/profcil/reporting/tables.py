@@ -161,7 +161,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], spared: Seq
             left_out.append(name)
     first, *others = zip(*columns, strict=True)
     table = draw_table(first, others, width)
-    note = f"\nleft out on {width} columns: {', '.join(left_out)}; use a wider terminal, a pipe or --json"
+    note = f"\nleft out to fit the terminal (--json has them): {', '.join(left_out)}"
     return table + note if left_out else table
 
 
@@ -193,6 +193,6 @@ def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
         table.add_row(*map(Text, texts))
     longest = max(len(text) for cells in columns for text in cells)
     needed = table_width(columns, longest if width is None else fold_width)
-    console = Console(file=io.StringIO(), color_system=None, width=max(width or 0, needed) + PADDING)
+    console = Console(file=io.StringIO(), color_system=None, width=max(width or 0, needed))
     console.print(table)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
