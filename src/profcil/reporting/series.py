@@ -8,7 +8,6 @@ import numpy as np
 
 from profcil.metrics.client_first import accuracy
 from profcil.runs.reader import Run
-from profcil.runs.stored_run import StoredRun
 
 
 def task_accuracy(run: Run) -> np.ndarray:
@@ -51,8 +50,6 @@ def alignment(run: Run) -> np.ndarray:
     NaN if there are no old classes, or the method stores no means.
     """
     out = np.full(run.positions, np.nan)
-    if not isinstance(run, StoredRun) and not (run.path / "events.jsonl").exists():
-        return out
     for p, entry in enumerate(run.alignments()[: len(out)]):
         value = entry.get("memory", {}).get("centred")
         out[p] = np.nan if value is None else value

@@ -161,7 +161,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], spared: Seq
             left_out.append(name)
     first, *others = zip(*columns, strict=True)
     table = draw_table(first, others, width)
-    note = f"\nleft out to fit the terminal (--json has them): {', '.join(left_out)}"
+    note = f"\nnot shown: {', '.join(left_out)}; see --json"
     return table + note if left_out else table
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 2.6  # inches
 LABEL_WIDTH = 22  # characters; longer labels are folded
-CHARACTER = 3.9  # points that a character of a label takes
+CHARACTER = 4.5  # points that a character of a label takes
 LINE = 8.0  # points that a line of a label takes
 GAP = 5.0  # points between a marker and its label
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -90,7 +90,7 @@ def draw_points(ax: Axes, standings: Sequence[Standing]) -> None:
     low = min(point_of(one)[0] for one in standings)
     high = max(point_of(one)[0] for one in standings)
     decades = max(1.0, np.log10(high / low))
-    ax.set_xlim(low / 10 ** (0.12 * decades), high * 10 ** (0.12 * decades))
+    ax.set_xlim(low / 10 ** (0.12 * decades), high * 10 ** (0.28 * decades))
 
 
 def format_bytes(value: float) -> str:

@@ -38,13 +38,6 @@ MEASURED = (
     "client_extra_bytes",
 )
 HASH = re.compile(r"-[0-9a-f]{16}$")  # the hash that a study appends to the name of a run folder
-CURVES = {
-    "seen": series.seen_accuracy,
-    "current": series.current_accuracy,
-    "alignment": series.alignment,
-    "forgetting": series.task_forgetting,
-    "final": series.final_accuracy,
-}
 FACTS = ("version", "plan", "data", "warmup_cached")
 
 
@@ -155,6 +148,22 @@ def describe_standing(standing: Standing) -> dict[str, Any]:
 
 def describe_spread(value: Spread | None) -> dict[str, float | None] | None:
     return None if value is None else {"mean": value.mean, "sd": value.sd}
+
+
+def known_alignment(run: Run) -> np.ndarray:
+    """The alignment at each position; NaN in a folder without events, which the other parts of the page do not need."""
+    if not isinstance(run, StoredRun) and not (run.path / "events.jsonl").exists():
+        return np.full(run.positions, np.nan)
+    return series.alignment(run)
+
+
+CURVES = {
+    "seen": series.seen_accuracy,
+    "current": series.current_accuracy,
+    "alignment": known_alignment,
+    "forgetting": series.task_forgetting,
+    "final": series.final_accuracy,
+}
 
 
 def describe_curves(group: Group) -> dict[str, Any]:

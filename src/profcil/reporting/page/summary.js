@@ -61,7 +61,7 @@ function makeCell(column, row) {
   }
   const spread = row.spread && column.show && row.spread[column.key] !== null && row[column.key] !== null;
   const text = textOf(column, row) + (spread ? ` ± ${column.show(row.spread[column.key])}` : "");
-  const kind = { name: "fold", method: "wrap", state: row.done ? null : "unfinished" }[column.key];
+  const kind = { name: "fold", method: "wrap", dataset: "wrap", setting: "wrap", state: row.done ? null : "unfinished" }[column.key];
   return el("td", { class: column.number ? "number" : kind }, text);
 }
 

@@ -1,5 +1,5 @@
 // Accuracy against bytes: a point per method on a logarithmic axis, with its name and the spread over seeds.
-const TRADEOFF = { height: 340, left: 40, right: 16, top: 12, bottom: 44, line: 15 };
+const TRADEOFF = { height: 340, left: 40, right: 26, top: 12, bottom: 44, line: 15 };
 const pen = document.createElement("canvas").getContext("2d");
 
 function byteTicks(low, high, width) {
