@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,17 @@ def test_run_and_its_results():
     assert set(run.metrics) >= {"faa", "cta", "af"} and run.bytes("up") > 0
     assert profcil.load_run(run.path).metrics == run.metrics
     assert profcil.resume(run.path).metrics == run.metrics
+
+
+def test_the_observer_of_the_api_page_sees_the_results_so_far():
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    names: dict = {}
+    exec(example, names)
+    curve, run = names["curve"], names["run"]
+    assert [position for position, _, _ in curve] == list(range(1, run.positions + 1))
+    assert [faa for _, faa, _ in curve] == pytest.approx(run.seen_accuracy().tolist())
+    assert curve[-1][1] == pytest.approx(run.metrics["faa"]) and curve[-1][2] == run.bytes_total()
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_report_names_a_run_without_permission(capsys: pytest.CaptureFixture[str
     lock(Path("cells/pro"))
     assert main(["report", "cells", "--out", "page.html"]) == 0
     out, err = capsys.readouterr()
-    assert "1 runs" in out and "left out: cells/pro" in err and "Permission denied" in err
+    assert "page.html: 1 run\n" in out and "left out: cells/pro" in err and "Permission denied" in err
     lock(Path("cells"))
     assert "(Permission denied)" in error_of(capsys, "report", "cells")
 

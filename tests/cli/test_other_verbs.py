@@ -15,7 +15,7 @@ from profcil.resolve import recipe_names
 
 KEYS = {"method", "dataset", "setting", "seed", "faa", "cta", "af", "bytes_down", "bytes_up", "norm_comm", "seconds"}
 KEYS |= {"warmup_seconds", "peak_memory_mb"}
-EXTRA = {"done", "path", "computed", "bytes_total", "server_memory_bytes", "client_extra_bytes"}
+EXTRA = {"done", "path", "computed", "bytes_total", "server_memory_bytes", "client_extra_bytes", "settings"}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str:
@@ -91,7 +91,7 @@ def test_compare_json(capsys: pytest.CaptureFixture[str], runs: dict[str, Path])
 
 def test_compare_text(capsys: pytest.CaptureFixture[str], runs: dict[str, Path]) -> None:
     lines = printed(capsys, "compare", *map(str, runs.values())).splitlines()
-    assert len(lines) == 5 and lines[-1].startswith("pro ") and "mean of 2" in lines[-1] and "±" in lines[-1]
+    assert len(lines) == 5 and lines[-1].startswith("PRO ") and "mean of 2" in lines[-1] and "±" in lines[-1]
     assert "\x1b" not in "".join(lines) and "…" not in "".join(lines)
 
 

@@ -34,6 +34,11 @@ def test_progress_without_terminal_is_a_few_plain_lines(capsys: pytest.CaptureFi
     assert json.loads(out)["done"] is True
     assert [line.split(" done")[0] for line in err.splitlines()] == ["position 1 of 2", "position 2 of 2"]
     assert "\x1b" not in err
+    result = json.loads(out)
+    shown = f"FAA {result['faa']:.1f}, CTA {result['cta']:.1f}, AF {result['af']:.1f}"
+    last = err.splitlines()[-1]  # so far is then the result
+    assert f"{shown}, {result['bytes_total'] / 1e6:.1f} MB sent" in last
+    assert all("FAA" in line and "left" in line for line in err.splitlines())
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
@@ -43,12 +48,17 @@ def test_quiet(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
 
 def test_tensorboard_events(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    printed(capsys, "run", "--method", "fedavg", "--tensorboard", "--quiet", "--out", "watched", *small)
+    printed(capsys, "run", "--method", "promax", "--tensorboard", "--quiet", "--out", "watched", *small)
     events = accumulator.EventAccumulator("watched/tensorboard").Reload()
     assert {"round/loss", "accuracy/task0", "accuracy/task1"} <= set(events.Tags()["scalars"])
     scores = json.loads(Path("watched/scores.json").read_text())
     assert events.Scalars("accuracy/task0")[-1].value == pytest.approx(scores["correct"][-1][0] / scores["total"][0])
     assert [e.step for e in events.Scalars("round/loss")] == [1, 2]
+    metrics = json.loads(Path("watched/run.json").read_text())
+    for name in ("FAA", "CTA", "AF"):
+        assert events.Scalars(f"stream/{name}")[-1].value == pytest.approx(metrics["metrics"][name.lower()], abs=1e-4)
+    assert events.Scalars("stream/bytes")[-1].value == pytest.approx(metrics["bytes"], rel=1e-6)
+    assert "alignment/memory/centred" in events.Tags()["scalars"]
 
 
 def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, small: list[str]) -> None:

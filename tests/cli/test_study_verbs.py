@@ -76,6 +76,17 @@ def test_finished_runs_on_other_data_are_refused(study, capsys):
     assert main([*only, "--dry-run"]) == 0  # a dry run only shows what is done
 
 
+def test_on_a_terminal_the_table_is_aligned_and_not_markdown(study, capsys, monkeypatch):
+    small = ["study", study, "--out", "cells", "--dry-run"]
+    assert main(small) == 0
+    assert "| dataset |" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(small) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["dataset", "setting", "method"] and "|" not in "".join(lines)
+
+
 def test_values_of_some_seeds_only_are_shown_with_their_number():
     assert mean_and_deviation([None, 0.5, None]) == (0.5, None, 1) and mean_and_deviation([None]) is None
     mean, deviation, known = mean_and_deviation([0.5, None, 1.5])

@@ -39,6 +39,19 @@ def test_af_of_a_small_example():
     assert m.average_forgetting(CORRECT, TOTAL, ORDERS) == pytest.approx((0.25 + 0.15) / 2)
 
 
+def test_results_so_far_are_those_of_a_stream_that_ended_there():
+    # After position 1 client 0 has had tasks 0 and 1, client 1 tasks 1 and 0: (6 + 16) / 30 for both. The current task
+    # had 8/10 and 16/20 with client 0, 10/20 and 6/10 with client 1. Client 0 lost .8 - .6 of task 0, client 1 nothing.
+    found = m.summary_so_far(CORRECT, TOTAL, ORDERS, 1)
+    assert found == pytest.approx({"faa": 100 * 22 / 30, "cta": 100 * 2.7 / 4, "af": 100 * 0.2 / 2})
+    first = m.summary_so_far(CORRECT, TOTAL, ORDERS, 0)
+    assert first == pytest.approx({"faa": 65.0, "cta": 65.0, "af": 0.0})  # nothing can be forgotten yet
+
+
+def test_results_so_far_end_at_the_results():
+    assert m.summary_so_far(CORRECT, TOTAL, ORDERS, 2) == pytest.approx(m.summary(CORRECT, TOTAL, ORDERS))
+
+
 def test_af_leaves_out_the_last_task_of_each_client():
     # All tasks are introduced at position 0; only task 0 is forgotten, from 1.0 to 0.0.
     correct = np.array([[10, 5, 5], [10, 5, 5], [0, 5, 5]])

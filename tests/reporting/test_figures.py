@@ -24,11 +24,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.figures import FIGURES, embedding, inputs, make_figure, mismatch, snapshots, style
-from profcil.runs.gather import group_runs, load_runs
-from profcil.runs.reader import load_run, summarise_run
+from profcil.reporting.figures import FIGURES, embedding, inputs, make_figure, mismatch, snapshots, style, tradeoff
+from profcil.reporting.groups import group_runs
+from profcil.reporting.looks import LOOKS, method_look
+from profcil.runs.gather import load_runs
+from profcil.runs.reader import Run, load_run, summarise_run
+from profcil.runs.store import add_runs
 
-FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "communication")
+FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "bytes", "communication")
 
 
 def numbers_of(name: str, path: Path, out: Path) -> dict:
@@ -91,13 +94,13 @@ def test_the_explanation_shows_accuracy_and_the_alignment_of_methods_with_a_memo
     for path in runs.glob("promax-*"):
         events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
         noted[path.name] = [e.get("alignment", {}) for e in events if e["event"] == "position"][-1]["memory"]["centred"]
-    assert shown["centred"]["promax"]["mean"][-1] == pytest.approx(fmean(noted.values()), abs=1e-3)
-    assert "fedavg" in shown["accuracy"]
-    assert "fedavg" not in shown["centred"]
+    assert shown["centred"]["PRO-MAX"]["mean"][-1] == pytest.approx(fmean(noted.values()), abs=1e-3)
+    assert "FedAvg" in shown["accuracy"]
+    assert "FedAvg" not in shown["centred"]
 
 
 def test_curves_end_at_faa_and_average_to_cta(runs: Path, tmp_path: Path) -> None:
-    seen, current = (numbers_of(name, runs, tmp_path)["digits, severe"]["promax"] for name in ("accuracy", "cta"))
+    seen, current = (numbers_of(name, runs, tmp_path)["digits, severe"]["PRO-MAX"] for name in ("accuracy", "cta"))
     rows = [summarise_run(load_run(runs / f"promax-{seed}")) for seed in (0, 1)]
     assert seen["seeds"] == [0, 1] and len(seen["mean"]) == 3
     assert seen["mean"][-1] == pytest.approx(fmean(r["faa"] for r in rows), abs=1e-3)
@@ -106,7 +109,7 @@ def test_curves_end_at_faa_and_average_to_cta(runs: Path, tmp_path: Path) -> Non
 
 
 def test_heatmaps_have_the_scores_and_no_value_for_unscored_tasks(runs: Path, tmp_path: Path) -> None:
-    whole, last = numbers_of("heatmap", runs, tmp_path)["fedavg"], numbers_of("final", runs, tmp_path)["fedavg"]
+    whole, last = numbers_of("heatmap", runs, tmp_path)["FedAvg"], numbers_of("final", runs, tmp_path)["FedAvg"]
     scores = [load_run(runs / f"fedavg-{seed}").scores for seed in (0, 1)]
     expected = np.mean([100 * s.correct / s.total for s in scores], axis=0)
     scored = np.all([s.correct >= 0 for s in scores], axis=0)
@@ -121,12 +124,12 @@ def test_heatmaps_have_the_scores_and_no_value_for_unscored_tasks(runs: Path, tm
 
 def test_communication_sums_to_the_ledger(runs: Path, tmp_path: Path) -> None:
     numbers = numbers_of("communication", runs, tmp_path)
-    for method in ("fedavg", "promax"):
+    for method, title in (("fedavg", "FedAvg"), ("promax", "PRO-MAX")):
         loaded = [load_run(runs / f"{method}-{seed}") for seed in (0, 1)]
         for way in ("down", "up"):
-            total = sum(v for k, v in numbers[method].items() if k.endswith(f", {way}"))
+            total = sum(v for k, v in numbers[title].items() if k.endswith(f", {way}"))
             assert total == pytest.approx(fmean(run.bytes(way) for run in loaded))
-    assert "memory, down" in numbers["promax"] and "memory, down" not in numbers["fedavg"]
+    assert "memory, down" in numbers["PRO-MAX"] and "memory, down" not in numbers["FedAvg"]
 
 
 @pytest.mark.parametrize("name", [*FROM_RUNS, "snapshots", "mismatch"])
@@ -166,27 +169,105 @@ def test_more_series_than_colours_have_different_looks() -> None:
     assert len(set(looks)) == 14
 
 
-def test_a_label_has_only_the_distinguishing_settings(runs: Path) -> None:
-    run = load_run(runs / "promax-0")
-    params = run.config["params"]
-    other = replace(run, config={**run.config, "params": {**params, "noise": 9.0, "quota": 3}})
-    fedavg = load_run(runs / "fedavg-0")
+def changed(run: Run, **params: object) -> Run:
+    return replace(run, config={**run.config, "params": {**run.config["params"], **params}})
+
+
+def test_a_label_names_all_differing_settings_and_no_equal_ones(runs: Path) -> None:
+    run, fedavg = load_run(runs / "promax-0"), load_run(runs / "fedavg-0")
+    quota, noise = run.config["params"]["quota"], run.config["params"]["noise"]
+    other = changed(run, noise=9.0, quota=3)
     labels = [g.label for g in group_runs([run, other, fedavg])]
-    assert labels == [f"promax (quota={params['quota']}, +1)", "promax (quota=3, +1)", "fedavg"]
+    assert labels == ["FedAvg", "PRO-MAX (quota=3, noise=9.0)", f"PRO-MAX (quota={quota}, noise={noise})"]
+    assert [g.label for g in group_runs([run, fedavg])] == ["FedAvg", "PRO-MAX"]  # nothing differs, nothing is named
     weak = {**run.config["stream"], "weak_task": 3, "weak_strength": "mild"}
     labels = [g.label for g in group_runs([run, replace(run, config={**run.config, "stream": weak})])]
-    assert labels == ["promax (weak=none)", "promax (weak=mild)"]
+    assert labels == ["PRO-MAX (weak=mild)", "PRO-MAX (weak=none)"]
     weaker = [{**run.config, "stream": weak | {"weak_task": task}} for task in (1, 2)]
     labels = [g.label for g in group_runs([replace(run, config=config) for config in weaker])]
-    assert labels == ["promax (weak=mild, task 2)", "promax (weak=mild, task 3)"]
+    assert labels == ["PRO-MAX (weak=mild, task 2)", "PRO-MAX (weak=mild, task 3)"]
     assert len(group_runs(load_runs([runs], pytest.fail))) == 2  # seeds and machines do not make a group
+
+
+def test_a_setting_without_effect_makes_no_group_and_is_not_named(runs: Path) -> None:
+    first, second = (load_run(runs / f"promax-{seed}") for seed in (0, 1))
+    kept = replace(second, config={**second.config, "keep_memories": True, "threads": 7})
+    (group,) = group_runs([first, kept])
+    assert group.label == "PRO-MAX" and len(group.runs) == 2
+
+
+def test_runs_on_other_data_are_not_in_the_same_panel(runs: Path) -> None:
+    run = load_run(runs / "promax-0")
+    chosen = replace(run, config={**run.config, "evaluate": "validation"})
+    assert [g.stream for g in group_runs([run, chosen])] == ["digits, severe", "digits, severe, validation data"]
+
+
+def test_groups_have_a_fixed_order_whatever_the_order_of_folders(runs: Path) -> None:
+    given = load_runs([runs], pytest.fail)
+    given += [replace(run, config={**run.config, "setting": "homogeneous"}) for run in given]
+    given += [changed(run, noise=noise) for run in given if run.config["method"] == "promax" for noise in (10.0, 2.0)]
+    expected = [(g.stream, g.label) for g in group_runs(given)]
+    assert [(g.stream, g.label) for g in group_runs(given[::-1])] == expected
+    noises = [label for stream, label in expected if stream == "digits, severe"]
+    assert noises == ["FedAvg", "PRO-MAX (noise=1.0)", "PRO-MAX (noise=2.0)", "PRO-MAX (noise=10.0)"]
+    assert expected[0][0] == "digits, severe"
+
+
+def test_a_method_has_one_look_whatever_is_beside_it(runs: Path) -> None:
+    run, fedavg = load_run(runs / "promax-0"), load_run(runs / "fedavg-0")
+    alone = style.group_look(group_runs([run])[0])
+    beside = {g.method: style.group_look(g) for g in group_runs([fedavg, run])}
+    assert beside["promax"] == alone and beside["fedavg"]["color"] != alone["color"]
+    variants = [style.group_look(g) for g in group_runs([run, changed(run, noise=9.0)])]
+    assert {look["color"] for look in variants} == {alone["color"]}
+    assert variants[0]["linestyle"] != variants[1]["linestyle"]
+    assert method_look("a_plugin") == method_look("a_plugin")
+
+
+def test_methods_have_different_colours_and_markers_where_colours_are_near() -> None:
+    assert len({look.light for look in LOOKS.values()}) == len({look.dark for look in LOOKS.values()}) == len(LOOKS)
+    linear = {name: np.array(to_rgb(look.light)) ** 2.2 for name, look in LOOKS.items()}
+    for one, other in combinations(LOOKS, 2):
+        distances = [float(np.linalg.norm(to_seen(linear[one], kind) - to_seen(linear[other], kind))) for kind in SEEN]
+        assert min(distances) > 0.1 or LOOKS[one].marker != LOOKS[other].marker, (one, other)
+
+
+SEEN = ("all", *COLOUR_BLINDNESS)
+
+
+def to_seen(linear: np.ndarray, kind: str) -> np.ndarray:
+    """A colour as people with a kind of colour-blindness, or without one, see it."""
+    matrix = np.eye(3) if kind == "all" else np.array(COLOUR_BLINDNESS[kind])
+    return np.clip(matrix @ linear, 0, 1) ** (1 / 2.2)
+
+
+def test_accuracy_against_bytes_has_means_and_deviations(runs: Path, tmp_path: Path) -> None:
+    point = numbers_of("bytes", runs, tmp_path)["digits, severe"]["PRO-MAX"]
+    rows = [summarise_run(load_run(runs / f"promax-{seed}")) for seed in (0, 1)]
+    assert point["faa"]["mean"] == pytest.approx(fmean(r["faa"] for r in rows))
+    assert point["faa"]["sd"] == pytest.approx(stdev(r["faa"] for r in rows))
+    assert point["bytes_total"]["mean"] == pytest.approx(fmean(r["bytes_total"] for r in rows))
+
+
+def test_accuracy_against_bytes_of_a_store_is_that_of_its_runs(runs: Path, tmp_path: Path) -> None:
+    add_runs([load_run(path) for path in sorted(runs.glob("*-*"))], tmp_path / "store")
+    assert numbers_of("bytes", tmp_path / "store", tmp_path / "b") == numbers_of("bytes", runs, tmp_path / "a")
+
+
+def test_names_of_points_do_not_overlap() -> None:
+    panel = (0.0, 0.0, 300.0, 200.0)
+    taken = [tradeoff.box_around(150.0, 100.0, 3.0)]
+    for _ in range(6):  # six methods at one point
+        box, _ = tradeoff.place("FedAvg", 150.0, 100.0, taken, panel)
+        assert not any(tradeoff.overlap(box, other) for other in taken)
+        taken.append(box)
 
 
 def test_an_unfinished_run_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
     half, warnings = unfinish(runs / "promax-0", tmp_path / "half"), []
     make_figure("accuracy", [str(half), str(runs / "fedavg-0")], tmp_path, ["svg"], warnings.append)
     assert len(warnings) == 1 and "half is not finished" in warnings[0]
-    assert list(json.loads((tmp_path / "accuracy.json").read_text())["digits, severe"]) == ["fedavg"]
+    assert list(json.loads((tmp_path / "accuracy.json").read_text())["digits, severe"]) == ["FedAvg"]
     with pytest.raises(RunFolderError, match="none of the runs given is finished"):
         make_figure("accuracy", [str(half)], tmp_path, ["svg"], warnings.append)
 

@@ -14,11 +14,14 @@ from made_runs import command, unfinish
 
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import write_text
+from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
+from profcil.reporting.looks import LOOKS
 from profcil.reporting.page.data import MAX_CLIENT_ROWS, describe_plan, page_data, short_names
 from profcil.reporting.page.page import HERE, SCRIPTS, embed_json, render_page, write_page
 from profcil.runs.reader import Run, load_run, summarise_run
+from profcil.runs.store import add_runs, load_store
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
 
@@ -53,8 +56,40 @@ def test_the_page_has_the_numbers_of_the_runs(loaded: list[Run]) -> None:
         assert shown["config"]["stream.task_size"] == 3 and shown["environment"]["torch"]
     groups = {g["label"]: g for g in data["groups"]}
     mean = np.mean([summarise_run(run)["faa"] for run in loaded if run.config["method"] == "promax"])
-    assert groups["promax"]["seeds"] == [0, 1] and groups["promax"]["seen"]["mean"][-1] == pytest.approx(mean, abs=1e-3)
+    assert groups["PRO-MAX"]["seeds"] == [0, 1] and groups["PRO-MAX"]["seen"]["mean"][-1] == pytest.approx(
+        mean, abs=1e-3
+    )
     assert data["runs"][0]["norm_comm"] == 1.0 and len(data["plans"]) == 2  # one plan per seed, shared by methods
+
+
+def test_groups_are_ranked_by_mean_accuracy_and_named_for_people(loaded: list[Run]) -> None:
+    data = page_data(loaded)
+    titles = [group["title"] for group in data["groups"]]
+    means = [group["values"]["faa"]["mean"] for group in data["groups"]]
+    assert sorted(titles) == ["FedAvg", "PRO-MAX"] and means == sorted(means, reverse=True)
+    assert "faa" in data["groups"][0]["best"] and "faa" not in data["groups"][1]["best"]
+    assert {name["short"] for name in data["names"].values()} == {"FAA", "CTA", "AF", "NormComm"}
+
+
+def test_forgetting_by_task_is_the_best_accuracy_minus_the_final_one(loaded: list[Run]) -> None:
+    runs = [run for run in loaded if run.config["method"] == "fedavg"]
+    (group,) = page_data(runs)["groups"]
+    lost = []
+    for run in runs:
+        percent = np.where(run.scores.correct >= 0, 100 * run.scores.correct / run.scores.total, np.nan)
+        lost.append(np.nanmax(percent, axis=0) - percent[-1])
+    assert group["forgetting"]["mean"] == pytest.approx(np.mean(lost, axis=0), abs=1e-3)
+    assert max(group["forgetting"]["mean"]) > 10  # FedAvg forgets
+
+
+def test_rows_imported_without_scores_are_ranked_too(loaded: list[Run], tmp_path: Path) -> None:
+    add_runs(loaded, tmp_path)
+    stored = load_store(tmp_path)
+    bare = replace(stored[0], scores=Scores(np.zeros(0), np.zeros(0)), values={**stored[0].values, "scores": None})
+    data = page_data([bare, *stored[1:]])
+    assert data["runs"][0]["tasks"] == [] and data["runs"][0]["faa"] == stored[0].values["faa"]
+    group = next(group for group in data["groups"] if 0 in group["members"])
+    assert group["seen"] is None and group["values"]["faa"] is not None
 
 
 def test_the_page_contains_no_path_of_the_machine(loaded: list[Run]) -> None:
@@ -99,7 +134,7 @@ def test_unfinished_runs_are_shown_without_results(
     shown = data["runs"][1]
     assert (shown["done"], shown["played"], shown["faa"]) == (False, 2, None)
     assert shown["tasks"][-1] == [None] * 3 and shown["tasks"][0] != [None] * 3
-    assert [g["label"] for g in data["groups"]] == ["fedavg"] and data["notes"] == [printed.err.strip()]
+    assert [g["label"] for g in data["groups"]] == ["FedAvg"] and data["notes"] == [printed.err.strip()]
 
 
 def test_without_a_readable_run_there_is_an_error_and_no_file(tmp_path: Path, runs: Path) -> None:
@@ -167,6 +202,7 @@ def test_colours_have_enough_contrast(scheme: str) -> None:
             assert contrast(colours[text], colours[background]) >= 4.5, (text, background)
     assert contrast(colours["ink"], colours["mark"]) >= 4.5
     assert all(contrast(colours[f"s{i}"], colours["paper"]) >= 3 for i in range(7))
+    assert all(contrast(getattr(look, scheme), colours["paper"]) >= 3 for look in LOOKS.values())
 
 
 def test_every_script_is_included() -> None:

@@ -6,18 +6,24 @@ import json
 import shutil
 import subprocess
 import sys
+import types
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from made_runs import unfinish
 
+from profcil.errors import ConfigError
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.tables import compare, execution_lines, render, text_table
+from profcil.runs import reader
 from profcil.runs.reader import Run, load_run, summarise_run
+from profcil.runs.store import add_runs, load_store
 
 
 def make_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:
@@ -102,6 +108,55 @@ def test_on_a_terminal_only_long_texts_are_folded(monkeypatch: pytest.MonkeyPatc
     assert len(lines) > 3 and max(map(len, lines)) <= 60
     names = [f"column{i}" for i in range(13)]
     assert text_table(names, [names]).splitlines()[1].split() == names
+
+
+def test_on_a_narrow_terminal_some_columns_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [make_run("pro", seed, right=4 + seed) for seed in (0, 1)]
+    assert "peak MB" in render(runs).splitlines()[0]  # all columns in a pipe
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = render(runs).splitlines()
+    assert max(map(len, lines)) <= 80 and lines[0] == "d, severe"
+    assert "FAA" in lines[1] and "peak MB" not in lines[1] and "peak MB" in lines[-1]
+    assert f"{fmean([summarise_run(run)['faa'] for run in runs]):.2f} ±" in lines[-2]
+
+
+def test_a_run_prints_a_few_lines(runs: Path) -> None:
+    run = load_run(runs / "promax-0")
+    text = repr(run)
+    assert len(text) < 500 and len(text.splitlines()) == 6
+    assert "promax on digits, severe, seed 0" in text and f"FAA {run.metrics['faa']:.2f}" in text
+    assert str(run.path) in text and "MB down" in text
+    html = replace(run, path=Path("<b>"))._repr_html_()
+    assert html.startswith("<table>") and "&lt;b&gt;" in html and "<b>" not in html
+
+
+def test_an_unfinished_run_prints_how_far_it_got(runs: Path, tmp_path: Path) -> None:
+    assert "2 of 3 positions" in repr(load_run(unfinish(runs / "promax-0", tmp_path / "half")))
+
+
+def test_a_stored_run_prints_a_few_lines_too(runs: Path, tmp_path: Path) -> None:
+    add_runs([load_run(runs / "promax-0")], tmp_path)
+    (stored,) = load_store(tmp_path)
+    assert len(repr(stored)) < 500 and "finished" in repr(stored)
+
+
+def test_scores_as_a_frame(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pandas one sentence; with it, here a stand-in, percent by position and task from 1."""
+    run = load_run(runs / "promax-0")
+    monkeypatch.setattr(reader, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="install it with `pip install pandas`"):
+        run.to_frame()
+    stand_in = types.SimpleNamespace(
+        RangeIndex=lambda start, stop, name: (name, start, stop),
+        DataFrame=lambda values, index, columns: (values, index, columns),
+    )
+    monkeypatch.setattr(reader, "find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    values, index, columns = run.to_frame()
+    assert index == ("position", 1, 4) and columns == ("task", 1, 4)
+    assert np.allclose(values[-1], 100 * run.scores.correct[-1] / run.scores.total)
+    assert np.isnan(values[run.scores.correct < 0]).all()
 
 
 def test_reading_runs_does_not_import_torch() -> None:

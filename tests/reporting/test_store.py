@@ -22,9 +22,10 @@ from profcil.errors import RunFolderError
 from profcil.reporting import series
 from profcil.reporting.figures import make_figure
 from profcil.reporting.grid import measure_runs
+from profcil.reporting.groups import group_runs
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
-from profcil.runs.gather import find_run_folders, group_runs
+from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import Run, load_run
 from profcil.runs.store import add_runs, load_store, newest_runs
 from profcil.runs.stored_run import COLUMNS, KEY

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from profcil.cli.parser import count
 from profcil.cli.progress import clock_time
 
 WAITING = "waiting"
@@ -47,7 +48,7 @@ class Board:
         """The number of runs in each state, and the time left."""
         counts = Counter(self.states.values())
         parts = [f"{counts[state]} {state}" for state in COUNTED if counts[state]]
-        return f"{len(self.states)} runs: {', '.join(parts)}{self.time_left()}"
+        return f"{count(len(self.states), 'run')}: {', '.join(parts)}{self.time_left()}"
 
     def time_left(self) -> str:
         """The expected time left, with a leading comma; empty if it is unknown."""

@@ -105,6 +105,11 @@ def data_root(args: argparse.Namespace) -> Path:
     return Path(args.data_dir or os.environ.get("PROFCIL_DATA") or "data")
 
 
+def count(number: int, what: str) -> str:
+    """A number of things, e.g. 1 run or 2 runs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def print_json(value: Any) -> None:
     import json
 

@@ -60,7 +60,7 @@ class Lines:
     def line(self, p: Any) -> str:
         seconds_per_round = (self.last_message - self.stage_start) / max(1, p.done - self.done_before)
         left = seconds_per_round * (p.total - p.done)
-        return f"{label(p)}, {p.done} of {p.total} rounds, about {clock_time(left)} left"
+        return f"{label(p)}{results(p)}, {p.done} of {p.total} rounds, about {clock_time(left)} left"
 
 
 def label(p: Any) -> str:
@@ -73,6 +73,14 @@ def label(p: Any) -> str:
     return f"position {p.when.position + 1} of {p.total // p.when.rounds}{loss}"
 
 
+def results(p: Any) -> str:
+    """FAA, CTA and AF so far, and the bytes sent; empty except after a position."""
+    if not p.so_far:
+        return ""
+    metrics = [f"{name.upper()} {p.so_far[name]:.1f}" for name in ("faa", "cta", "af")]
+    return f": {', '.join(metrics)}, {p.so_far['bytes'] / 1e6:.1f} MB sent"
+
+
 def clock_time(seconds: float) -> str:
     """Seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
@@ -81,7 +89,10 @@ def clock_time(seconds: float) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Observer]:
-    """One bar for the warm-up and one for the stream. A resumed stream starts at its last round."""
+    """One bar for the warm-up and one for the stream, and a line of results after every position.
+
+    A resumed stream starts at its last round.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -93,13 +104,15 @@ def progress_bar() -> Iterator[Observer]:
             if p.when.stage not in tasks:
                 tasks[p.when.stage] = screen.add_task("", total=p.total, completed=p.done - 1)
             screen.update(tasks[p.when.stage], completed=p.done, description=label(p))
+            if p.so_far:  # a line above the bar, which stays
+                screen.console.print(f"{label(p)}{results(p)}", markup=False, highlight=False)
 
         yield observe
 
 
 @contextmanager
 def tensorboard_writer(out: Path) -> Iterator[Observer]:
-    """Writes losses by round and accuracies by position as TensorBoard events into the run folder."""
+    """Writes losses by round, and accuracies, FAA, CTA, AF, bytes and alignment by position, as TensorBoard events."""
     if find_spec("tensorboard") is None:
         raise ConfigError(
             "--tensorboard needs the package tensorboard, which is not installed; "
@@ -130,6 +143,17 @@ def scalars(p: Any, out: Path) -> Iterator[tuple[str, float]]:
         for task, (correct, total) in enumerate(zip(p.facts["correct"], totals, strict=True)):
             if correct >= 0 and total:
                 yield f"accuracy/task{task}", correct / total
+    yield from result_scalars(p)
+
+
+def result_scalars(p: Any) -> Iterator[tuple[str, float]]:
+    """FAA, CTA, AF, bytes and the alignment of the memory after a position."""
+    for name, value in p.so_far.items():
+        yield f"stream/{name.upper() if name != 'bytes' else name}", value
+    for space, values in (p.facts.get("alignment") or {}).items():
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                yield f"alignment/{space}/{name}", value
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 A study is a TOML file with datasets, settings, methods, seeds and variants, built in or written by you. Finished runs
 are reused, interrupted runs are resumed, failed runs are reported. The table shows the results so far and the number
-of seeds behind each. `profcil table NAME --out DIR` prints the paper's layout from the same runs. If the variants are
-candidates evaluated on validation data, `--best` shows the best one.
+of seeds behind each; in a pipe it is Markdown. `profcil table NAME --out DIR` prints the paper's layout from the same
+runs. If the variants are candidates evaluated on validation data, `--best` shows the best one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
+from profcil.cli.parser import Parser, count, data_dir, data_root, json_flag, print_json
 from profcil.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def add_selection_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.reporting.study_table import best_variants, markdown, summarise
+    from profcil.reporting.study_table import best_variants, markdown, plain_table, summarise
     from profcil.studies.definition import list_cells
 
     if args.jobs < 1:
@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print(f"{markdown(rows)}\n\nrun folders: {out}")
+        table = plain_table(rows) if sys.stdout.isatty() else markdown(rows)
+        print(f"{table}\n\nrun folders: {out}")
     return 1 if failures else 0
 
 
@@ -103,7 +104,7 @@ def describe_work(cells: list[Any], out: Path, jobs: int) -> str:
     by_name = {cell.name: cell for cell in cells}
     applicable = [cell for cell in by_name.values() if not is_not_applicable(out, cell)]
     missing = [cell for cell in applicable if not is_finished(out, cell)]
-    parts = [f"{len(applicable)} runs, {len(missing)} of them to do, in {out}"]
+    parts = [f"{count(len(applicable), 'run')}, {len(missing)} of them to do, in {out}"]
     if len(applicable) < len(by_name):
         parts.append(f"{len(by_name) - len(applicable)} not applicable")
     if missing:

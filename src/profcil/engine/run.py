@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from profcil.engine.warmup import WarmupResult, warm
 from profcil.engine.world import World, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
 from profcil.io.interrupts import ignore_interrupts
-from profcil.metrics.client_first import summary
+from profcil.metrics.client_first import summary, summary_so_far
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
@@ -48,11 +48,12 @@ class Interrupted(Failure):
 class Progress:
     """What an observer receives after every warm-up round, round and position."""
 
-    what: str
-    when: When
-    done: int
+    what: str  # warmup, dictionary, round or position
+    when: When  # stage, position and round, counted from 0
+    done: int  # rounds of the stage, and their total
     total: int
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # of a round: clients, skipped, loss; of a position: correct, alignment
+    so_far: dict[str, Any] = field(default_factory=dict)  # after a position: faa, cta, af (percent), bytes
 
 
 Observer = Callable[[Progress], None]
@@ -271,7 +272,14 @@ class RunRecorder:
             return Progress(what, when, when.round + 1, when.rounds, facts)
         rounds = config.train.rounds
         done = when.position * rounds + when.round + 1
-        return Progress(what, when, done, rounds * self.world.plan.positions, facts)
+        so_far = self.results_so_far(when.position) if what == "position" else {}
+        return Progress(what, when, done, rounds * self.world.plan.positions, facts, so_far)
+
+    def results_so_far(self, position: int) -> dict[str, Any]:
+        """FAA, CTA and AF as if the stream had ended after a position, and the bytes sent until then."""
+        scores = self.state.scores
+        metrics = summary_so_far(scores.correct, scores.total, self.world.plan.orders, position)
+        return {**metrics, "bytes": stream_bytes(self.state.ledger.entries)}
 
     def save_memory(self, position: int) -> None:
         """Writes the class means of a position, if the setting `keep_memories` is on."""

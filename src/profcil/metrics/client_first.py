@@ -45,12 +45,17 @@ def current_by_position(correct: np.ndarray, total: np.ndarray, orders: np.ndarr
     return means
 
 
+def best_from_each(matrix: np.ndarray) -> np.ndarray:
+    """The best accuracy of every task at each position or any later one, [positions, tasks]."""
+    best: np.ndarray = np.fmax.accumulate(matrix[::-1], axis=0)[::-1]
+    return best
+
+
 def forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """F_{c,t} [clients, tasks]: the best accuracy since the client had the task, minus the final accuracy."""
     matrix = accuracy(correct, total)
     position_of = np.argsort(orders, axis=1)  # p_c(t)
-    last_first = matrix[::-1]
-    best_from = np.fmax.accumulate(last_first, axis=0)[::-1]  # the maximum over this and all later positions
+    best_from = best_from_each(matrix)
     tasks = np.arange(matrix.shape[1])
     best = best_from[position_of, tasks[None, :]]
     final = matrix[-1]
@@ -68,6 +73,24 @@ def average_forgetting(correct: np.ndarray, total: np.ndarray, orders: np.ndarra
     included[np.arange(clients), orders[:, -1]] = False
     drop = drop[included].reshape(clients, tasks - 1)
     return float(drop.mean())
+
+
+def summary_so_far(correct: np.ndarray, total: np.ndarray, orders: np.ndarray, position: int) -> dict[str, float]:
+    """FAA, CTA and AF in percent as if the stream had ended after `position`; after the last one those of the run."""
+    count = position + 1
+    matrix = accuracy(correct[:count], total)
+    positions = np.arange(count)
+    current = matrix[positions[None, :], orders[:, :count]]
+    best_from = best_from_each(matrix)
+    met_before = orders[:, :position]
+    drop = best_from[positions[None, :position], met_before] - matrix[position][met_before]
+    with np.errstate(invalid="ignore"):  # a client whose tasks have no test examples has no accuracy
+        by_client = cumulative_accuracy(correct, total, orders, position)
+    return {
+        "faa": 100 * float(by_client.mean()),
+        "cta": 100 * float(current.mean()),
+        "af": 100 * float(drop.mean()) if position else 0.0,
+    }
 
 
 def summary(correct: np.ndarray, total: np.ndarray, orders: np.ndarray) -> dict[str, float]:

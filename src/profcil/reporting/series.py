@@ -30,6 +30,20 @@ def current_accuracy(run: Run) -> np.ndarray:
     return run.current_accuracy()
 
 
+def final_accuracy(run: Run) -> np.ndarray:
+    """The accuracy of every task after the last position, in percent."""
+    final: np.ndarray = task_accuracy(run)[-1]
+    return final
+
+
+def task_forgetting(run: Run) -> np.ndarray:
+    """For every task the best accuracy that it had after any position, minus its accuracy after the last one."""
+    by_position = task_accuracy(run)
+    best = np.fmax.reduce(by_position, axis=0)
+    drop: np.ndarray = best - by_position[-1]
+    return drop
+
+
 def alignment(run: Run) -> np.ndarray:
     """Centred cosine between stored and true means of old classes at each position.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import paper_value
-from profcil.reporting.tables import compare
+from profcil.reporting.tables import compare, text_table
 from profcil.resolve import resolve
 from profcil.runs.reader import Run, load_run
 from profcil.studies.definition import Cell, is_finished, read_json
@@ -101,6 +101,8 @@ def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return best
 
 
+# Left out first on a narrow terminal.
+SPARED = ("align", "centred", "MB warm-up", "seconds", "MB sent", "paper: FAA / CTA / AF", "probe, warm", "probe, end")
 COLUMNS = {
     "faa": ("FAA", 1),
     "cta": ("CTA", 1),
@@ -117,7 +119,17 @@ COLUMNS = {
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table as Markdown. Columns without values are omitted, and so is warm-up traffic if it is all the same."""
+    """The table as Markdown."""
+    return markdown_table(*table_cells(rows))
+
+
+def plain_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The table in aligned columns, for a terminal."""
+    return text_table(*table_cells(rows), SPARED)
+
+
+def table_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells. Columns without values are omitted, and so is warm-up traffic if it is all the same."""
     if not warmups_differ(rows):
         rows = [{**row, "warm_mb": None} for row in rows]
     heads = [key for key in ("dataset", "setting", "method", "tried", "seeds") if not rows or key in rows[0]]
@@ -132,7 +144,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
             table["FAA"][i] = NOT_APPLICABLE
     columns = {title: cells for title, cells in table.items() if any(cells)}
     lines = [list(cells) for cells in zip(*columns.values(), strict=True)]
-    return markdown_table(list(columns), lines)
+    return list(columns), lines
 
 
 def warmups_differ(rows: Sequence[dict[str, Any]]) -> bool:

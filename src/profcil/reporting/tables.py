@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.reporting.groups import distinguishing_settings, label_of
 from profcil.runs.gather import settings_without_seed
 from profcil.runs.reader import Run, dataset_title, summarise_run
 
@@ -31,12 +32,15 @@ MEASURED_COLUMNS = {
     "peak_memory_mb": "peak MB",
 }
 NAME_COLUMNS = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
-MIN_FOLD_WIDTH = 24  # text in columns up to this many characters is never folded
+SPARED = ("peak MB", "warm-up s", "seconds", "MB up", "MB down", "NormComm")  # left out first on a narrow terminal
+FOLD_WIDTHS = (24, 12)  # text in columns up to this many characters is not folded; the second if space is short
+PADDING = 2  # characters between two columns
 
 
 def compare(runs: Sequence[Run], reference: str = "fedavg") -> list[dict[str, Any]]:
     """A row per run, in the order given, with NormComm relative to the runs of the reference method among them."""
-    pairs = [(run, summarise_run(run)) for run in runs]
+    settings = distinguishing_settings(runs)
+    pairs = [(run, summarise_run(run) | {"settings": own}) for run, own in zip(runs, settings, strict=True)]
     of_method = [(run, row) for run, row in pairs if row["method"] == reference]
     references = [(run, row) for run, row in of_method if row["bytes_total"] is not None]
     return [{**row, "norm_comm": relative_traffic(run, row, references)} for run, row in pairs]
@@ -67,10 +71,24 @@ def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
     """The comparison as text: all runs, then mean ± sample standard deviation of runs that differ only in the seed."""
     rows = compare(runs, reference)
     columns = NAME_COLUMNS | MEASURED_COLUMNS
-    lines = [format_row(row, columns) for row in rows]
+    lines = [format_row(row | {"method": label_of(row["method"], row["settings"])}, columns) for row in rows]
     means = [format_mean(group) for group in seed_groups(runs, rows)]
-    table = text_table(list(columns.values()), [*lines, *means])
-    return "\n".join([table, *execution_lines(rows)])
+    heading, header, cells = split_constant(list(columns.values()), [*lines, *means])
+    table = text_table(header, cells, SPARED)
+    return "\n".join([*heading, table, *execution_lines(rows)])
+
+
+def split_constant(header: list[str], lines: list[list[str]]) -> tuple[list[str], list[str], list[list[str]]]:
+    """On a terminal, dataset and setting as a heading if all lines have the same, and the other columns."""
+    shared = {}
+    for name in ("dataset", "setting"):
+        values = {line[header.index(name)] for line in lines}
+        if len(values) == 1 and sys.stdout.isatty():
+            shared[name] = values.pop()
+    kept = [number for number, name in enumerate(header) if name not in shared]
+    cells = [[line[number] for number in kept] for line in lines]
+    heading = [", ".join(shared.values())] if shared else []
+    return heading, [header[number] for number in kept], cells
 
 
 def execution_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,7 +120,8 @@ def format_mean(group: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             texts.append(f"{format_value(key, fmean(values))} ± {format_value(key, stdev(values))}")
     first = group[0]
-    return [first["method"], first["dataset"], first["setting"], f"mean of {len(group)}", *texts]
+    label = label_of(first["method"], first["settings"])
+    return [label, first["dataset"], first["setting"], f"mean of {len(group)}", *texts]
 
 
 def format_row(row: Mapping[str, Any], columns: Mapping[str, str]) -> list[str]:
@@ -123,21 +142,57 @@ def format_value(key: str, value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns. On a terminal long texts are folded to its width; in a pipe they are not. Nothing is cut off."""
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], spared: Sequence[str] = ()) -> str:
+    """Aligned columns. In a pipe nothing is folded or left out.
+
+    On a terminal long texts are folded to its width. Where that does not suffice, columns of `spared` are left out, in
+    that order, and a line below the table names them.
+    """
+    if not sys.stdout.isatty():
+        return draw_table(header, rows, None)
+    from rich.console import Console
+
+    width = Console().width
+    columns = list(zip(header, *rows, strict=True))
+    left_out: list[str] = []
+    for name in spared:
+        if table_width(columns, FOLD_WIDTHS[-1]) > width and name in header:
+            columns = [cells for cells in columns if cells[0] != name]
+            left_out.append(name)
+    first, *others = zip(*columns, strict=True)
+    table = draw_table(first, others, width)
+    note = f"\nnot shown: {', '.join(left_out)}; see --json"
+    return table + note if left_out else table
+
+
+def table_width(columns: Sequence[Sequence[str]], fold_width: int) -> int:
+    """The width of a table whose texts are folded to this many characters. Numbers are not folded."""
+    return sum(column_width(cells, fold_width) for cells in columns) + PADDING * (len(columns) - 1)
+
+
+def column_width(cells: Sequence[str], fold_width: int) -> int:
+    """The least width of a column: that of a column of numbers, with their deviations, is its whole width."""
+    whole = max(map(len, cells))
+    is_number = all(text[:1] in ("", "-") or text[:1].isdigit() for text in cells[1:])
+    return whole if is_number else min(fold_width, whole)
+
+
+def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """The table in this many characters if that is possible by folding texts; None: as wide as it needs."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    full_widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    min_widths = [min(width, MIN_FOLD_WIDTH) for width in full_widths]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, width in zip(header, min_widths, strict=True):
-        table.add_column(Text(name), overflow="fold", min_width=width)
+    columns = list(zip(header, *rows, strict=True))
+    fits = width is None or table_width(columns, FOLD_WIDTHS[0]) <= width
+    fold_width = FOLD_WIDTHS[0] if fits else FOLD_WIDTHS[1]
+    table = Table(box=None, pad_edge=False, padding=(0, PADDING, 0, 0))
+    for cells in columns:
+        table.add_column(Text(cells[0]), overflow="fold", min_width=column_width(cells, fold_width))
     for texts in rows:
         table.add_row(*map(Text, texts))
-    padding = 2 * len(header)
-    available = Console().width if sys.stdout.isatty() else sum(full_widths) + padding
-    console = Console(file=io.StringIO(), color_system=None, width=max(available, sum(min_widths) + padding))
+    longest = max(len(text) for cells in columns for text in cells)
+    needed = table_width(columns, longest if width is None else fold_width)
+    console = Console(file=io.StringIO(), color_system=None, width=max(width or 0, needed))
     console.print(table)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import html
 import json
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from profcil.config import OWN
-from profcil.errors import RunFolderError
+from profcil.errors import ConfigError, RunFolderError
 from profcil.metrics.client_first import accuracy, cumulative_accuracy, summary
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
@@ -32,9 +34,9 @@ NOT_IN_CONFIG = (*MACHINE, "deployed")
 READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
-    """One run, finished or not."""
+    """One run, finished or not. A notebook shows it as a small table."""
 
     path: Path
     config: dict[str, Any]
@@ -42,6 +44,49 @@ class Run:
     scores: Scores
     ledger: Ledger
     plan: Plan
+
+    def __repr__(self) -> str:
+        lines = [f"{name}: {text}" for name, text in self.facts_in_short().items()]
+        return "\n  ".join(["profcil.Run", *lines])
+
+    def _repr_html_(self) -> str:
+        cells = [(html.escape(name), html.escape(text)) for name, text in self.facts_in_short().items()]
+        rows = [f"<tr><th style='text-align:left'>{name}</th><td>{text}</td></tr>" for name, text in cells]
+        return f"<table>{''.join(rows)}</table>"
+
+    def facts_in_short(self) -> dict[str, str]:
+        """What the run is, how far it got, its metrics and traffic, and its folder; a line each."""
+        names = self.config
+        scored = self.scored_positions() if len(self.scores.correct) else 0
+        state = "finished" if self.done else f"{scored} of {self.positions} positions"
+        seconds = self.facts.get("seconds")
+        metrics = [f"{name.upper()} {value:.2f}" for name, value in (self.metrics or {}).items()]
+        sent = {way: self.bytes(way) for way in ("down", "up")}
+        traffic = [f"{count / 1e6:.2f} MB {way}" for way, count in sent.items() if count is not None]
+        return {
+            "what": f"{names['method']} on {names['dataset']}, {names['setting']}, seed {names['seed']}",
+            "progress": state if seconds is None else f"{state}, {seconds:.1f} s",
+            "metrics": ", ".join(metrics) or "none before the end",
+            "traffic": ", ".join(traffic) or "unknown",
+            "folder": str(self.path),
+        }
+
+    def to_frame(self) -> Any:
+        """The accuracy in percent as a pandas DataFrame: a row per position, a column per task, both from 1.
+
+        NaN if a task is not introduced yet. Needs the package pandas.
+        """
+        if find_spec("pandas") is None:
+            raise ConfigError(
+                "Run.to_frame needs pandas, which is not installed; install it with `pip install pandas`, "
+                "or use Run.scores, which has the same numbers as arrays"
+            )
+        import pandas
+
+        percent = 100 * accuracy(self.scores.correct, self.scores.total)
+        rows = pandas.RangeIndex(1, len(percent) + 1, name="position")
+        columns = pandas.RangeIndex(1, percent.shape[-1] + 1, name="task")
+        return pandas.DataFrame(percent, index=rows, columns=columns)
 
     @property
     def done(self) -> bool:

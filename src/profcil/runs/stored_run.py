@@ -84,7 +84,7 @@ OF_A_RUN = ("faa", "cta", "af", "bytes_total", "scores", "bytes", "digest")  # e
 Row = dict[str, str]  # the cells of a row by column
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StoredRun(Run):
     """A finished run that is known by its row in a store. `path` is the file and a name for the row."""
 

@@ -20,6 +20,7 @@ FIGURES = {
         "curves:draw_explanation",
         "accuracy, and alignment of the memory with true class means",
     ),
+    "bytes": ("tradeoff:draw", "final accuracy against bytes sent, all methods"),
     "communication": ("communication:draw", "bytes by kind and direction"),
     "snapshots": ("snapshots:draw", "stored class means in one shared PCA"),
     "embedding": ("embedding:draw", "real and replayed features, t-SNE and UMAP"),

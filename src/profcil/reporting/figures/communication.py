@@ -9,8 +9,8 @@ import numpy as np
 
 from profcil.reporting.figures import style
 from profcil.reporting.figures.heatmap import group_name
+from profcil.reporting.groups import Group, load_groups
 from profcil.reporting.series import bytes_by_kind
-from profcil.runs.gather import Group, load_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,14 +9,13 @@ import numpy as np
 
 from profcil.reporting import series
 from profcil.reporting.figures import style
-from profcil.runs.gather import Group, load_groups
+from profcil.reporting.groups import Group, load_groups
 from profcil.runs.reader import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OFFSET = 0.05  # horizontal distance between lines, in positions: equal lines would cover each other
 Values = Callable[[Run], np.ndarray]  # one value for each position
 
 
@@ -33,18 +32,12 @@ def draw_cta(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure,
 def draw_curves(groups: Sequence[Group], values: Values, title: str) -> tuple[Figure, dict[str, dict[str, Any]]]:
     """A panel per stream with a line for each group."""
     streams = list(dict.fromkeys(group.stream for group in groups))
-    looks = looks_by_label(groups)
     width = style.COLUMN if len(streams) == 1 else style.PAGE
     figure, axes = style.panels(len(streams), 3, width, 2.1, sharey=True)
     numbers: dict[str, dict[str, Any]] = {}
     for stream, ax in zip(streams, axes, strict=True):
         own = [group for group in groups if group.stream == stream]
-        count = len(own)
-        distance = min(OFFSET, 0.3 / count)
-        offsets = distance * (np.arange(count) - (count - 1) / 2)
-        numbers[stream] = {}
-        for group, offset in zip(own, offsets, strict=True):
-            numbers[stream][group.label] = draw_line(ax, group, values, looks[group.label], offset)
+        numbers[stream] = {group.label: draw_line(ax, group, values) for group in own}
         ax.set_title(stream)
         ax.set_xlabel("position")
         style.positions_axis(ax, own[0].runs[0].positions)
@@ -60,7 +53,6 @@ def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
 
     groups = load_groups(paths, warn)
     streams = list(dict.fromkeys(group.stream for group in groups))
-    looks = looks_by_label(groups)
     width = style.COLUMN if len(streams) == 1 else style.PAGE
     figure = Figure(figsize=(width, 3.6), layout="constrained")
     axes = figure.subplots(2, len(streams), squeeze=False, sharex="col", sharey="row")
@@ -72,7 +64,7 @@ def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
             lines = {}
             for group in own:
                 if has_values(group, values):
-                    lines[group.label] = draw_line(ax, group, values, looks[group.label], 0.0)
+                    lines[group.label] = draw_line(ax, group, values)
             numbers[stream][name] = lines
             style.positions_axis(ax, own[0].runs[0].positions)
     for stream, above, below in zip(streams, *axes, strict=True):
@@ -84,12 +76,6 @@ def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
     return figure, numbers
 
 
-def looks_by_label(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line style of each label; the same in all panels."""
-    labels = dict.fromkeys(group.label for group in groups)
-    return {label: style.look(i) for i, label in enumerate(labels)}
-
-
 def legend_title(groups: Sequence[Group]) -> str | None:
     has_bands = any(len(group.runs) > 1 for group in groups)
     return "band: ± one standard deviation over seeds" if has_bands else None
@@ -99,10 +85,11 @@ def has_values(group: Group, values: Values) -> bool:
     return any(not np.isnan(values(run)).all() for run in group.runs)
 
 
-def draw_line(ax: Axes, group: Group, values: Values, look: dict[str, Any], offset: float) -> dict[str, Any]:
-    """Draws the line and band of one group, shifted to the right by `offset`; the numbers drawn."""
+def draw_line(ax: Axes, group: Group, values: Values) -> dict[str, Any]:
+    """Draws the line and band of one group; the numbers drawn."""
+    look = style.group_look(group)
     mean, spread = series.mean_and_spread([values(run) for run in group.runs])
-    x = np.arange(1, len(mean) + 1) + offset
+    x = np.arange(1, len(mean) + 1)
     ax.plot(x, mean, label=group.label, **look)
     if len(group.runs) > 1:
         ax.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)

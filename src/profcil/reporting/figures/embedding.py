@@ -13,6 +13,7 @@ import numpy as np
 from profcil.errors import RunFolderError
 from profcil.randomness import derive_seed, generator
 from profcil.reporting.figures import inputs, style
+from profcil.reporting.paper import method_title
 from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import load_run
 
@@ -51,7 +52,7 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
             facts[name][technique] = settings
             ax = next(remaining_axes)
             draw_panel(ax, points, data, classes)
-            ax.set_title(f"{about['method']}: {technique}")
+            ax.set_title(f"{method_title(about['method'])}: {technique}")
     spaces = dict.fromkeys(about["space"] for _, about in features_by_run.values())
     legend_title = style.folded(f"features: {'; '.join(spaces)}", 90)
     style.legend_below(figure, axes, legend_title, columns=9)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profcil.reporting.figures import style
+from profcil.reporting.groups import Group, load_groups
 from profcil.reporting.series import mean_and_spread, task_accuracy
-from profcil.runs.gather import Group, load_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def draw_by_position(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
         ax.set_xlabel("position")
         if style.leftmost(ax):
             ax.set_ylabel("task")
-    draw_scale(figure, image, axes, "accuracy (%)")
+    draw_scale(figure, image, axes, "accuracy (%); grey: task not introduced yet")
     return figure, {group_name(group, groups): to_lists(mean_tasks(group)) for group in groups}
 
 
@@ -68,7 +68,7 @@ def mean_tasks(group: Group) -> np.ndarray:
 
 def draw_cells(ax: Axes, values: np.ndarray) -> AxesImage:
     """A grid of percentages, written into the cells if they are large enough. Rows and columns count from 1."""
-    image = ax.imshow(np.ma.masked_invalid(values), cmap="cividis", vmin=0, vmax=100, aspect="auto")
+    image = ax.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=100, aspect="auto")
     rows, columns = values.shape
     ax.set_facecolor("#EEEEEE")
     ax.grid(False)
@@ -89,7 +89,7 @@ def write_values(ax: Axes, values: np.ndarray) -> None:
     """Writes every known value into its cell, in black or white by its background."""
     for row, column in np.argwhere(np.isfinite(values)):
         value = values[row, column]
-        colour = "black" if value > 45 else "white"
+        colour = "black" if value > 55 else "white"
         ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from profcil.errors import DataError, RunFolderError
 from profcil.reporting.figures import inputs, style
+from profcil.reporting.looks import method_look
+from profcil.reporting.paper import method_rank, method_title
 from profcil.runs.store import is_store
 
 if TYPE_CHECKING:
@@ -37,13 +39,13 @@ def draw_rows(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
     """
     if len({row.get("dataset") for row in rows}) > 1:
         rows = [row | {"method": f"{row['method']}, {row['dataset']}"} for row in rows]
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = sorted({row["method"] for row in rows}, key=lambda name: (method_rank(name.split(",")[0]), name))
     width = style.COLUMN if len(methods) == 1 else style.PAGE
     figure, axes = style.panels(len(methods), 3, width, 2.3, sharey=True)
     facts = {}
-    for i, (method, ax) in enumerate(zip(methods, axes, strict=True)):
+    for method, ax in zip(methods, axes, strict=True):
         own = [row for row in rows if row["method"] == method]
-        facts[method] = draw_panel(ax, own, style.COLOURS[i % len(style.COLOURS)])
+        facts[method] = draw_panel(ax, own, method_look(own[0]["method"].split(",")[0]).light)
         ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel("replay gap, MMD²")
         if style.leftmost(ax):
@@ -69,7 +71,8 @@ def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[st
         rho, low, high = rank
         text = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]"
         facts |= {"rho": rho, "interval": [low, high], "slope": draw_trend(ax, x, y)}
-    ax.set_title(f"{rows[0]['method']}, {len(x)} runs\n{text}")
+    name, comma, dataset = rows[0]["method"].partition(",")
+    ax.set_title(f"{method_title(name)}{comma}{dataset}, {len(x)} run{'s' if len(x) != 1 else ''}\n{text}")
     return facts
 
 

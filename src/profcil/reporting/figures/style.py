@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profcil.errors import ConfigError, RunFolderError
+from profcil.reporting.groups import Group
+from profcil.reporting.looks import method_look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,6 +63,12 @@ def look(number: int) -> dict[str, Any]:
         "marker": MARKERS[number % len(MARKERS)],
         "linestyle": LINES[number // len(COLOURS) % len(LINES)],
     }
+
+
+def group_look(group: Group) -> dict[str, Any]:
+    """Colour and marker of a group's method, the same in all figures; variants of it have other line styles."""
+    found = method_look(group.method)
+    return {"color": found.light, "marker": found.marker, "linestyle": LINES[group.variant % len(LINES)]}
 
 
 def panels(count: int, across: int, width: float, height: float, **more: Any) -> tuple[Figure, list[Axes]]:

@@ -22,6 +22,53 @@ const el = (tag, attributes, ...children) => setUp(document.createElement(tag), 
 const svg = (tag, attributes, ...children) =>
   setUp(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+// A method has one colour and one marker everywhere; its variants differ in the dash and in the filling.
+const paintOf = (group) => `var(--k${group.look})`;
+const dashOf = (group) => DASHES[group.variant % DASHES.length];
+
+function polygon(x, y, corners) {
+  return `M${corners.map(([dx, dy]) => `${(x + dx).toFixed(1)} ${(y + dy).toFixed(1)}`).join("L")}Z`;
+}
+
+function markerPath(marker, x, y, r) {
+  const [n, w] = [0.9 * r, 0.34 * r];
+  const cross = [[-w, -r], [w, -r], [w, -w], [r, -w], [r, w], [w, w], [w, r], [-w, r], [-w, w], [-r, w], [-r, -w], [-w, -w]];
+  const turned = cross.map(([dx, dy]) => [(dx - dy) * 0.72, (dx + dy) * 0.72]);
+  const star = [...Array(10).keys()].map((i) => {
+    const length = (i % 2 ? 0.5 : 1.25) * r;
+    return [length * Math.sin((i * Math.PI) / 5), -length * Math.cos((i * Math.PI) / 5)];
+  });
+  const circle = [...Array(24).keys()].map((i) => [r * Math.cos((i * Math.PI) / 12), r * Math.sin((i * Math.PI) / 12)]);
+  const shapes = {
+    o: circle, s: [[-n, -n], [n, -n], [n, n], [-n, n]], D: [[0, -1.2 * r], [1.1 * r, 0], [0, 1.2 * r], [-1.1 * r, 0]],
+    "^": [[0, -1.1 * r], [r, 0.8 * r], [-r, 0.8 * r]], v: [[0, 1.1 * r], [r, -0.8 * r], [-r, -0.8 * r]],
+    P: cross, X: turned, "*": star,
+  };
+  return polygon(x, y, shapes[marker] || circle);
+}
+
+function drawMarker(group, x, y, r) {
+  const fill = group.variant ? "var(--paper)" : paintOf(group);
+  return svg("path", { d: markerPath(group.marker, x, y, r), style: `fill:${fill};stroke:${paintOf(group)};stroke-width:1.2` });
+}
+
+const iconOf = (group) => svg("svg", { class: "icon", width: 14, height: 14, "aria-hidden": "true" }, drawMarker(group, 7, 7, 5));
+
+const formatSpread = (value, places) => {
+  if (!value) return "–";
+  return formatNumber(value.mean, places) + (value.sd === null ? "" : ` ± ${formatNumber(value.sd, places)}`);
+};
+const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const term = (key) => el("abbr", { title: DATA.names[key].long }, DATA.names[key].short);
+
+// The dataset that the charts show, and the groups hidden by the legend.
+const view = { dataset: null };
+const hidden = new Set();
+const datasets = () => [...new Set(DATA.groups.map((g) => g.dataset))];
+const inView = () => DATA.groups.filter((g) => g.dataset === view.dataset);
+const settingsInView = () => [...new Set(inView().map((g) => g.setting))];
+const inSetting = (setting) => inView().filter((g) => g.setting === setting);
+
 const colour = (index) => `var(--s${index % SERIES})`;
 const swatch = (paint) => el("span", { class: "key", style: `background:${paint}` });
 const dash = (index) => DASHES[Math.floor(index / SERIES) % DASHES.length];

@@ -12,8 +12,12 @@ import numpy as np
 
 from profcil.protocol.plan import Plan
 from profcil.reporting import series
+from profcil.reporting.groups import Group, describe_settings, distinguishing_settings, group_runs
+from profcil.reporting.looks import look_number, method_look
+from profcil.reporting.paper import method_title
+from profcil.reporting.ranking import NAMES, Spread, Standing, rank_groups
 from profcil.reporting.tables import compare
-from profcil.runs.gather import group_runs, stream_name
+from profcil.runs.gather import stream_name
 from profcil.runs.reader import Run, finite_or_none
 from profcil.runs.settings_check import flatten_settings
 from profcil.runs.stored_run import StoredRun
@@ -24,6 +28,7 @@ MEASURED = (
     "cta",
     "af",
     "norm_comm",
+    "bytes_total",
     "bytes_down",
     "bytes_up",
     "seconds",
@@ -38,13 +43,16 @@ FACTS = ("version", "plan", "data", "warmup_cached")
 
 def page_data(runs: Sequence[Run], warnings: Sequence[str] = ()) -> dict[str, Any]:
     """All data of the page. A plan that several runs share is included once."""
-    rows = zip(runs, compare(runs), short_names(runs), strict=True)
-    described = [describe_run(run, row, name) for run, row, name in rows]
+    rows = compare(runs)
+    labels = distinguishing_settings(runs)
+    named = zip(runs, rows, short_names(runs), labels, strict=True)
+    described = [describe_run(run, row, name, settings) for run, row, name, settings in named]
     plans = {run.plan.digest: run.plan for run in runs if not isinstance(run, StoredRun)}  # a store has no plans
     described_plans = {digest: describe_plan(plan) for digest, plan in plans.items()}
     return {
         "runs": described,
-        "groups": describe_groups(runs),
+        "groups": describe_groups(runs, rows),
+        "names": {key: {"short": short, "long": long} for key, (short, long) in NAMES.items()},
         "plans": described_plans,
         "notes": list(warnings),
     }
@@ -62,20 +70,24 @@ def short_names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def describe_run(run: Run, row: dict[str, Any], name: str) -> dict[str, Any]:
-    """One run; `row` is its row of `compare`."""
+def describe_run(run: Run, row: dict[str, Any], name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """One run; `row` is its row of `compare`, `settings` those that distinguish it from other runs of its method."""
     facts = {key: plain_value(run.facts.get(key)) for key in FACTS}
     names = {key: row[key] for key in ("method", "dataset", "setting", "seed")}
     measured = {key: finite_or_none(row[key]) for key in MEASURED}
     config = {key: plain_value(value) for key, value in flatten_settings(run.config).items()}
+    has_scores = len(run.scores.correct) > 0  # not of a row that was imported into a store
     return {
         "name": name,
+        "title": method_title(run.config["method"]),
+        "look": look_number(run.config["method"]),
+        "variant": ", ".join(describe_settings(settings)),
         "done": run.done,
-        "played": series.scored_positions(run),
+        "played": series.scored_positions(run) if has_scores else 0,
         "stream": stream_name(run),
         **names,
         **measured,
-        "tasks": to_lists(series.task_accuracy(run)),
+        "tasks": to_lists(series.task_accuracy(run)) if has_scores else [],
         "plan": run.plan.digest,
         "ledger": describe_ledger(run),
         "config": config,
@@ -100,19 +112,70 @@ def environment(run: Run) -> dict[str, Any]:
     return {key: plain_value(value) for key, value in facts.items()}
 
 
-def describe_groups(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Finished runs that differ only in the seed; `members` are indices of the page's runs."""
+def describe_groups(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Finished runs that differ only in the seed, by stream and then by mean FAA, the highest first."""
     indices = {id(run): i for i, run in enumerate(runs)}
+    by_run = {id(run): row for run, row in zip(runs, rows, strict=True)}
+    rankings = rank_groups(group_runs([run for run in runs if run.done]), by_run)
     groups = []
-    for group in group_runs([run for run in runs if run.done]):
-        curves = {}
-        for name, values in (("seen", series.seen_accuracy), ("current", series.current_accuracy)):
-            mean, spread = series.mean_and_spread([values(run) for run in group.runs])
-            curves[name] = {"mean": to_lists(mean[None])[0], "sd": to_lists(spread[None])[0]}
-        members = [indices[id(run)] for run in group.runs]
-        seeds = [run.config["seed"] for run in group.runs]
-        groups.append({"stream": group.stream, "label": group.label, "members": members, "seeds": seeds, **curves})
+    for standings in rankings.values():
+        for standing in standings:
+            members = [indices[id(run)] for run in standing.group.runs]
+            groups.append(describe_standing(standing) | describe_curves(standing.group) | {"members": members})
     return groups
+
+
+def describe_standing(standing: Standing) -> dict[str, Any]:
+    """The names and results of a group; `members` of the page are indices of its runs."""
+    group = standing.group
+    config = group.runs[0].config
+    return {
+        "stream": group.stream,
+        "dataset": config["dataset"],
+        "setting": group.stream.removeprefix(f"{config['dataset']}, "),
+        "method": group.method,
+        "title": method_title(group.method),
+        "settings": describe_settings(group.settings),
+        "label": group.label,
+        "variant": group.variant,
+        "look": look_number(group.method),
+        "marker": method_look(group.method).marker,
+        "seeds": [run.config["seed"] for run in group.runs],
+        "best": sorted(standing.best),
+        "values": {name: describe_spread(value) for name, value in standing.values.items()},
+    }
+
+
+def describe_spread(value: Spread | None) -> dict[str, float | None] | None:
+    return None if value is None else {"mean": value.mean, "sd": value.sd}
+
+
+def known_alignment(run: Run) -> np.ndarray:
+    """The alignment at each position; NaN in a folder without events, which the other parts of the page do not need."""
+    if not isinstance(run, StoredRun) and not (run.path / "events.jsonl").exists():
+        return np.full(run.positions, np.nan)
+    return series.alignment(run)
+
+
+CURVES = {
+    "seen": series.seen_accuracy,
+    "current": series.current_accuracy,
+    "alignment": known_alignment,
+    "forgetting": series.task_forgetting,
+    "final": series.final_accuracy,
+}
+
+
+def describe_curves(group: Group) -> dict[str, Any]:
+    """Values over positions and by task, means over seeds; null where a run has no scores by task."""
+    curves: dict[str, Any] = {"seen": None, "current": None, "alignment": None, "forgetting": None, "final": None}
+    if not all(len(run.scores.correct) for run in group.runs):
+        return curves
+    for name, values in CURVES.items():
+        mean, deviation = series.mean_and_spread([values(run) for run in group.runs])
+        if not np.isnan(mean).all():
+            curves[name] = {"mean": to_lists(mean[None])[0], "sd": to_lists(deviation[None])[0]}
+    return curves
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

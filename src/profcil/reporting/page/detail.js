@@ -7,13 +7,17 @@ function scoreCell(value, task, position, places) {
   return el("td", { style, title: `${where}: ${value.toFixed(2)} %` }, value.toFixed(places));
 }
 
-function drawHeatmap(run) {
+function drawHeatmap(run, table) {
+  if (!run.tasks.length) {
+    const text = "This row of a results store was imported without scores by task.";
+    return table.replaceChildren(el("tbody", {}, el("tr", {}, el("td", { class: "none" }, text))));
+  }
   const places = run.tasks.length > 12 ? 0 : 1;
   const heads = run.tasks.map((_, p) => el("th", { scope: "col" }, p + 1));
   const rows = run.tasks.map((_, task) => el("tr", {}, el("th", { scope: "row" }, `task ${task + 1}`),
     ...run.tasks.map((scores, p) => scoreCell(scores[task], task, p, places))));
   const head = el("tr", {}, el("th", { scope: "col" }, "position"), ...heads);
-  byId("heatmap").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));
+  table.replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));
 }
 
 function trafficBar(title, parts) {
@@ -21,7 +25,7 @@ function trafficBar(title, parts) {
   const total = parts.reduce((sum, part) => sum + part.count, 0);
   const name = (part) => `${part.kind}: ${formatBytes(part.count)}`;
   const pieces = parts.map((part) => el("span", {
-    style: `background:${colour(part.look)};width:${(100 * part.count) / total}%`, title: name(part) }));
+    style: `background:${colour(part.look)};width:${(100 * part.count) / (total || 1)}%`, title: name(part) }));
   return el("div", {}, `${title}: ${formatBytes(total)}`,
     el("div", { class: "bar", role: "img", "aria-label": parts.map(name).join(", ") }, ...pieces));
 }
@@ -69,7 +73,7 @@ function showRun(index, jump) {
   const unfinished = `This run is unfinished: ${run.played} of ${run.tasks.length} positions are done.`;
   byId("run-choice").value = index;
   byId("run-state").textContent = run.done ? "" : unfinished;
-  drawHeatmap(run);
+  drawHeatmap(run, byId("heatmap"));
   drawLedger(run);
   showStream(DATA.plans[run.plan]);
   fillTable(byId("settings"), run.config);

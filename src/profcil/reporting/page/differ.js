@@ -7,6 +7,10 @@ function comparedParts(run) {
 function drawDifference() {
   const [a, b] = ["first", "second"].map((id) => DATA.runs[byId(id).value]);
   const [left, right] = [comparedParts(a), comparedParts(b)];
+  for (const [id, run, side] of [["first", a, "A"], ["second", b, "B"]]) {
+    byId(`${id}-name`).textContent = `${side}: ${run.name}, FAA ${formatNumber(run.faa, 1)}`;
+    drawHeatmap(run, byId(`${id}-heatmap`));
+  }
   const rows = [];
   const counts = {};
   for (const part of Object.keys(left)) {
@@ -20,8 +24,7 @@ function drawDifference() {
         ...[left, right].map((side) => el("td", { class: "fold" }, asText(side[part][key])))));
     }
   }
-  const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-  const texts = [count(counts.setting, "setting"), count(counts.result, "result"), count(counts.environment, "fact")];
+  const texts = [plural(counts.setting, "setting"), plural(counts.result, "result"), plural(counts.environment, "fact")];
   byId("difference-count").textContent = `${texts[0]}, ${texts[1]} and ${texts[2]} of the environment differ.`;
   const heads = ["what", "", a.name, b.name].map((text) => el("th", { scope: "col", class: "fold" }, text));
   byId("difference").replaceChildren(el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
@@ -32,6 +35,6 @@ function startDifference() {
   setOptions(byId("first"), names, 0);
   const other = DATA.runs.findIndex((r) => r.method !== DATA.runs[0].method && r.plan === DATA.runs[0].plan);
   setOptions(byId("second"), names, other > 0 ? other : Math.min(1, names.length - 1));
-  for (const id of ["first", "second", "same"]) byId(id).addEventListener("change", drawDifference);
+  for (const id of ["first", "second", "same"]) byId(id).addEventListener("change", () => { drawDifference(); drawSummary(); });
   drawDifference();
 }

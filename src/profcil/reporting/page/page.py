@@ -10,18 +10,30 @@ from typing import Any
 
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import write_text
+from profcil.reporting.looks import css_variables
 from profcil.reporting.page.data import page_data
 from profcil.runs.reader import Run
 
 HERE = Path(__file__).parent
-SCRIPTS = ("base.js", "summary.js", "curves.js", "detail.js", "stream.js", "differ.js", "start.js")
+SCRIPTS = (
+    "base.js",
+    "answer.js",
+    "tradeoff.js",
+    "curves.js",
+    "why.js",
+    "summary.js",
+    "detail.js",
+    "stream.js",
+    "differ.js",
+    "start.js",
+)
 
 
 def render_page(runs: Sequence[Run], title: str = "profcil runs", warnings: Sequence[str] = ()) -> str:
     """The page as text; the same runs give the same text."""
     parts = {
         "TITLE": html.escape(title),
-        "STYLE": read_asset("style.css"),
+        "STYLE": read_asset("style.css") + css_variables(),
         "DATA": embed_json(page_data(runs, warnings)),
         "SCRIPT": "\n".join(read_asset(name) for name in SCRIPTS),
     }

@@ -1,13 +1,15 @@
 // Draws all sections, from top to bottom.
 (function () {
   const unfinished = DATA.runs.filter((r) => !r.done).length;
-  const count = DATA.runs.length === 1 ? "1 run" : `${DATA.runs.length} runs`;
-  byId("counts").textContent = unfinished ? `${count}, ${unfinished} of them unfinished` : count;
+  const runs = plural(DATA.runs.length, "run") + (unfinished ? `, ${unfinished} of them unfinished` : "");
+  const distinct = (key) => new Set(DATA.runs.map((r) => r[key])).size;
+  const scope = [plural(distinct("method"), "method"), plural(distinct("dataset"), "dataset"), plural(distinct("seed"), "seed")];
+  byId("counts").textContent = `${runs}: ${scope.join(", ")}`;
   byId("notes").hidden = !DATA.notes.length;
   byId("notes").replaceChildren(...DATA.notes.map((note) => el("li", {}, note)));
-  startSummary();
-  startCurves();
+  startAnswer();
   startDetail();
   startStream();
   startDifference();
+  startSummary();
 })();

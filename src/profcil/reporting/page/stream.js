@@ -1,7 +1,8 @@
 // The stream as a picture: a column per client, a row per position, coloured by task. A full cell is a client that
 // trains, a thin line is an idle client. There are two SVG paths per task. With many clients, shares are drawn instead.
-const LABEL_WIDTH = 26;
+const LABEL_WIDTH = 44;
 const ROW_HEIGHT = 20;
+const AXIS_HEIGHT = 36;
 let plan = null;
 
 const taskColour = (task) => viridis(plan.positions > 1 ? task / (plan.positions - 1) : 0.5);
@@ -80,6 +81,21 @@ function addCursor(picture, cellWidth) {
   picture.addEventListener("focus", () => move(at.client, at.position));
 }
 
+function streamAxes(width, cellWidth) {
+  // "position" along the left side, and clients, or their share, along the bottom.
+  const bottom = plan.positions * ROW_HEIGHT;
+  const middle = bottom / 2;
+  const left = svg("text", { x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, "position");
+  const step = plan.rows ? Math.max(1, Math.ceil(34 / cellWidth / 5) * (cellWidth >= 34 ? 1 : 5)) : 25;
+  const count = plan.rows ? plan.clients : 101;
+  const at = (i) => (plan.rows ? LABEL_WIDTH + (i + 0.5) * cellWidth : LABEL_WIDTH + (i / 100) * (width - LABEL_WIDTH));
+  const ticks = [...Array(count).keys()].filter((i) => i % step === 0).map((i) => svg("text",
+    { x: at(i), y: bottom + 14, "text-anchor": !plan.rows && i === 100 ? "end" : "middle" }, i));
+  const title = svg("text", { x: (LABEL_WIDTH + width) / 2, y: bottom + 31, "text-anchor": "middle" },
+    plan.rows ? "client" : "clients, %");
+  return [plan.positions > 3 ? left : null, ...ticks, title];
+}
+
 function drawStream(width) {
   if (!plan) return;
   const cellWidth = plan.rows ? Math.max(3, Math.min(60, (width - LABEL_WIDTH - 2) / plan.clients)) : 0;
@@ -87,9 +103,9 @@ function drawStream(width) {
   const labels = plan.tasks.map((_, p) =>
     svg("text", { x: LABEL_WIDTH - 6, y: p * ROW_HEIGHT + 14, "text-anchor": "end" }, p + 1));
   const title = `${plan.clients} clients over ${plan.positions} positions, coloured by task`;
-  const size = { width: full, height: plan.positions * ROW_HEIGHT + 2 };
+  const size = { width: full, height: plan.positions * ROW_HEIGHT + AXIS_HEIGHT };
   const picture = svg("svg", { ...size, role: "img", tabindex: plan.rows ? 0 : null, "aria-label": title },
-    ...labels, ...(plan.rows ? [...drawCells(cellWidth), ...drawNumbers(cellWidth)] : drawShares(width)));
+    ...labels, ...streamAxes(full, cellWidth), ...(plan.rows ? [...drawCells(cellWidth), ...drawNumbers(cellWidth)] : drawShares(width)));
   if (plan.rows) addCursor(picture, cellWidth);
   byId("stream").replaceChildren(picture);
   byId("stream-tasks").replaceChildren(...plan.tasks.map((_, task) =>

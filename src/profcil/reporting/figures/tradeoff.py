@@ -1,0 +1,153 @@
+"""Accuracy against traffic: FAA over the bytes of the stream on a logarithmic axis, a panel per stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profcil.reporting.figures import style
+from profcil.reporting.groups import load_groups
+from profcil.reporting.ranking import Standing, rank_runs
+from profcil.runs.reader import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEIGHT = 2.6  # inches
+LABEL_WIDTH = 22  # characters; longer labels are folded
+CHARACTER = 4.5  # points that a character of a label takes
+LINE = 8.0  # points that a line of a label takes
+GAP = 5.0  # points between a marker and its label
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+Box = tuple[float, float, float, float]  # left, bottom, right, top in points
+
+
+def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
+    """A point per method with its deviation over seeds, labelled with its name."""
+    groups = load_groups(paths, warn, with_scores=False)
+    runs: list[Run] = [run for group in groups for run in group.runs]
+    rankings = {stream: with_traffic(standings) for stream, standings in rank_runs(runs).items()}
+    width = style.COLUMN if len(rankings) == 1 else style.PAGE
+    figure, axes = style.panels(len(rankings), 2, width, HEIGHT, sharey=True)
+    for (stream, standings), ax in zip(rankings.items(), axes, strict=True):
+        draw_points(ax, standings)
+        ax.set_title(stream)
+        ax.set_xlabel("bytes sent in the stream, both directions")
+        ax.set_ylim(0, 100)
+        if style.leftmost(ax):
+            ax.set_ylabel("final average accuracy (%)")
+    figure.draw_without_rendering()  # sizes of the panels are known from here on
+    for standings, ax in zip(rankings.values(), axes, strict=True):
+        write_labels(ax, standings)
+    numbers = {}
+    for stream, standings in rankings.items():
+        numbers[stream] = {one.group.label: describe(one) for one in standings}
+    return figure, numbers
+
+
+def with_traffic(standings: Sequence[Standing]) -> list[Standing]:
+    """Those whose bytes are known; not of some imported rows."""
+    return [one for one in standings if one.values["bytes_total"] is not None]
+
+
+def describe(one: Standing) -> dict[str, Any]:
+    """The numbers behind a point."""
+    seeds = [run.config["seed"] for run in one.group.runs]
+    found: dict[str, Any] = {"seeds": seeds}
+    for name in ("faa", "bytes_total", "norm_comm"):
+        value = one.values[name]
+        found[name] = None if value is None else {"mean": value.mean, "sd": value.sd}
+    return found
+
+
+def point_of(one: Standing) -> tuple[float, float]:
+    """Bytes and FAA, means over seeds."""
+    traffic = one.values["bytes_total"]
+    accuracy = one.values["faa"]
+    assert traffic is not None and accuracy is not None
+    return traffic.mean, accuracy.mean
+
+
+def draw_points(ax: Axes, standings: Sequence[Standing]) -> None:
+    """The points with error bars of one standard deviation, on an axis of bytes with room for labels."""
+    for one in standings:
+        look = style.group_look(one.group) | {"linestyle": "none"}
+        x, y = point_of(one)
+        faa = one.values["faa"]
+        deviation = faa.sd if faa is not None else None
+        filled = one.group.variant == 0
+        ax.errorbar(x, y, yerr=deviation, elinewidth=0.7, capsize=1.5, markersize=5, zorder=3, alpha=0.9,
+                    markerfacecolor=look["color"] if filled else "white", **look)  # fmt: skip
+    from matplotlib.ticker import LogLocator
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
+    ax.xaxis.set_minor_formatter(lambda value, _: "")
+    low = min(point_of(one)[0] for one in standings)
+    high = max(point_of(one)[0] for one in standings)
+    decades = max(1.0, np.log10(high / low))
+    ax.set_xlim(low / 10 ** (0.12 * decades), high * 10 ** (0.28 * decades))
+
+
+def format_bytes(value: float) -> str:
+    """A number of bytes with its unit, e.g. 20 MB."""
+    for size, unit in UNITS:
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
+
+
+def write_labels(ax: Axes, standings: Sequence[Standing]) -> None:
+    """Writes each name beside its point, where no other name or point is; with a line to it if it is far."""
+    scale = 72 / ax.figure.dpi
+    panel = ax.get_window_extent()
+    points = [ax.transData.transform(point_of(one)) * scale for one in standings]
+    taken = [box_around(x, y, 3.0) for x, y in points]
+    bounds = (panel.x0 * scale, panel.y0 * scale, panel.x1 * scale, panel.y1 * scale)
+    for one, (x, y) in zip(standings, points, strict=True):
+        text = style.folded(one.group.label, LABEL_WIDTH)
+        box, side = place(text, x, y, taken, bounds)
+        taken.append(box)
+        shift = (box[0] - x if side == "left" else box[2] - x, (box[1] + box[3]) / 2 - y)
+        colour = style.group_look(one.group)["color"]
+        line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "shrinkA": 1, "shrinkB": 3}
+        note = ax.annotate(
+            text, point_of(one), xytext=shift, textcoords="offset points", ha=side, va="center", color=colour,
+            fontsize=style.SMALL, arrowprops=line if abs(shift[1]) > LINE else None,
+        )  # fmt: skip
+        note.set_in_layout(False)
+
+
+def place(text: str, x: float, y: float, taken: Sequence[Box], bounds: Box) -> tuple[Box, str]:
+    """The free place for a label that is nearest to its point; beside the point if there is none."""
+    lines = text.split("\n")
+    size = (CHARACTER * max(map(len, lines)), LINE * len(lines))
+    options = list(places(x, y, size))
+    for box, side in options:
+        inside = box[0] >= bounds[0] and box[1] >= bounds[1] and box[2] <= bounds[2] and box[3] <= bounds[3]
+        if inside and not any(overlap(box, other) for other in taken):
+            return box, side
+    return options[0]
+
+
+def places(x: float, y: float, size: tuple[float, float]) -> Iterator[tuple[Box, str]]:
+    """Places to the right and to the left of a point, ever further up and down."""
+    width, height = size
+    for step in range(16):
+        for way in (1, -1) if step else (1,):
+            bottom = y + way * step * LINE / 2 - height / 2
+            away = GAP + (2.0 if step > 1 else 0.0)
+            yield (x + away, bottom, x + away + width, bottom + height), "left"
+            yield (x - away - width, bottom, x - away, bottom + height), "right"
+
+
+def box_around(x: float, y: float, half: float) -> Box:
+    return x - half, y - half, x + half, y + half
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

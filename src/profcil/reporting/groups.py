@@ -1,0 +1,157 @@
+"""Runs that differ only in the seed as one group, with the name that tables, figures and the page show.
+
+The name is the method as people write it and, where runs of one method on one stream differ in settings, all settings
+in which they differ: `PRO-MAX (noise=0.1)`. Settings that are equal, or that change no result, are not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from profcil.reporting.paper import method_rank, method_title
+from profcil.runs.gather import finished_runs, load_runs, settings_without_seed, stream_name
+from profcil.runs.reader import Run
+from profcil.runs.settings_check import WITHOUT_EFFECT, flatten_settings
+
+
+@dataclass(frozen=True)
+class Group:
+    """Finished runs of one method that differ only in the seed."""
+
+    stream: str  # dataset and setting: what one panel of a figure shows
+    method: str
+    settings: dict[str, Any]  # those that distinguish the group from other runs of the method on the same stream
+    variant: int  # the number of the group among those of its method on its stream, from 0
+    runs: tuple[Run, ...]
+
+    @cached_property
+    def label(self) -> str:
+        """The name of the group among those of its stream."""
+        return label_of(self.method, self.settings)
+
+
+def label_of(method: str, settings: Mapping[str, Any]) -> str:
+    """The method as people write it, and settings that distinguish it."""
+    texts = describe_settings(settings)
+    return f"{method_title(method)} ({', '.join(texts)})" if texts else method_title(method)
+
+
+def describe_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Each setting as `key=value`; a key without its section, unless another one ends the same."""
+    ends = [key.split(".")[-1] for key in settings]
+    texts = []
+    for (key, value), end in zip(settings.items(), ends, strict=True):
+        name = end if ends.count(end) == 1 else key
+        texts.append(f"{name}={plain_text(value)}")
+    return texts
+
+
+def plain_text(value: Any) -> str:
+    """A value as TOML writes it, but texts without quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def load_groups(paths: Sequence[str | Path], warn: Callable[[str], None], with_scores: bool = True) -> list[Group]:
+    """The groups of the finished runs among `paths`, in a fixed order.
+
+    `with_scores` leaves out rows of a store that have no scores by task, with a warning.
+    """
+    return group_runs(finished_runs(load_runs(paths, warn, with_scores), warn))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Groups of runs that differ only in seed and machine, in a fixed order: by stream, then as the paper's tables.
+
+    If a seed occurs twice in a group, the first run counts.
+    """
+    by_settings: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        by_seed = by_settings.setdefault(settings_without_seed(run), {})
+        by_seed.setdefault(run.config["seed"], run)
+    members = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in by_settings.values()]
+    by_method: dict[tuple[str, str], list[tuple[Run, ...]]] = {}
+    for own in members:
+        by_method.setdefault((stream_name(own[0]), own[0].config["method"]), []).append(own)
+    groups: list[Group] = []
+    for (stream, method), variants in by_method.items():
+        groups += variant_groups(stream, method, variants)
+    datasets = list(dict.fromkeys(run.config["dataset"] for run in runs))
+    return sorted(groups, key=lambda group: (stream_rank(group, datasets), method_rank(group.method), group.variant))
+
+
+def variant_groups(stream: str, method: str, variants: Sequence[tuple[Run, ...]]) -> list[Group]:
+    """The groups of one method on one stream, ordered by the settings in which they differ."""
+    differing = differing_settings([own[0].config for own in variants])
+    pairs = sorted(zip(differing, variants, strict=True), key=lambda pair: value_order(pair[0]))
+    return [Group(stream, method, settings, number, own) for number, (settings, own) in enumerate(pairs)]
+
+
+def value_order(settings: Mapping[str, Any]) -> list[tuple[str, float, str]]:
+    """A sort key: numbers by size, anything else as text."""
+    key = []
+    for name, value in settings.items():
+        is_number = isinstance(value, int | float)
+        key.append((name, float(value) if is_number else 0.0, "" if is_number else str(value)))
+    return key
+
+
+def stream_rank(group: Group, datasets: Sequence[str]) -> tuple[int, int, str]:
+    """A sort key: datasets in the order of their first runs, then severe, homogeneous and other settings."""
+    config = group.runs[0].config
+    known = ("severe", "homogeneous")
+    rank = known.index(config["setting"]) if config["setting"] in known else len(known)
+    return datasets.index(config["dataset"]), rank, group.stream
+
+
+def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each of some runs the settings in which they differ, by dotted name.
+
+    A setting that a run of an older version does not have is left out of its own.
+    """
+    weak_tasks = {config.get("stream", {}).get("weak_task", -1) for config in configs} - {-1}
+    shown = [shown_settings(config, with_task=len(weak_tasks) > 1) for config in configs]
+    keys = [key for key in ordered_union(shown) if any(one.get(key) != shown[0].get(key) for one in shown)]
+    return [{key: settings[key] for key in keys if key in settings} for settings in shown]
+
+
+def ordered_union(tables: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for table in tables for key in table))
+
+
+def shown_settings(config: Mapping[str, Any], with_task: bool) -> dict[str, Any]:
+    """The settings as a label shows them, without those that change no result.
+
+    A weak task is one entry: its strength and, if asked for, its number.
+    """
+    settings = {key: value for key, value in flatten_settings(config).items() if key not in WITHOUT_EFFECT}
+    task = settings.pop("stream.weak_task", None)
+    strength = settings.pop("stream.weak_strength", None)
+    if task is None:
+        return settings
+    if task < 0:
+        settings["weak"] = "none"
+    else:
+        settings["weak"] = f"{strength}, task {task + 1}" if with_task else strength
+    return settings
+
+
+def run_labels(runs: Sequence[Run]) -> list[str]:
+    """The label of each run, finished or not, among all of them."""
+    settings = distinguishing_settings(runs)
+    return [label_of(run.config["method"], own) for run, own in zip(runs, settings, strict=True)]
+
+
+def distinguishing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """For each run the settings in which the runs of its method on its stream differ."""
+    by_method: dict[tuple[str, str], list[int]] = {}
+    for number, run in enumerate(runs):
+        by_method.setdefault((stream_name(run), run.config["method"]), []).append(number)
+    settings: dict[int, dict[str, Any]] = {}
+    for numbers in by_method.values():
+        differing = differing_settings([runs[number].config for number in numbers])
+        settings |= dict(zip(numbers, differing, strict=True))
+    return [settings[number] for number in range(len(runs))]
