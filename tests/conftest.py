@@ -47,9 +47,10 @@ PHASES = ("fit_space", "rehearse_space")  # PRO has a label space for each phase
 hypothesis_settings.register_profile("same every time", derandomize=True)
 hypothesis_settings.load_profile("same every time")
 
-# A background job of a shell ignores SIGINT; the tests of Ctrl-C need the default handler.
+# A background job of a shell ignores SIGINT, and one under nohup SIGHUP; the tests of signals need the defaults.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
