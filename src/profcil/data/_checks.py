@@ -51,7 +51,8 @@ def label_fault(examples: Examples, classes: int) -> str:
     """What is wrong with the labels, as the end of a sentence; empty if nothing is."""
     y = examples.y
     inputs = examples.nodes if isinstance(examples, Nodes) else examples.x
-    if len(inputs) != len(y) or y.dtype != torch.int64 or y.dim() != 1:
+    are_ids = y.dtype == torch.int64 and y.dim() == 1
+    if len(inputs) != len(y) or not are_ids:
         given = f"has {len(inputs)} inputs and {len(y)} labels of type {y.dtype}"
         return f"{given} where each input needs one int64 label"
     low = int(y.min())
@@ -94,11 +95,16 @@ def graph_fault(bundle: Bundle, examples: Examples) -> str:
         return "has independent rows where a graph needs Nodes"
     edges = examples.edges
     count = len(examples.x)
-    if edges.dim() != 2 or len(edges) != 2 or edges.dtype != torch.int64:
+    are_pairs = edges.dim() == 2 and len(edges) == 2
+    if not are_pairs or edges.dtype != torch.int64:
         return f"has edges {list(edges.shape)} of type {edges.dtype} where they are int64 [2, edges]"
     for name, ids in (("edges", edges), ("nodes", examples.nodes)):
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-            return f"has {name} from {int(ids.min())} to {int(ids.max())} where the graph has nodes 0 to {count - 1}"
+        if not ids.numel():
+            continue
+        low = int(ids.min())
+        high = int(ids.max())
+        if low < 0 or high >= count:
+            return f"has {name} from {low} to {high} where the graph has nodes 0 to {count - 1}"
     if not is_symmetric(edges, count):
         return "has edges in one direction only where both directions are needed"
     return ""
@@ -126,7 +132,8 @@ def check_classes(bundle: Bundle) -> None:
     empty = torch.nonzero(counts == 0).flatten().tolist()
     if not empty:
         return
-    first = f"class {empty[0]} ({bundle.names[empty[0]]})"
+    label = empty[0]
+    first = f"class {label} ({bundle.names[label]})"
     more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
     raise DataError(f"{bundle.facts.title} has no training example of {first}{more}; {advice(bundle.facts)}")
 

@@ -24,7 +24,8 @@ def write_images(bundle: Bundle, folder: Path, count: int) -> list[Path]:
     paths = []
     for row in spread_over_classes(bundle.test.y, count):
         pixels = bytes_of(bundle.test.x[row])
-        path = folder / bundle.names[int(bundle.test.y[row])] / f"{row}.png"
+        label = int(bundle.test.y[row])
+        path = folder / bundle.names[label] / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.numpy()).save(path)
         paths.append(path)
@@ -50,4 +51,6 @@ def bytes_of(image: Tensor) -> Tensor:
     if image.is_floating_point():
         image = (image * 255).round()
     pixels = image.byte().permute(1, 2, 0)
-    return pixels[:, :, 0].contiguous() if pixels.shape[2] == 1 else pixels.contiguous()
+    if pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return pixels.contiguous()

@@ -7,7 +7,7 @@ the unpickler fills these classes instead, and the bytes become an array here, b
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,7 +28,8 @@ class NumberType:
 
     def build(self, state: Any) -> None:
         """Takes the byte order. Anything that would make the type a structure is refused."""
-        if type(state) is not tuple or len(state) != 8 or state[1] not in ORDERS or any(state[2:5]):
+        is_state = type(state) is tuple and len(state) == 8
+        if not is_state or state[1] not in ORDERS or any(state[2:5]):
             raise ValueError("an array has a type that is not a plain number")
         self.order = ORDERS[state[1]]
 
@@ -66,7 +67,8 @@ class Array:
         """The numbers, as an array of its own memory."""
         raw = self.raw.encode("latin1") if isinstance(self.raw, str) else self.raw
         flat = np.frombuffer(raw, dtype=self.type.dtype)
-        return flat.reshape(self.shape, order="F" if self.by_columns else "C").copy(order="K")
+        order: Literal["F", "C"] = "F" if self.by_columns else "C"
+        return flat.reshape(self.shape, order=order).copy(order="K")
 
 
 class Sparse:
@@ -86,7 +88,10 @@ class Sparse:
         shape = state["_shape"] if "_shape" in state else state["shape"]
         if type(shape) is not tuple:
             raise ValueError("the sparse matrix has no shape")
-        return densify(array(state["data"]), array(state["indices"]), array(state["indptr"]), shape)
+        data = array(state["data"])
+        indices = array(state["indices"])
+        indptr = array(state["indptr"])
+        return densify(data, indices, indptr, shape)
 
 
 def array(value: Any) -> np.ndarray:
@@ -103,9 +108,13 @@ def integers(value: Any) -> np.ndarray:
         if numbers.dtype.kind not in "iu":
             raise ValueError("there are fractions where whole numbers are needed")
         return numbers.astype(np.int64)
-    if type(value) is not list or not all(type(v) is int and abs(v) < 2**63 for v in value):
+    if type(value) is not list or not all(map(fits_int64, value)):
         raise ValueError("there is no list of whole numbers where one is needed")
     return np.array(value, dtype=np.int64)
+
+
+def fits_int64(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
 
 
 def is_size(value: Any) -> bool:
@@ -119,11 +128,14 @@ def densify(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tu
     is_matrix = len(sizes) == 2 and all(map(is_size, sizes))
     if not is_matrix or math.prod(sizes) > MAX_ENTRIES:
         raise ValueError(f"the sparse matrix is not a matrix of up to {MAX_ENTRIES} entries")
-    if any(values.ndim != 1 for values in (data, indices, indptr)) or {indices.dtype.kind, indptr.dtype.kind} - {*"iu"}:
+    are_lists = data.ndim == indices.ndim == indptr.ndim == 1
+    are_whole = indices.dtype.kind in "iu" and indptr.dtype.kind in "iu"
+    if not are_lists or not are_whole:
         raise ValueError("the arrays of the sparse matrix are not lists of whole numbers")
     counts: np.ndarray = np.diff(indptr.astype(np.int64))
     are_counts = len(counts) == sizes[0] and not (counts < 0).any()
-    if not are_counts or counts.sum() != len(data) or len(data) != len(indices):
+    same_length = counts.sum() == len(data) == len(indices)
+    if not are_counts or not same_length:
         raise ValueError("the arrays of the sparse matrix do not fit together")
     if len(indices) and not 0 <= indices.min() <= indices.max() < sizes[1]:
         raise ValueError("the sparse matrix has columns outside its shape")

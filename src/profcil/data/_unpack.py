@@ -97,7 +97,8 @@ def target_path(path: Path, folder: Path, name: str) -> Path:
     pure = PurePosixPath(name)
     target = folder / pure
     is_inside = target.resolve().is_relative_to(folder.resolve())
-    if pure.is_absolute() or ".." in pure.parts or "\\" in name or ":" in name or not is_inside:
+    is_windows_path = "\\" in name or ":" in name
+    if pure.is_absolute() or ".." in pure.parts or is_windows_path or not is_inside:
         raise DataError(
             f"{path} contains {name}, which lies outside the target folder, and was refused; get the official archive"
         )

@@ -133,7 +133,11 @@ class Nodes:
         return (self.x, self.edges, self.nodes[index])
 
     def to(self, device: str | torch.device) -> Nodes:
-        return Nodes(self.x.to(device), self.edges.to(device), self.y.to(device), self.nodes.to(device))
+        x = self.x.to(device)
+        edges = self.edges.to(device)
+        y = self.y.to(device)
+        nodes = self.nodes.to(device)
+        return Nodes(x, edges, y, nodes)
 
 
 Examples = Rows | Nodes

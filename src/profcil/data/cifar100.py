@@ -110,7 +110,8 @@ def meta_names(path: Path) -> tuple[str, ...]:
     content = unpickle.load(path)
     try:
         names = content["fine_label_names"]
-        if type(names) is not list or not all(type(name) is str for name in names):
+        are_texts = type(names) is list and all(type(name) is str for name in names)
+        if not are_texts:
             raise TypeError("the names are not texts")
         return tuple(names)
     except (KeyError, TypeError) as error:

@@ -65,7 +65,8 @@ def assemble(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ally = unpickle.array(read(folder, "ally"))
     ty = unpickle.array(read(folder, "ty"))
     order = read_index(folder)
-    if sorted(order) != list(range(len(allx), len(allx) + len(tx))):
+    nodes_after_allx = range(len(allx), len(allx) + len(tx))
+    if sorted(order) != list(nodes_after_allx):
         raise ValueError("test.index does not list the nodes after allx")
     x = np.concatenate([allx, tx])
     x[order] = tx

@@ -159,7 +159,8 @@ def cached(data_folder: Path, key: str, make: Callable[[], Arrays]) -> Arrays:
 
 def user_cache() -> Path:
     """The folder for files that can be computed again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "profcil" / "data"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "profcil" / "data"
 
 
 def read_arrays(folder: Path) -> Arrays:

@@ -85,9 +85,9 @@ def input_format_of_json(values: Mapping[str, Any]) -> InputFormat:
     unknown = set(values) - known
     if unknown or not {"modality", "shape"} <= set(values):
         raise DataError("the format of the inputs cannot be read; it was written by another version of profcil")
-    tuples: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
+    tuples: dict[str, Any] = {}
+    for name, value in values.items():
+        tuples[name] = tuple(value) if isinstance(value, list) else value
     return InputFormat(**tuples)
 
 

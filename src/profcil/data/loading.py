@@ -52,15 +52,9 @@ def status_row(module: ModuleType, root: Path) -> dict[str, Any]:
     except DataError as error:
         absent = [str(error)]
     faults = absent + wrong
-    return {
-        "dataset": facts.name,
-        "modality": facts.modality,
-        "present": not absent,
-        "complete": not faults,
-        "where": folder_of(facts, found),
-        "missing": faults,
-        "how": files.how_to_get(facts) if faults else "",
-    }
+    row = {"dataset": facts.name, "modality": facts.modality, "present": not absent, "complete": not faults}
+    how = files.how_to_get(facts) if faults else ""
+    return {**row, "where": folder_of(facts, found), "missing": faults, "how": how}
 
 
 def folder_of(facts: Facts, found: dict[File, Path | None]) -> str:
@@ -156,7 +150,8 @@ def column_statistics(x: Tensor) -> Statistics:
     wide = x.double()
     mean = wide.mean(0)
     std = wide.std(0, correction=0)
-    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+    positive = torch.where(std > 0, std, 1.0)
+    return tuple(mean.tolist()), tuple(positive.tolist())
 
 
 def with_input_format(bundle: Bundle) -> Bundle:
@@ -165,7 +160,8 @@ def with_input_format(bundle: Bundle) -> Bundle:
     modality = bundle.facts.modality
     if bundle.input_format is not None or modality == "text":
         return bundle
-    return replace(bundle, input_format=InputFormat(modality, tuple(bundle.train.x.shape[1:])))
+    shape = tuple(bundle.train.x.shape[1:])
+    return replace(bundle, input_format=InputFormat(modality, shape))
 
 
 def call_loader(facts: Facts, load: Callable[[Path, int], Any], root: Path, seed: int) -> Bundle:
@@ -213,9 +209,10 @@ def check_bundle(bundle: Bundle, partial: bool = False) -> None:
 
 def has_no_surplus(bundle: Bundle) -> bool:
     """Whether no part has more examples than the official one."""
-    train = len(bundle.train)
-    test = len(bundle.test)
-    return train <= (bundle.facts.train or train) and test <= (bundle.facts.test or test)
+    facts = bundle.facts
+    too_many_train = facts.train and len(bundle.train) > facts.train
+    too_many_test = facts.test and len(bundle.test) > facts.test
+    return not too_many_train and not too_many_test
 
 
 def channel_statistics(x: Tensor) -> Statistics:

@@ -62,7 +62,8 @@ def parse(sources: list[Path]) -> files.Arrays:
     y = table(label_path, np.int64).reshape(-1)
     nodes = int(table(node_count_path, np.int64).sum())
     edges = int(table(edge_count_path, np.int64).sum())
-    if (len(x), len(pairs)) != (nodes, edges) or len(y) != len(x):
+    fit_together = len(x) == len(y) == nodes and len(pairs) == edges
+    if not fit_together:
         given = f"has {len(x)} nodes, {len(y)} labels and {len(pairs)} edges"
         raise files.damaged(FACTS, feature_path.parent, f"{given} where its count files say {nodes} and {edges}")
     parts = read_split(split_paths, nodes)

@@ -83,7 +83,8 @@ def val_listing(folder: Path, wnids: list[str]) -> Listing:
     annotations = folder / "val" / "val_annotations.txt"
     present = {path.name for path in folder.glob("val/images/*.JPEG")}
     try:
-        pairs = [line.split("\t")[:2] for line in annotations.read_text("utf-8").splitlines()]
+        lines = annotations.read_text("utf-8").splitlines()
+        pairs = [line.split("\t")[:2] for line in lines]
         return [(f"val/images/{name}", ids[wnid]) for name, wnid in pairs if name in present]
     except FileNotFoundError:
         raise files.damaged(FACTS, annotations, "is missing") from None

@@ -138,9 +138,10 @@ class Reader:
     def set_items(self, values: list[Any]) -> None:
         """Adds pairs to a dictionary. Keys are texts or whole numbers: hashing nested ones can exhaust the stack."""
         target = self.top(dict)
-        if len(values) % 2 or any(type(key) not in (str, bytes, int) for key in values[::2]):
+        keys = values[::2]
+        if len(values) % 2 or any(type(key) not in (str, bytes, int) for key in keys):
             raise ValueError("a dictionary has keys that are neither texts nor whole numbers")
-        target.update(zip(values[::2], values[1::2], strict=True))
+        target.update(zip(keys, values[1::2], strict=True))
 
     def remember(self, index: int) -> None:
         if not self.stack or self.stack[-1] is MARK:
@@ -149,7 +150,8 @@ class Reader:
 
     def find(self, module: Any, name: Any) -> None:
         """Adds an allowed name to the stack."""
-        full = f"{module}.{name}" if type(module) is str and type(name) is str else ""
+        are_texts = type(module) is str and type(name) is str
+        full = f"{module}.{name}" if are_texts else ""
         if full not in self.allowed:
             raise DataError(
                 f"{self.path} asks for {ascii(full)[1:80].rstrip(QUOTES)} and was refused; a data file may only "
@@ -160,7 +162,8 @@ class Reader:
     def call(self, new: bool) -> None:
         """Calls a name with arguments. NEWOBJ is for sparse matrices only, and REDUCE for all others."""
         callee, arguments = self.pop_last(2)
-        if type(callee) is not Named or callee.make is None or type(arguments) is not tuple or new != (callee is CSR):
+        can_be_called = type(callee) is Named and callee.make is not None and type(arguments) is tuple
+        if not can_be_called or new != (callee is CSR):
             raise ValueError("it calls something that cannot be called")
         if callee is ENCODE:
             self.encoded_left -= sum(len(text) for text in arguments if type(text) is str)

@@ -21,11 +21,14 @@ Style = Callable[[str], str]
 
 def count_seeds(row: Row) -> str:
     """The number of finished seeds of a row, and the number planned if that differs."""
-    counts = {len(entry.ran) for entry in row.entries.values() if entry.applicable}
-    planned = max((len(entry.planned) for entry in row.entries.values()), default=0)
+    entries = row.entries.values()
+    counts = {len(entry.ran) for entry in entries if entry.applicable}
+    planned = max((len(entry.planned) for entry in entries), default=0)
     if not counts:
         return "0"
-    span = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    fewest = min(counts)
+    most = max(counts)
+    span = str(most) if fewest == most else f"{fewest} to {most}"
     return span if counts == {planned} else f"{span} of {planned}"
 
 
@@ -38,7 +41,8 @@ def format_rows(table: Table, bold: Style, spread: Style) -> list[list[str]]:
         for column in table.columns:
             entry = row.entries.get(column, Entry())
             emphasis = bold if (row.names, column) in best else str
-            line.append(format_entry(entry, METRICS[column.metric].digits, emphasis, spread))
+            digits = METRICS[column.metric].digits
+            line.append(format_entry(entry, digits, emphasis, spread))
         lines.append(line)
     return lines
 
@@ -48,9 +52,12 @@ def format_entry(entry: Entry, digits: int, emphasis: Style, spread: Style) -> s
     paper = f" [{entry.paper[0]:.{digits}f}]" if entry.paper else ""
     if entry.mean is None:
         return entry.state + paper
-    deviation = spread(f"{entry.spread:.{digits}f}") if entry.spread is not None else ""
-    fewer_seeds = f" (n = {len(entry.seeds)})" if len(entry.seeds) < len(entry.ran) else ""
-    return emphasis(f"{entry.mean:.{digits}f}") + deviation + fewer_seeds + paper
+    text = emphasis(f"{entry.mean:.{digits}f}")
+    if entry.spread is not None:
+        text += spread(f"{entry.spread:.{digits}f}")
+    if len(entry.seeds) < len(entry.ran):
+        text += f" (n = {len(entry.seeds)})"
+    return text + paper
 
 
 def notes(table: Table) -> list[str]:
@@ -68,7 +75,8 @@ def markdown(table: Table) -> str:
     head = [*table.heads, "seeds", *titles]
     body = format_rows(table, lambda text: f"**{text}**", lambda text: f" ± {text}")
     legend, *tests = notes(table)
-    parts = [f"**{table.title}**", markdown_table(head, body), legend]
+    title = f"**{table.title}**"
+    parts = [title, markdown_table(head, body), legend]
     if tests:
         parts.append("\n".join(f"- {line}" for line in tests))
     return "\n\n".join(parts)
@@ -77,7 +85,7 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """A booktabs table in the style of the paper."""
     lead = len(table.heads) + 1
-    body = format_rows(table, lambda text: rf"\textbf{{{text}}}", lambda text: rf" {{\scriptsize$\pm$ {text}}}")
+    body = format_rows(table, latex_bold, latex_spread)
     titles = [escape(column.title) + direction_arrow(column) for column in table.columns]
     heads = [escape(head) for head in table.heads]
     lines = [*group_line(table, lead), latex_line([*heads, "seeds", *titles])]
@@ -96,6 +104,14 @@ def latex(table: Table) -> str:
         rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", *lines,
         r"\bottomrule", r"\end{tabular}", "}", r"\end{table*}",
     ])  # fmt: skip
+
+
+def latex_bold(text: str) -> str:
+    return rf"\textbf{{{text}}}"
+
+
+def latex_spread(text: str) -> str:
+    return rf" {{\scriptsize$\pm$ {text}}}"
 
 
 def group_line(table: Table, lead: int) -> list[str]:
@@ -133,8 +149,9 @@ def to_csv(table: Table) -> str:
         for column in table.columns:
             entry = row.entries.get(column, Entry())
             paper = entry.paper or (None, None)
-            values = [entry.mean, entry.spread, len(entry.seeds), len(entry.planned), entry.state, *paper]
-            writer.writerow([*row.names, column.group, column.metric, *values])
+            names = [*row.names, column.group, column.metric]
+            counts = [len(entry.seeds), len(entry.planned)]
+            writer.writerow([*names, entry.mean, entry.spread, *counts, entry.state, *paper])
     return out.getvalue()
 
 

@@ -48,6 +48,14 @@ METRICS = {
     "client_mb": Metric("client MB", 3, -1),
 }
 TESTED = ("faa", "cta", "af")
+UNCHANGED = ("faa", "cta", "af", "seconds", "warmup_seconds", "peak_memory_mb")  # named alike in a row of `compare`
+IN_MEGABYTES = {  # the names of METRICS, and the bytes in a row of `compare`
+    "mb": "bytes_total",
+    "mb_down": "bytes_down",
+    "mb_up": "bytes_up",
+    "server_mb": "server_memory_bytes",
+    "client_mb": "client_extra_bytes",
+}
 
 
 @dataclass(frozen=True)
@@ -172,13 +180,16 @@ def build_table(layout: Layout, items: Iterable[Item]) -> Table:
         check_same_stream(rows.values())
     ordered_rows = order_rows(list(rows.values()), layout.by_method)
     note = f"{layout.note} {describe_repeated(ordered_rows)}".strip()
-    return Table(layout.title, layout.heads, order_columns(list(columns)), ordered_rows, layout.tested, note)
+    ordered_columns = order_columns(list(columns))
+    return Table(layout.title, layout.heads, ordered_columns, ordered_rows, layout.tested, note)
 
 
 def labelled_names(layout: Layout, item: Item) -> tuple[str, ...]:
     """The texts of the leading columns, with the label of the item in the last one."""
     *block, name = layout.names(item)
-    return (*block, f"{name} ({item.label})" if item.label else name)
+    if item.label:
+        name = f"{name} ({item.label})"
+    return (*block, name)
 
 
 def order_columns(columns: Sequence[Column]) -> list[Column]:
@@ -192,7 +203,8 @@ def order_rows(rows: Sequence[Row], by_method: bool) -> list[Row]:
     blocks = list(dict.fromkeys(row.block for row in rows))
 
     def sort_key(row: Row) -> tuple[int, tuple[int, str]]:
-        return blocks.index(row.block), method_rank(row.method) if by_method else (0, "")
+        rank = method_rank(row.method) if by_method else (0, "")
+        return blocks.index(row.block), rank
 
     return sorted(rows, key=sort_key)
 
@@ -233,12 +245,17 @@ def check_same_stream(rows: Iterable[Row]) -> None:
             assert entry.first is not None
             other = firsts.setdefault((row.block, column), entry.first)
             differing = differing_settings(other.config, entry.first.config)
-            of_stream = [key for key in differing if key.startswith("stream.") or key in ("evaluate", "setting")]
+            of_stream = [key for key in differing if is_of_stream(key)]
             if of_stream:
                 raise RunFolderError(
                     f"runs of {other.method} and {row.method} on {other.config['dataset']} are not of one stream, they "
                     f"differ in {', '.join(of_stream)}; give runs of one stream, or use `profcil compare`"
                 )
+
+
+def is_of_stream(key: str) -> bool:
+    """Whether a setting makes another stream."""
+    return key.startswith("stream.") or key in ("evaluate", "setting")
 
 
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -255,30 +272,33 @@ def measure_runs(runs: Sequence[Run]) -> list[dict[str, float | None]]:
     rows: dict[int, dict[str, Any]] = {}
     for transfer in dict.fromkeys(run.config["transfer"] for run in runs):
         same = [i for i, run in enumerate(runs) if run.config["transfer"] == transfer]
-        compared = compare([runs[i] for i in same], paper_values()["reference"])
+        runs_alike = [runs[i] for i in same]
+        compared = compare(runs_alike, paper_values()["reference"])
         rows |= dict(zip(same, compared, strict=True))
     return [metric_values(run, rows[i]) for i, run in enumerate(runs)]
 
 
 def metric_values(run: Run, row: Mapping[str, Any]) -> dict[str, float | None]:
     """The results of one run by the names in METRICS; `row` is its row of `compare`."""
-
-    def in_megabytes(key: str) -> float | None:
-        return row[key] / 1e6 if row[key] is not None else None
-
+    values = {key: row[key] for key in UNCHANGED}
+    values["total_seconds"] = total_seconds(row)
+    values["comm"] = row["norm_comm"]
+    for name, key in IN_MEGABYTES.items():
+        count = row[key]
+        values[name] = None if count is None else count / 1e6
     alignment = run.final_alignment()
+    memory = alignment.get("memory", {})
+    values["align"] = memory.get("align")
+    values["centred"] = memory.get("centred")
+    adapted = alignment.get("adapted", {})
+    values["align_z"] = adapted.get("align")
+    return values
+
+
+def total_seconds(row: Mapping[str, Any]) -> float | None:
+    """The seconds of stream and warm-up; None if one of them is unknown."""
     stream = row["seconds"]
     warmup = row["warmup_seconds"]
-    return {
-        **{key: row[key] for key in ("faa", "cta", "af", "seconds", "warmup_seconds", "peak_memory_mb")},
-        "total_seconds": stream + warmup if stream is not None and warmup is not None else None,
-        "comm": row["norm_comm"],
-        "mb": in_megabytes("bytes_total"),
-        "mb_down": in_megabytes("bytes_down"),
-        "mb_up": in_megabytes("bytes_up"),
-        "server_mb": in_megabytes("server_memory_bytes"),
-        "client_mb": in_megabytes("client_extra_bytes"),
-        "align": alignment.get("memory", {}).get("align"),
-        "centred": alignment.get("memory", {}).get("centred"),
-        "align_z": alignment.get("adapted", {}).get("align"),
-    }
+    if stream is None or warmup is None:
+        return None
+    return stream + warmup

@@ -36,8 +36,9 @@ class Group:
 
 def label_of(method: str, settings: Mapping[str, Any]) -> str:
     """The method as people write it, and settings that distinguish it."""
+    title = method_title(method)
     texts = describe_settings(settings)
-    return f"{method_title(method)} ({', '.join(texts)})" if texts else method_title(method)
+    return f"{title} ({', '.join(texts)})" if texts else title
 
 
 def describe_settings(settings: Mapping[str, Any]) -> list[str]:
@@ -60,7 +61,8 @@ def load_groups(paths: Sequence[str | Path], warn: Callable[[str], None], with_s
 
     `with_scores` leaves out rows of a store that have no scores by task, with a warning.
     """
-    return group_runs(finished_runs(load_runs(paths, warn, with_scores), warn))
+    runs = load_runs(paths, warn, with_scores)
+    return group_runs(finished_runs(runs, warn))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -72,21 +74,30 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         by_seed = by_settings.setdefault(settings_without_seed(run), {})
         by_seed.setdefault(run.config["seed"], run)
-    members = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in by_settings.values()]
     by_method: dict[tuple[str, str], list[tuple[Run, ...]]] = {}
-    for own in members:
-        by_method.setdefault((stream_name(own[0]), own[0].config["method"]), []).append(own)
+    for by_seed in by_settings.values():
+        own = tuple(by_seed[seed] for seed in sorted(by_seed))
+        by_method.setdefault(method_on_stream(own[0]), []).append(own)
     groups: list[Group] = []
     for (stream, method), variants in by_method.items():
         groups += variant_groups(stream, method, variants)
     datasets = list(dict.fromkeys(run.config["dataset"] for run in runs))
-    return sorted(groups, key=lambda group: (stream_rank(group, datasets), method_rank(group.method), group.variant))
+
+    def order(group: Group) -> tuple[Any, ...]:
+        return stream_rank(group, datasets), method_rank(group.method), group.variant
+
+    return sorted(groups, key=order)
+
+
+def method_on_stream(run: Run) -> tuple[str, str]:
+    return stream_name(run), run.config["method"]
 
 
 def variant_groups(stream: str, method: str, variants: Sequence[tuple[Run, ...]]) -> list[Group]:
     """The groups of one method on one stream, ordered by the settings in which they differ."""
     differing = differing_settings([own[0].config for own in variants])
-    pairs = sorted(zip(differing, variants, strict=True), key=lambda pair: value_order(pair[0]))
+    pairs = list(zip(differing, variants, strict=True))
+    pairs.sort(key=lambda pair: value_order(pair[0]))
     return [Group(stream, method, settings, number, own) for number, (settings, own) in enumerate(pairs)]
 
 
@@ -94,8 +105,10 @@ def value_order(settings: Mapping[str, Any]) -> list[tuple[str, float, str]]:
     """A sort key: numbers by size, anything else as text."""
     key = []
     for name, value in settings.items():
-        is_number = isinstance(value, int | float)
-        key.append((name, float(value) if is_number else 0.0, "" if is_number else str(value)))
+        if isinstance(value, int | float):
+            key.append((name, float(value), ""))
+        else:
+            key.append((name, 0.0, str(value)))
     return key
 
 
@@ -103,7 +116,8 @@ def stream_rank(group: Group, datasets: Sequence[str]) -> tuple[int, int, str]:
     """A sort key: datasets in the order of their first runs, then severe, homogeneous and other settings."""
     config = group.runs[0].config
     known = ("severe", "homogeneous")
-    rank = known.index(config["setting"]) if config["setting"] in known else len(known)
+    setting = config["setting"]
+    rank = known.index(setting) if setting in known else len(known)
     return datasets.index(config["dataset"]), rank, group.stream
 
 
@@ -112,10 +126,21 @@ def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
     A setting that a run of an older version does not have is left out of its own.
     """
-    weak_tasks = {config.get("stream", {}).get("weak_task", -1) for config in configs} - {-1}
-    shown = [shown_settings(config, with_task=len(weak_tasks) > 1) for config in configs]
-    keys = [key for key in ordered_union(shown) if any(one.get(key) != shown[0].get(key) for one in shown)]
+    with_task = has_several_weak_tasks(configs)
+    shown = [shown_settings(config, with_task) for config in configs]
+    keys = [key for key in ordered_union(shown) if values_differ(shown, key)]
     return [{key: settings[key] for key in keys if key in settings} for settings in shown]
+
+
+def values_differ(tables: Sequence[Mapping[str, Any]], key: str) -> bool:
+    first = tables[0].get(key)
+    return any(table.get(key) != first for table in tables)
+
+
+def has_several_weak_tasks(configs: Iterable[Mapping[str, Any]]) -> bool:
+    streams = [config.get("stream", {}) for config in configs]
+    tasks = {stream.get("weak_task", -1) for stream in streams}
+    return len(tasks - {-1}) > 1
 
 
 def ordered_union(tables: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -149,7 +174,7 @@ def distinguishing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """For each run the settings in which the runs of its method on its stream differ."""
     by_method: dict[tuple[str, str], list[int]] = {}
     for number, run in enumerate(runs):
-        by_method.setdefault((stream_name(run), run.config["method"]), []).append(number)
+        by_method.setdefault(method_on_stream(run), []).append(number)
     settings: dict[int, dict[str, Any]] = {}
     for numbers in by_method.values():
         differing = differing_settings([runs[number].config for number in numbers])

@@ -6,6 +6,7 @@ are near for the colour-blind, the markers differ.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -46,11 +47,18 @@ def method_look(method: str) -> Look:
 def look_number(method: str) -> int:
     """The number of a method's look. That of a plug-in follows from its name alone; a built-in method may share it."""
     names = list(LOOKS)
-    return names.index(method) if method in LOOKS else crc32(method.encode()) % len(names)
+    if method in LOOKS:
+        return names.index(method)
+    return crc32(method.encode()) % len(names)
+
+
+def css_declarations(colours: Iterable[str]) -> str:
+    return " ".join(f"--k{number}: {colour};" for number, colour in enumerate(colours))
 
 
 def css_variables() -> str:
     """The colours as CSS variables --k0, --k1, ... for light and dark pages."""
-    light = " ".join(f"--k{number}: {look.light};" for number, look in enumerate(LOOKS.values()))
-    dark = " ".join(f"--k{number}: {look.dark};" for number, look in enumerate(LOOKS.values()))
+    looks = LOOKS.values()
+    light = css_declarations(look.light for look in looks)
+    dark = css_declarations(look.dark for look in looks)
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

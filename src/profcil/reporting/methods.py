@@ -110,7 +110,9 @@ def budget(method: Any) -> str:
     """The settings that a regime changes: matched → expanded."""
     defaults = {field.name: field.default for field in dataclasses.fields(method.Params)}
     expanded: Mapping[str, Any] = method.regimes.get("expanded", {})
-    changes = [f"`{key}` {defaults[key]} → {value}" for key, value in expanded.items()]
+    changes = []
+    for key, value in expanded.items():
+        changes.append(f"`{key}` {defaults[key]} → {value}")
     return ", ".join(changes) or "-"
 
 
@@ -124,7 +126,8 @@ def describe_tests(name: str, tests: Path) -> str:
         shared = sorted(file for file in tests.glob("test_*.py") if file.name not in method_files)
         tests_by_file = {}
         for file in shared:
-            tests_by_file[file.name] = [test for test in list_tests(file) if name in test.split("_")]
+            names = list_tests(file)
+            tests_by_file[file.name] = [test for test in names if name in test.split("_")]
     lines = []
     for file_name, names in tests_by_file.items():
         if names:
@@ -139,4 +142,5 @@ def readable_name(test: str) -> str:
 
 def list_tests(file: Path) -> list[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith("test_")]

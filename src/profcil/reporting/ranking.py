@@ -34,38 +34,54 @@ class Spread:
     sd: float | None
 
 
+Values = dict[str, Spread | None]  # by the names of MEASURED; None if a seed lacks the value
+
+
 @dataclass(frozen=True)
 class Standing:
     """One group in the ranking of its stream."""
 
     group: Group
-    values: dict[str, Spread | None]  # by the names of MEASURED; None if a seed lacks the value
+    values: Values
     best: frozenset[str]  # in which values no other group of the stream is better
 
 
 def rank_runs(runs: Sequence[Run]) -> dict[str, list[Standing]]:
     """For every stream its groups, the highest mean FAA first. `runs` are finished."""
-    rows = {id(run): row for run, row in zip(runs, compare(runs), strict=True)}
+    ids = [id(run) for run in runs]
+    rows = dict(zip(ids, compare(runs), strict=True))
     return rank_groups(group_runs(runs), rows)
 
 
 def rank_groups(groups: Sequence[Group], rows: Mapping[int, Mapping[str, Any]]) -> dict[str, list[Standing]]:
     """As `rank_runs`, of groups; `rows` has the row of `compare` of each run, by its id."""
-    by_stream: dict[str, list[tuple[Group, dict[str, Spread | None]]]] = {}
+    by_stream: dict[str, list[tuple[Group, Values]]] = {}
     for group in groups:
-        measured = [dict(rows[id(run)]) | explanations(run) for run in group.runs]
-        values = {name: spread([row[name] for row in measured]) for name in MEASURED}
+        values = measured_values(group, rows)
         by_stream.setdefault(group.stream, []).append((group, values))
     rankings = {}
     for stream, pairs in by_stream.items():
         best = best_means([values for _, values in pairs])
-        ordered = sorted(pairs, key=lambda pair: -mean_of(pair[1]["faa"], -1.0))
-        rankings[stream] = [standing(group, values, best) for group, values in ordered]
+        standings = [standing(group, values, best) for group, values in pairs]
+        rankings[stream] = sorted(standings, key=lambda one: -mean_of(one.values["faa"], -1.0))
     return rankings
 
 
-def standing(group: Group, values: dict[str, Spread | None], best: Mapping[str, float]) -> Standing:
-    is_best = [name for name, mean in best.items() if mean_of(values[name], float("nan")) == mean]
+def measured_values(group: Group, rows: Mapping[int, Mapping[str, Any]]) -> Values:
+    """Mean and deviation over the seeds of a group, by the names of MEASURED."""
+    measured = []
+    for run in group.runs:
+        row = dict(rows[id(run)])
+        measured.append(row | explanations(run))
+    return {name: spread([row[name] for row in measured]) for name in MEASURED}
+
+
+def standing(group: Group, values: Values, best: Mapping[str, float]) -> Standing:
+    is_best = set()
+    for name, best_mean in best.items():
+        value = values[name]
+        if value is not None and value.mean == best_mean:
+            is_best.add(name)
     return Standing(group, values, frozenset(is_best))
 
 
@@ -88,7 +104,8 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     known = [float(value) for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None)
+    deviation = stdev(known) if len(known) > 1 else None
+    return Spread(fmean(known), deviation)
 
 
 def explanations(run: Run) -> dict[str, float | None]:
@@ -97,7 +114,8 @@ def explanations(run: Run) -> dict[str, float | None]:
         return {name: run.values[name] for name in ("probe_warm", "probe_end", "centred")}
     found: dict[str, float | None] = {"probe_warm": None, "probe_end": None}
     try:
-        diagnostics = json.loads((run.path / "diagnostics.json").read_text(encoding="utf-8"))
+        text = (run.path / "diagnostics.json").read_text(encoding="utf-8")
+        diagnostics = json.loads(text)
         found["probe_warm"] = float(diagnostics["probe_warm"]["ridge"])
         found["probe_end"] = float(diagnostics["probe_final"]["ridge"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -109,4 +127,5 @@ def final_centred(run: Run) -> float | None:
     """The alignment after the last position; None if the method stores no means or the folder has no events."""
     if not (run.path / "events.jsonl").exists():
         return None
-    return run.final_alignment().get("memory", {}).get("centred")
+    memory = run.final_alignment().get("memory", {})
+    return memory.get("centred")

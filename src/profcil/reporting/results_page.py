@@ -61,6 +61,12 @@ DEFAULTS = {
     "part": "test",
     "variants": "none",
 }
+ALLOWED = {  # the names after some keys
+    "columns": tuple(COLUMNS),
+    "settings": ("severe", "homogeneous"),
+    "part": ("test", "validation"),
+    "variants": ("none", "all"),
+}
 
 
 @dataclass
@@ -109,9 +115,10 @@ def read_definition(text: str, path: Path) -> dict[str, list[str]]:
         if not sign or key not in DEFAULTS:
             raise unknown(f"key of a table in {path}", key, DEFAULTS)
         given[key] = value
-    chosen = {key: [name for name in value.split(",") if name] for key, value in given.items()}
-    allowed = {"columns": COLUMNS, "settings": ("severe", "homogeneous"), "part": ("test", "validation")}
-    for key, names in (allowed | {"variants": ("none", "all")}).items():
+    chosen = {}
+    for key, value in given.items():
+        chosen[key] = [name for name in value.split(",") if name]
+    for key, names in ALLOWED.items():
         for name in chosen[key]:
             if name not in names:
                 raise unknown(f"name after {key}= in {path}", name, names)
@@ -125,14 +132,17 @@ def render_table(chosen: dict[str, list[str]], store: Path, path: Path) -> str:
     lines: list[Line] = []
     for dataset in chosen["dataset"]:
         lines += lines_of(dataset, chosen, store)
-    several = len(chosen["dataset"]) > 1
     titles = [COLUMNS[column][0] for column in chosen["columns"]]
-    head = [*(["dataset"] if several else []), "setting", "method", "seeds", *titles]
+    head = ["setting", "method", "seeds", *titles]
     body = []
     for line in lines:
-        names = [*([line.dataset] if several else []), line.setting, method_title(line.method) + line.label]
+        method = method_title(line.method) + line.label
+        seeds = str(len(line.runs))
         cells = [format_cell(line, column, lines) for column in chosen["columns"]]
-        body.append([*names, str(len(line.runs)), *cells])
+        body.append([line.setting, method, seeds, *cells])
+    if len(chosen["dataset"]) > 1:
+        head = ["dataset", *head]
+        body = [[line.dataset, *cells] for line, cells in zip(lines, body, strict=True)]
     return f"{markdown_table(head, body)}\n\n{describe_origin(lines, store, path)}"
 
 
@@ -142,37 +152,50 @@ def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Li
     runs = newest_runs(load_store(file)) if file.exists() else []
     measured = dict(zip(map(id, runs), measure_runs(runs), strict=True))  # of all, as NormComm needs FedAvg
     shown = [run for run in runs if is_chosen(run, chosen)]
-    methods = sorted(chosen["methods"] or {run.config["method"] for run in shown}, key=method_rank)
+    in_store = {run.config["method"] for run in shown}
+    methods = sorted(chosen["methods"] or in_store, key=method_rank)
     lines = []
     for setting in chosen["settings"]:
         for method in methods:
-            own = [run for run in shown if run.config["setting"] == setting and run.config["method"] == method]
+            own = [run for run in shown if is_run_of(run, setting, method)]
             for group in group_rows(own) or [[]]:
-                label = f" ({group[0].values['settings']})" if group and group[0].values["settings"] else ""
                 values = [values_of(run, measured[id(run)]) for run in group]
-                lines.append(Line(dataset, setting, method, label, group, values))
+                lines.append(Line(dataset, setting, method, label_of(group), group, values))
     return lines
+
+
+def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
+    return run.config["setting"] == setting and run.config["method"] == method
+
+
+def label_of(group: Sequence[StoredRun]) -> str:
+    """The settings in which the runs of a group depart from the recipe; empty if they do not."""
+    settings = group[0].values["settings"] if group else ""
+    return f" ({settings})" if settings else ""
 
 
 def is_chosen(run: StoredRun, chosen: dict[str, list[str]]) -> bool:
     """Whether a run is of the part and the variants that a table shows."""
+    if run.values["part"] not in chosen["part"]:
+        return False
     by_recipe = not run.values["settings"]
-    return run.values["part"] in chosen["part"] and (by_recipe or chosen["variants"] == ["all"])
+    return by_recipe or chosen["variants"] == ["all"]
 
 
 def values_of(run: StoredRun, measured: dict[str, Any]) -> dict[str, Any]:
     """The values of a run by the names of COLUMNS."""
     probes = {name: run.values[name] for name in ("probe_warm", "probe_end")}
     megabytes = measured["mb"]
-    return {**measured, **probes, "gb": megabytes / 1e3 if megabytes is not None else None}
+    gigabytes = megabytes / 1e3 if megabytes is not None else None
+    return {**measured, **probes, "gb": gigabytes}
 
 
 def format_cell(line: Line, column: str, lines: Sequence[Line]) -> str:
     """Mean ± standard deviation, the number of seeds if some lack the value, and the paper's value in brackets."""
     digits = COLUMNS[column][1]
     known = line.known(column)
-    found = None if line.label else paper_value("results", line.dataset, line.setting, line.method, column)
-    paper = f" [{found[0]:.{digits}f}]" if found else ""
+    found = paper_value("results", line.dataset, line.setting, line.method, column)
+    paper = f" [{found[0]:.{digits}f}]" if found and not line.label else ""
     if not known:
         return MISSING + paper
     text = f"{fmean(known):.{digits}f}"
@@ -187,10 +210,17 @@ def format_cell(line: Line, column: str, lines: Sequence[Line]) -> str:
 
 def is_best(line: Line, column: str, lines: Sequence[Line]) -> bool:
     """Whether a line has the best mean of its dataset and setting; not if there is nothing to compare."""
-    rivals = [other for other in lines if (other.dataset, other.setting) == (line.dataset, line.setting)]
-    means = [fmean(other.known(column)) for other in rivals if other.known(column)]
+    means = []
+    for other in lines:
+        known = other.known(column)
+        same_stream = other.dataset == line.dataset and other.setting == line.setting
+        if same_stream and known:
+            means.append(fmean(known))
+    if len(set(means)) < 2:
+        return False
     sign = METRICS[column].better
-    return len(set(means)) > 1 and sign * fmean(line.known(column)) == max(sign * mean for mean in means)
+    best = max(means, key=lambda mean: sign * mean)
+    return fmean(line.known(column)) == best
 
 
 def describe_origin(lines: Sequence[Line], store: Path, path: Path) -> str:
@@ -200,8 +230,9 @@ def describe_origin(lines: Sequence[Line], store: Path, path: Path) -> str:
     for title, column in (("profcil", "profcil"), ("torch", "torch"), ("", "machine"), ("", "date")):
         found = sorted({run.values[column] for run in runs if run.values[column]})
         if found:
-            texts = [found[0], found[-1]] if column == "date" and len(found) > 1 else found
-            joined = (" to " if column == "date" else ", ").join(texts)
+            joined = ", ".join(found)
+            if column == "date" and len(found) > 1:
+                joined = f"{found[0]} to {found[-1]}"
             parts.append(f"{title} {joined}".strip())
     if any(run.values["origin"] == "imported" for run in runs):
         parts.append("imported from an older table")

@@ -68,5 +68,6 @@ def bytes_by_kind(run: Run) -> dict[tuple[str, str], int]:
 def mean_and_spread(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and sample standard deviation over seeds at each position; the deviation of a single seed is zero."""
     stacked = np.stack(rows)
-    spread = stacked.std(axis=0, ddof=1) if len(stacked) > 1 else np.zeros(stacked.shape[1:])
-    return stacked.mean(axis=0), spread
+    mean = stacked.mean(axis=0)
+    spread = stacked.std(axis=0, ddof=1) if len(stacked) > 1 else np.zeros_like(mean)
+    return mean, spread

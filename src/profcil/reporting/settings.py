@@ -59,7 +59,8 @@ def list_settings(method: str | None = None, dataset: str | None = None) -> list
 
 def run_values(dataset: str, method: str | None) -> dict[str, Any]:
     """The settings of a run by their dotted names."""
-    return flatten_settings(plain(resolve(None, {"dataset": dataset, "method": method})))
+    config = resolve(None, {"dataset": dataset, "method": method})
+    return flatten_settings(plain(config))
 
 
 def describe_fields(cls: type, prefix: str, of: str) -> Iterator[dict[str, Any]]:
@@ -68,21 +69,19 @@ def describe_fields(cls: type, prefix: str, of: str) -> Iterator[dict[str, Any]]
     for field in dataclasses.fields(cls):
         if cls is RunConfig and field.name not in TOP_LEVEL:
             continue
-        type_name = re.sub(r"\ba ", "", describe_type(hints[field.name]))
-        yield {
-            "setting": prefix + field.name,
-            "of": of,
-            "type": type_name,
-            "default": default_text(field, prefix),
-            "allowed": allowed_values(field.metadata),
-            "help": field.metadata.get("help", ""),
-        }
+        row: dict[str, Any] = {"setting": prefix + field.name, "of": of}
+        row["type"] = re.sub(r"\ba ", "", describe_type(hints[field.name]))
+        row["default"] = default_text(field, prefix)
+        row["allowed"] = allowed_values(field.metadata)
+        row["help"] = field.metadata.get("help", "")
+        yield row
 
 
 def default_text(field: dataclasses.Field, prefix: str) -> str | None:
     """The default as TOML; None if there is none."""
     if prefix == "stream." and field.name in BY_SETTING:
-        return ", ".join(f"{name} {values[field.name]}" for name, values in SETTINGS.items())
+        texts = [f"{name} {values[field.name]}" for name, values in SETTINGS.items()]
+        return ", ".join(texts)
     if field.default_factory is not dataclasses.MISSING:
         return toml_value(field.default_factory())
     return None if field.default is dataclasses.MISSING else toml_value(field.default)
@@ -101,12 +100,14 @@ def render_page() -> str:
     own: dict[str, list[dict[str, Any]]] = {}  # by method
     for row in rows:
         if row["of"] == EVERY_RUN:
-            common.setdefault(row["setting"].rpartition(".")[0], []).append(row)
+            section, _, _ = row["setting"].rpartition(".")
+            common.setdefault(section, []).append(row)
         else:
             own.setdefault(row["of"], []).append(row)
     parts = [HEAD.rstrip()]
     for section, of_section in common.items():
-        parts += [f"## {section or 'The run'}", section_docstring(section), settings_table(of_section)]
+        title = section or "The run"
+        parts += [f"## {title}", section_docstring(section), settings_table(of_section)]
     parts.append("## Methods")
     for method, of_method in own.items():
         parts += [f"### {method}", settings_table(of_method)]
@@ -122,7 +123,8 @@ def settings_table(rows: Sequence[Mapping[str, Any]]) -> str:
     body = []
     for row in rows:
         default = "the dataset's" if row["default"] is None else f"`{row['default']}`"
-        cells = [f"`{row['setting']}`", row["type"], default, row["allowed"], row["help"]]
+        name = f"`{row['setting']}`"
+        cells = [name, row["type"], default, row["allowed"], row["help"]]
         body.append([cell.replace("|", "\\|") for cell in cells])
     return markdown_table(COLUMNS, body)
 

@@ -47,13 +47,18 @@ def describe_tests(table: Table) -> list[str]:
 
 def tested_pair(block: list[Row], column: Column) -> tuple[Row, Row] | None:
     """The rows of the proposed method and of the best baseline; None if one of them was not measured."""
+    champion = paper_values()["champion"]
     measured = [row for row in block if column in row.entries and row.entries[column].seeds]
-    ours = next((row for row in measured if row.method == paper_values()["champion"]), None)
+    ours = next((row for row in measured if row.method == champion), None)
     baselines = [row for row in measured if is_baseline(row.method)]
     if ours is None or not baselines:
         return None
     sign = METRICS[column.metric].better
-    return ours, max(baselines, key=lambda row: sign * (row.entries[column].mean or 0.0))
+
+    def merit(row: Row) -> float:
+        return sign * (row.entries[column].mean or 0.0)
+
+    return ours, max(baselines, key=merit)
 
 
 def paired_test(ours: Entry, baseline: Entry) -> str:
@@ -64,7 +69,8 @@ def paired_test(ours: Entry, baseline: Entry) -> str:
     our_values = [ours.seeds[seed] for seed in common]
     baseline_values = [baseline.seeds[seed] for seed in common]
     differences = [a - b for a, b in zip(our_values, baseline_values, strict=True)]
-    head = f"difference {sum(differences) / len(differences):+.2f}, n = {len(common)}"
+    mean = sum(differences) / len(differences)
+    head = f"difference {mean:+.2f}, n = {len(common)}"
     if len(common) < 2:
         return f"{head}, no test with one seed"
     if max(differences) - min(differences) < 1e-9:

@@ -24,14 +24,15 @@ def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
     """A row per dataset, setting and labelled method, from the finished runs."""
     finished = [cell for cell in cells if is_finished(out, cell)]
     runs = [load_run(out / cell.name) for cell in finished]
-    results: dict[Key, list[tuple[Run, dict]]] = {row_key(cell): [] for cell in cells}
+    last_cells = {row_key(cell): cell for cell in cells}
+    results: dict[Key, list[tuple[Run, dict]]] = {key: [] for key in last_cells}
     for cell, run, row in zip(finished, runs, compare(runs), strict=True):
         results[row_key(cell)].append((run, row))
-    last_cells = {row_key(cell): cell for cell in cells}
     rows = []
     for key, group in results.items():
         cell = last_cells[key]
-        more = {"paper": paper_metrics(cell), "applicable": not is_not_applicable(out, cell)}
+        applicable = not is_not_applicable(out, cell)
+        more = {"paper": paper_metrics(cell), "applicable": applicable}
         rows.append(summarise_group(key, group) | more)
     return rows
 
@@ -52,7 +53,8 @@ def summarise_group(key: Key, group: Sequence[tuple[Run, dict]]) -> dict[str, An
     out["warm_mb"] = mean_and_deviation(warmup)
     diagnostics = [read_json(run.path / "diagnostics.json") for run, _ in group]
     for name in ("probe_warm", "probe_final"):
-        out[name] = mean_and_deviation([by_probe.get(name, {}).get("ridge") for by_probe in diagnostics])
+        probes = [by_probe.get(name, {}) for by_probe in diagnostics]
+        out[name] = mean_and_deviation([probe.get("ridge") for probe in probes])
     alignments = [run.final_alignment().get("memory", {}) for run, _ in group]
     for name in ("align", "centred"):
         out[name] = mean_and_deviation([alignment.get(name) for alignment in alignments])
@@ -91,7 +93,8 @@ def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         if row["faa"] is not None:
             method = row["method"].split(" (")[0]
-            tried.setdefault((row["dataset"], row["setting"], method), []).append(row)
+            key = (row["dataset"], row["setting"], method)
+            tried.setdefault(key, []).append(row)
     best = []
     for group in tried.values():
         most_seeds = max(row["seeds"] for row in group)
@@ -132,10 +135,10 @@ def table_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[st
     """Titles and cells. Columns without values are omitted, and so is warm-up traffic if it is all the same."""
     if not warmups_differ(rows):
         rows = [{**row, "warm_mb": None} for row in rows]
-    heads = [key for key in ("dataset", "setting", "method", "tried", "seeds") if not rows or key in rows[0]]
     table: dict[str, list[str]] = {}
-    for key in heads:
-        table[key] = [str(row[key]) for row in rows]
+    for key in ("dataset", "setting", "method", "tried", "seeds"):
+        if not rows or key in rows[0]:
+            table[key] = [str(row[key]) for row in rows]
     for key, (title, digits) in COLUMNS.items():
         table[title] = [format_spread(row[key], digits, row["seeds"]) for row in rows]
     table["paper: FAA / CTA / AF"] = [join_metrics(row["paper"]) for row in rows]
@@ -149,9 +152,13 @@ def table_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[st
 
 def warmups_differ(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether runs of one dataset and setting have different warm-up traffic."""
-    traffic = {(row["dataset"], row["setting"], row["warm_mb"][0]) for row in rows if row["warm_mb"]}
-    streams = {(dataset, setting) for dataset, setting, _ in traffic}
-    return len(traffic) > len(streams)
+    traffic: dict[tuple[str, str], set[float]] = {}  # by dataset and setting
+    for row in rows:
+        if row["warm_mb"]:
+            mean, *_ = row["warm_mb"]
+            stream = (row["dataset"], row["setting"])
+            traffic.setdefault(stream, set()).add(mean)
+    return any(len(means) > 1 for means in traffic.values())
 
 
 def format_spread(value: Spread | None, digits: int, seeds: int) -> str:
@@ -161,7 +168,9 @@ def format_spread(value: Spread | None, digits: int, seeds: int) -> str:
     text = f"{mean:.{digits}f}"
     if deviation is not None:
         text += f" ± {deviation:.{digits}f}"
-    return text + (f" (n = {count})" if count < seeds else "")
+    if count < seeds:
+        text += f" (n = {count})"
+    return text
 
 
 def join_metrics(paper: dict[str, float] | None) -> str:

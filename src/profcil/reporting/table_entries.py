@@ -33,8 +33,10 @@ def items_of_studies(studies: Sequence[Study], out: Path) -> list[Item]:
     cells: dict[tuple[str, str], Cell] = {}
     for study in studies:
         cells |= {(cell.name, cell.variant): cell for cell in list_cells(study)}
-    runs = {cell.name: load_run(out / cell.name) for cell in cells.values() if is_finished(out, cell)}
-    values = dict(zip(runs, measure_with_mismatch(list(runs.values())), strict=True))
+    finished = [cell for cell in cells.values() if is_finished(out, cell)]
+    runs = {cell.name: load_run(out / cell.name) for cell in finished}
+    measured = measure_with_mismatch(list(runs.values()))
+    values = dict(zip(runs, measured, strict=True))
     items = []
     for cell in cells.values():
         applicable = not is_not_applicable(out, cell)
@@ -78,8 +80,10 @@ def labelled(item: Item, run: StoredRun) -> Item:
     """An item of a store that is none of the table's studies: its settings keep it apart from other rows."""
     part = [] if run.values["part"] == "test" else [run.values["part"]]
     differences = run.values["settings"].split()
-    of_stream = [*part, *(pair for pair in differences if pair.startswith("stream."))]
-    return replace(item, label=" ".join([*part, *differences]), stream=" ".join(of_stream))
+    of_stream = [pair for pair in differences if pair.startswith("stream.")]
+    label = " ".join([*part, *differences])
+    stream = " ".join([*part, *of_stream])
+    return replace(item, label=label, stream=stream)
 
 
 def variant_names(layout: Layout, datasets: set[str]) -> dict[str, str]:
@@ -87,7 +91,8 @@ def variant_names(layout: Layout, datasets: set[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for name in layout.studies:
         for scale in SCALES:
-            study = narrow_study(load_study(name, scale), seeds=[0], datasets=sorted(datasets))
+            whole = load_study(name, scale)
+            study = narrow_study(whole, seeds=[0], datasets=sorted(datasets))
             names |= {hash_without_seed(cell.config): cell.variant for cell in list_cells(study)}
     return names
 

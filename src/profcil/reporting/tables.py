@@ -39,11 +39,16 @@ PADDING = 2  # characters between two columns
 
 def compare(runs: Sequence[Run], reference: str = "fedavg") -> list[dict[str, Any]]:
     """A row per run, in the order given, with NormComm relative to the runs of the reference method among them."""
-    settings = distinguishing_settings(runs)
-    pairs = [(run, summarise_run(run) | {"settings": own}) for run, own in zip(runs, settings, strict=True)]
-    of_method = [(run, row) for run, row in pairs if row["method"] == reference]
-    references = [(run, row) for run, row in of_method if row["bytes_total"] is not None]
-    return [{**row, "norm_comm": relative_traffic(run, row, references)} for run, row in pairs]
+    rows = [summarise_run(run) for run in runs]
+    references = []
+    for run, row in zip(runs, rows, strict=True):
+        if row["method"] == reference and row["bytes_total"] is not None:
+            references.append((run, row))
+    compared = []
+    for run, row, settings in zip(runs, rows, distinguishing_settings(runs), strict=True):
+        norm_comm = relative_traffic(run, row, references)
+        compared.append({**row, "settings": settings, "norm_comm": norm_comm})
+    return compared
 
 
 def relative_traffic(
@@ -57,13 +62,17 @@ def relative_traffic(
     same_seed = [other for other in same_protocol if other["seed"] == row["seed"]]
     chosen = [other["bytes_total"] for other in same_seed or same_protocol]
     mean = fmean(chosen) if chosen else 0
-    return row["bytes_total"] / mean if row["bytes_total"] is not None and mean else None
+    if row["bytes_total"] is None or not mean:
+        return None
+    return row["bytes_total"] / mean
 
 
 def protocol(run: Run) -> tuple[Any, ...]:
     """What two runs must share for their traffic to be comparable. The setting `transfer` may differ."""
     c = run.config
-    sizes = {key: value for key, value in c["model"].items() if key not in ("head", "precision")}
+    sizes = dict(c["model"])
+    for key in ("head", "precision"):
+        sizes.pop(key, None)
     return (dataset_title(c), c["setting"], c["stream"], c["train"]["rounds"], sizes)
 
 
@@ -71,7 +80,10 @@ def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
     """The comparison as text: all runs, then mean ± sample standard deviation of runs that differ only in the seed."""
     rows = compare(runs, reference)
     columns = NAME_COLUMNS | MEASURED_COLUMNS
-    lines = [format_row(row | {"method": label_of(row["method"], row["settings"])}, columns) for row in rows]
+    lines = []
+    for row in rows:
+        label = label_of(row["method"], row["settings"])
+        lines.append(format_row(row | {"method": label}, columns))
     means = [format_mean(group) for group in seed_groups(runs, rows)]
     heading, header, cells = split_constant(list(columns.values()), [*lines, *means])
     table = text_table(header, cells, SPARED)
@@ -88,7 +100,8 @@ def split_constant(header: list[str], lines: list[list[str]]) -> tuple[list[str]
     kept = [number for number, name in enumerate(header) if name not in shared]
     cells = [[line[number] for number in kept] for line in lines]
     heading = [", ".join(shared.values())] if shared else []
-    return heading, [header[number] for number in kept], cells
+    titles = [header[number] for number in kept]
+    return heading, titles, cells
 
 
 def execution_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -96,7 +109,10 @@ def execution_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     different = {row["computed"] for row in rows if row["computed"]}
     if len(different) < 2:
         return []
-    lines = [f"  {row['path']}: {row['computed'] or 'not recorded'}" for row in rows]
+    lines = []
+    for row in rows:
+        computed = row["computed"] or "not recorded"
+        lines.append(f"  {row['path']}: {computed}")
     return ["", "The runs were computed in different ways:", *lines]
 
 
@@ -118,7 +134,9 @@ def format_mean(group: Sequence[Mapping[str, Any]]) -> list[str]:
         if any(value is None for value in values):
             texts.append("-")
         else:
-            texts.append(f"{format_value(key, fmean(values))} ± {format_value(key, stdev(values))}")
+            mean = format_value(key, fmean(values))
+            deviation = format_value(key, stdev(values))
+            texts.append(f"{mean} ± {deviation}")
     first = group[0]
     label = label_of(first["method"], first["settings"])
     return [label, first["dataset"], first["setting"], f"mean of {len(group)}", *texts]
@@ -167,13 +185,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], spared: Seq
 
 def table_width(columns: Sequence[Sequence[str]], fold_width: int) -> int:
     """The width of a table whose texts are folded to this many characters. Numbers are not folded."""
-    return sum(column_width(cells, fold_width) for cells in columns) + PADDING * (len(columns) - 1)
+    widths = [column_width(cells, fold_width) for cells in columns]
+    return sum(widths) + PADDING * (len(columns) - 1)
 
 
 def column_width(cells: Sequence[str], fold_width: int) -> int:
     """The least width of a column: that of a column of numbers, with their deviations, is its whole width."""
     whole = max(map(len, cells))
-    is_number = all(text[:1] in ("", "-") or text[:1].isdigit() for text in cells[1:])
+    beginnings = [text[:1] for text in cells[1:]]
+    is_number = all(first in ("", "-") or first.isdigit() for first in beginnings)
     return whole if is_number else min(fold_width, whole)
 
 
@@ -188,7 +208,8 @@ def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
     fold_width = FOLD_WIDTHS[0] if fits else FOLD_WIDTHS[1]
     table = Table(box=None, pad_edge=False, padding=(0, PADDING, 0, 0))
     for cells in columns:
-        table.add_column(Text(cells[0]), overflow="fold", min_width=column_width(cells, fold_width))
+        least = column_width(cells, fold_width)
+        table.add_column(Text(cells[0]), overflow="fold", min_width=least)
     for texts in rows:
         table.add_row(*map(Text, texts))
     longest = max(len(text) for cells in columns for text in cells)

@@ -27,7 +27,9 @@ KINDS = {"Rows": Rows, "Nodes": Nodes}
 
 def save_arrays(path: Path, given: Mapping[str, Any]) -> None:
     """Writes arrays x and y, and those of other parts (test_x, test_y, val_x, val_y), to an npz file."""
-    known = {"names", *(f"{prefix}{key}" for prefix in ("", *(f"{part}_" for part in PARTS)) for key in "xy")}
+    known = {"names", "x", "y"}
+    for part in PARTS:
+        known |= {f"{part}_x", f"{part}_y"}
     for key in given:
         if key not in known:
             raise DataError(f"data has the key '{key}'; allowed are x and y, test_x and test_y, val_x and val_y, names")
@@ -43,7 +45,9 @@ def save_texts(path: Path, given: Mapping[str, Any]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for part, x, y in array_parts(given):
             for text, label in zip(x, y, strict=True):
-                row = {"text": str(text), "label": str(label)} | ({"split": part} if part else {})
+                row = {"text": str(text), "label": str(label)}
+                if part:
+                    row["split"] = part
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
@@ -59,8 +63,10 @@ def array_parts(given: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
 def checked_pair(given: Mapping[str, Any], x: str, y: str) -> tuple[Any, Any]:
     if y not in given:
         raise DataError(f"data has {x} without {y}; give both")
-    if len(given[x]) != len(given[y]):
-        raise DataError(f"{x} has {len(given[x])} examples and {y} has {len(given[y])} labels; give one of each")
+    examples = len(given[x])
+    labels = len(given[y])
+    if examples != labels:
+        raise DataError(f"{x} has {examples} examples and {y} has {labels} labels; give one of each")
     return given[x], given[y]
 
 
@@ -79,12 +85,17 @@ def read_arrays(path: Path) -> Raw:
         raise DataError(f"{path} has parts whose inputs have different shapes; give all parts the same shape")
     x = np.concatenate(inputs)
     names = tuple(str(name) for name in given.get("names", ()))
-    labels = [label_name(label, names, path) for _, _, y in parts for label in y.tolist()]
-    drawn = [part for part, _, y in parts for _ in y if part]
+    labels: list[str] = []
+    drawn: list[str] = []
+    for part, _, y in parts:
+        labels += [label_name(label, names, path) for label in y.tolist()]
+        if part:
+            drawn += [part] * len(y)
     if x.ndim == 4:
         return Raw("image", x, labels, drawn, shape=tuple(x.shape[1:]), names=names)
     columns = tuple(f"column {i + 1}" for i in range(x.shape[1]))
-    x = number_columns(dict(zip(columns, x.T, strict=True)), columns, path)
+    by_column = dict(zip(columns, x.T, strict=True))
+    x = number_columns(by_column, columns, path)
     return Raw("table", x, labels, drawn, columns=columns, names=names)
 
 
@@ -103,14 +114,18 @@ def as_inputs(x: np.ndarray, path: Path) -> np.ndarray:
         return x
     if x.ndim == 3:
         x = x[:, None]
-    if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+    channels_last = x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
+    if channels_last:
         x = x.transpose(0, 3, 1, 2)
-    if x.ndim != 4 or x.dtype.kind not in "fu" or (x.dtype.kind == "u" and x.dtype != np.uint8):
+    has_pixel_type = x.dtype.kind == "f" or x.dtype == np.uint8
+    if x.ndim != 4 or not has_pixel_type:
         raise DataError(
             f"{path} has inputs {list(x.shape)} of type {x.dtype}; allowed are images, uint8 or floats from 0 to 1, "
             "[n, channels, height, width], and tables of numbers, [n, columns]"
         )
-    return np.ascontiguousarray(x if x.dtype == np.uint8 else x.astype(np.float32))
+    if x.dtype != np.uint8:
+        x = x.astype(np.float32)
+    return np.ascontiguousarray(x)
 
 
 # -- Bundles ----------------------------------------------------------------------------------------------------------
@@ -141,7 +156,8 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
         "std": bundle.std,
         "input_format": form,
     }
-    np.savez(path, **{HEADER: np.array(json.dumps(values))}, **arrays)  # type: ignore[arg-type]
+    header = np.array(json.dumps(values))
+    np.savez(path, **{HEADER: header}, **arrays)  # type: ignore[arg-type]
 
 
 def is_saved_bundle(path: Path) -> bool:
@@ -162,10 +178,13 @@ def load_saved_bundle(path: Path) -> Bundle:
     """The Bundle of a file that `save_bundle` wrote."""
     with np.load(path, allow_pickle=False) as arrays:
         values = json.loads(str(arrays[HEADER]))
-        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != HEADER}
+        names = [name for name in arrays.files if name != HEADER]
+        tensors = {name: torch.from_numpy(arrays[name]) for name in names}
     parts: dict[str, Examples] = {}
     for part, given in values["parts"].items():
-        parts[part] = KINDS[given["kind"]](**{name: tensors[key] for name, key in given["arrays"].items()})
+        own = {name: tensors[key] for name, key in given["arrays"].items()}
+        kind = KINDS[given["kind"]]
+        parts[part] = kind(**own)
     form = input_format_of_json(values["input_format"]) if values["input_format"] else None
     return Bundle(
         facts_of_json(values["facts"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +59,8 @@ def bundle_of(path: Path, raw: Raw, settings: OwnSettings, seed: int) -> Bundle:
         encoder=ENCODERS[raw.modality],
         get="--data PATH",
     )
-    bundle = BUILDERS[raw.modality](facts, raw, label_ids(raw, names), parts, names, settings)
+    build = BUILDERS[raw.modality]
+    bundle = build(facts, raw, label_ids(raw, names), parts, names, settings)
     return replace(bundle, tasks=tasks_of(names, settings, seed))
 
 
@@ -103,7 +104,8 @@ def drawn_parts(y: np.ndarray, names: Sequence[str], share: float, seed: int, pa
                 "examples or remove the class"
             )
         drawn = generator(seed, "own", "split", name).permutation(ids)
-        count = min(max(1, round(share * len(ids))), len(ids) - 1)
+        share_of_class = round(share * len(ids))
+        count = min(max(1, share_of_class), len(ids) - 1)
         is_test[drawn[:count]] = True
     return {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
 
@@ -111,7 +113,8 @@ def drawn_parts(y: np.ndarray, names: Sequence[str], share: float, seed: int, pa
 def check_trained(y: np.ndarray, names: Sequence[str], path: Path) -> None:
     counts = np.bincount(y, minlength=len(names))
     if not counts.all():
-        name = names[int(np.flatnonzero(counts == 0)[0])]
+        first = int(np.flatnonzero(counts == 0)[0])
+        name = names[first]
         raise DataError(f"{path} has no training example of class '{name}'; add some, or remove the class")
 
 
@@ -121,7 +124,9 @@ def check_trained(y: np.ndarray, names: Sequence[str], path: Path) -> None:
 def rows_bundle(facts: Facts, x: Tensor, y: np.ndarray, parts: Ids, names: Sequence[str], form: InputFormat) -> Bundle:
     """Independent examples as a Bundle."""
     labels = torch.from_numpy(y)
-    rows: Mapping[str, Rows] = {part: Rows(x[ids], labels[ids]) for part, ids in tensors(parts).items()}
+    rows: dict[str, Rows] = {}
+    for part, ids in tensors(parts).items():
+        rows[part] = Rows(x[ids], labels[ids])
     validation = rows.get("validation")
     return Bundle(facts, rows["train"], rows["test"], validation, tuple(names), form.vocabulary, input_format=form)
 
@@ -186,9 +191,12 @@ def graph_bundle(
     edges = torch.from_numpy(raw.edges)
     nodes = torch.from_numpy(raw.nodes)
     labels = torch.from_numpy(y)
-    found = {part: Nodes(x, edges, labels[ids], nodes[ids]) for part, ids in tensors(parts).items()}
+    found = {}
+    for part, ids in tensors(parts).items():
+        found[part] = Nodes(x, edges, labels[ids], nodes[ids])
     form = InputFormat("graph", (x.shape[1],), columns=raw.columns)
-    return Bundle(facts, found["train"], found["test"], found.get("validation"), tuple(names), input_format=form)
+    validation = found.get("validation")
+    return Bundle(facts, found["train"], found["test"], validation, tuple(names), input_format=form)
 
 
 BUILDERS: dict[str, Callable[..., Bundle]] = {

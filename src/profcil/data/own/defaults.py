@@ -28,14 +28,23 @@ def recipe_of_data(summary: Summary, settings: OwnSettings) -> Values:
     classes = len(summary.names)
     clients = next(count for limit, count in CLIENTS if summary.train < limit)
     clients = min(clients, summary.train)
-    tasks = settings.tasks or (-(-classes // default_task_size(classes)) if settings.order == "arrival" else 0)
-    sizes = [len(task) for task in settings.task_list] or [
-        -(-classes // tasks) if tasks else default_task_size(classes)
-    ]
-    stream = {"clients": clients, "participants": min(clients, max(5, clients // 2)), "task_size": max(sizes)}
+    task_size = default_task_size(classes)
+    tasks = settings.tasks
+    if not tasks and settings.order == "arrival":
+        tasks = ceil_divided(classes, task_size)
+    if settings.task_list:
+        task_size = max(len(task) for task in settings.task_list)
+    elif tasks:
+        task_size = ceil_divided(classes, tasks)
+    participants = min(clients, max(5, clients // 2))
+    stream = {"clients": clients, "participants": participants, "task_size": task_size}
     own = {"name": data_name(summary.path), "modality": summary.modality, "tasks": tasks}
     found = BY_MODALITY[summary.modality](summary)
     return {**found, "stream": stream, "own": {**own, **found.get("own", {})}}
+
+
+def ceil_divided(count: int, size: int) -> int:
+    return -(-count // size)
 
 
 def data_name(path: Path) -> str:
@@ -47,7 +56,8 @@ def data_name(path: Path) -> str:
 def training(optimiser: Values, batch: int, rounds: int = 10) -> Values:
     """The tables of training and warm-up."""
     warmup = {**optimiser, "batch": max(batch, 2)} if batch else dict(optimiser)
-    return {"train": {**optimiser, "batch": batch, "rounds": rounds, "epochs": 3}, "warmup": {**warmup, "rounds": 10}}
+    train = {**optimiser, "batch": batch, "rounds": rounds, "epochs": 3}
+    return {"train": train, "warmup": {**warmup, "rounds": 10}}
 
 
 def images(summary: Summary) -> Values:

@@ -73,6 +73,9 @@ def read_folder(path: Path, settings: OwnSettings) -> Raw:
 def part_files(path: Path) -> dict[str, Path]:
     """The files train.csv, val.csv and test.csv of a folder, or the same with other suffixes, by the name of the
     part; empty if there is no training part."""
-    found = {f.stem: f for f in sorted(path.iterdir()) if f.stem in PARTS and f.suffix in records.SUFFIXES}
+    found = {}
+    for file in sorted(path.iterdir()):
+        if file.stem in PARTS and file.suffix in records.SUFFIXES:
+            found[file.stem] = file
     ordered = {name: found[name] for name in PARTS if name in found}
     return ordered if "train" in map(PARTS.get, ordered) else {}

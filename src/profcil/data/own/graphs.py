@@ -32,16 +32,10 @@ def read_graph_folder(folder: Path, settings: OwnSettings) -> Raw:
     edges = read_edges(folder / "edges.csv", nodes.columns["id"], settings.encoding)
     values = [str(value).strip() for value in nodes.columns[label]]
     labelled = np.array([i for i, value in enumerate(values) if value], dtype=np.int64)
+    labels = [values[i] for i in labelled]
     parts = parts_of(nodes, "")
-    return Raw(
-        "graph",
-        x,
-        [values[i] for i in labelled],
-        [parts[i] for i in labelled] if parts else [],
-        columns=tuple(names),
-        edges=edges,
-        nodes=labelled,
-    )
+    drawn = [parts[i] for i in labelled] if parts else []
+    return Raw("graph", x, labels, drawn, columns=tuple(names), edges=edges, nodes=labelled)
 
 
 def read_edges(path: Path, ids: Sequence[str], encoding: str = "utf-8") -> np.ndarray:
@@ -60,8 +54,10 @@ def read_edges(path: Path, ids: Sequence[str], encoding: str = "utf-8") -> np.nd
                     f"{path} names the node '{node}' in row {row + 1}, which is not in nodes.csv; add the node or "
                     "remove the edge"
                 )
-    ends = [[numbers[node] for node in columns[name]] for name in ("source", "target")]
-    return undirected(np.array(ends, dtype=np.int64).reshape(2, -1), len(ids))
+    sources = [numbers[node] for node in columns["source"]]
+    targets = [numbers[node] for node in columns["target"]]
+    ends = np.array([sources, targets], dtype=np.int64)
+    return undirected(ends.reshape(2, -1), len(ids))
 
 
 def read_graph_npz(path: Path) -> Raw:

@@ -20,13 +20,18 @@ GREY = ("1", "L", "I", "F", "I;16")  # modes of pillow
 
 def class_images(folder: Path) -> Iterator[tuple[str, list[Path]]]:
     """The class folders of a folder, sorted by name, with their image files, sorted by name."""
-    for child in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        yield child.name, sorted(file for file in child.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and not child.name.startswith("."):
+            images = [file for file in child.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
+            yield child.name, sorted(images)
 
 
 def part_folders(folder: Path) -> dict[Path, str]:
     """The folders train, val and test below a folder, with their parts; empty if there is no train."""
-    found = {child: PARTS[child.name] for child in sorted(folder.iterdir()) if child.is_dir() and child.name in PARTS}
+    found = {}
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and child.name in PARTS:
+            found[child] = PARTS[child.name]
     return found if "train" in found.values() else {}
 
 
@@ -53,7 +58,8 @@ def read_images(folder: Path, settings: OwnSettings) -> Raw:
             parts += [part] * len(images)
     check_readable(files, labels)
     shape, notes = image_shape(files, settings, folder)
-    return Raw("image", files, labels, parts if any(parts) else [], shape=shape, notes=notes)
+    drawn = parts if any(parts) else []
+    return Raw("image", files, labels, drawn, shape=shape, notes=notes)
 
 
 def check_readable(files: Sequence[Path], labels: Sequence[str]) -> None:
@@ -77,7 +83,8 @@ def header(source: Any) -> tuple[str, int, int] | None:
     except ImportError:
         raise DataError("images need the package pillow; install it with pip install 'profcil[images]'") from None
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(file) as image:
             return image.mode, image.height, image.width
     except OSError:
         return None
@@ -90,16 +97,19 @@ def image_shape(files: Sequence[Any], settings: OwnSettings, where: Path) -> tup
         raise DataError(f"{where} has no readable image; replace its images")
     sizes = Counter((height, width) for _, height, width in headers)
     shape = settings.shape or default_shape(headers, sizes)
-    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < SMALLEST_SIDE:
+    is_image = len(shape) == 3 and shape[0] in (1, 3)
+    if not is_image or min(shape[1:]) < SMALLEST_SIDE:
         raise DataError(
             f"own.shape is {list(shape)}, allowed is 1 or 3 channels, a height and a width of at least "
             f"{SMALLEST_SIDE}; for example --set 'own.shape=[3, 32, 32]'"
         )
-    same = list(sizes) == [tuple(shape[1:])]
+    _, height, width = shape
+    if list(sizes) == [(height, width)]:
+        return tuple(shape), ()
     largest = max(sizes)
     given = f"{len(sizes)} sizes" if len(sizes) > 1 else f"the size {largest[0]} x {largest[1]}"
-    note = f"{where} has images of {given}; all are resized to {shape[1]} x {shape[2]} pixels (own.shape)"
-    return tuple(shape), () if same else (note,)
+    note = f"{where} has images of {given}; all are resized to {height} x {width} pixels (own.shape)"
+    return tuple(shape), (note,)
 
 
 def default_shape(headers: Sequence[tuple[str, int, int]], sizes: Counter[tuple[int, int]]) -> tuple[int, int, int]:
@@ -107,5 +117,6 @@ def default_shape(headers: Sequence[tuple[str, int, int]], sizes: Counter[tuple[
     (height, width), _ = min(sizes.items(), key=lambda item: (-item[1], item[0]))
     scale = min(1.0, LARGEST_SIDE / max(height, width))
     sides = [max(SMALLEST_SIDE, round(side * scale)) for side in (height, width)]
-    channels = 1 if all(mode in GREY for mode, _, _ in headers) else 3
+    all_grey = all(mode in GREY for mode, _, _ in headers)
+    channels = 1 if all_grey else 3
     return channels, sides[0], sides[1]

@@ -39,8 +39,11 @@ def read_records(path: Path, encoding: str = "utf-8") -> Records:
 def read_csv(path: Path, encoding: str = "utf-8") -> dict[str, Sequence[str]]:
     """The columns of a CSV file with a header, or of a TSV file."""
     csv.field_size_limit(LONGEST_CELL)
-    with path.open(encoding="utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding, newline="") as file:
-        reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+    if encoding.lower() in ("utf-8", "utf8"):
+        encoding = "utf-8-sig"
+    separator = "\t" if path.suffix == ".tsv" else ","
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=separator)
         header = [name.strip() for name in next(reader, [])]
         rows = [row for row in reader if row]
     check_header(header, path)
@@ -143,6 +146,8 @@ def read_arrow_folder(folder: Path) -> Records:
         for name, values in arrow_columns(table).items():
             columns[name] = [*columns.get(name, ()), *values]
     info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
-    features = info.get("features", {})
-    names = {key: tuple(value["names"]) for key, value in features.items() if value.get("_type") == "ClassLabel"}
+    names = {}
+    for key, feature in info.get("features", {}).items():
+        if feature.get("_type") == "ClassLabel":
+            names[key] = tuple(feature["names"])
     return Records(folder, columns, names)

@@ -30,8 +30,11 @@ def read_rows(parts: Parts, settings: OwnSettings) -> Raw:
     check_parts(parts)
     first = parts[0][1]
     label = label_column(first, settings)
-    labels = [name for _, records in parts for name in labels_of(records, label)]
-    drawn = [part for name, records in parts for part in parts_of(records, name)]
+    labels: list[str] = []
+    drawn: list[str] = []
+    for part, records in parts:
+        labels += labels_of(records, label)
+        drawn += parts_of(records, part)
     names = first.class_names.get(label, ())
     if image := image_column(first):
         files = [value["bytes"] or value["path"] for _, records in parts for value in records.columns[image]]

@@ -51,7 +51,8 @@ def tasks_of(names: Sequence[str], settings: OwnSettings, seed: int) -> Tasks:
         )
     arrival = settings.order == "arrival"
     order = range(len(names)) if arrival else class_order(len(names), seed)
-    return tuple(tuple(part.tolist()) for part in np.array_split(list(order), settings.tasks))
+    tasks = np.array_split(list(order), settings.tasks)
+    return tuple(tuple(task.tolist()) for task in tasks)
 
 
 def listed_tasks(names: Sequence[str], given: Sequence[Sequence[str]]) -> Tasks:
@@ -74,5 +75,10 @@ def listed_tasks(names: Sequence[str], given: Sequence[Sequence[str]]) -> Tasks:
 def read_task_file(path: Path) -> tuple[tuple[str, ...], ...]:
     """Tasks from a text file: one task a line, its class names separated by commas."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    tasks = [tuple(name.strip() for name in line.split(",") if name.strip()) for line in lines]
-    return tuple(task for task in tasks if task)
+    tasks = []
+    for line in lines:
+        names = [name.strip() for name in line.split(",")]
+        task = tuple(name for name in names if name)
+        if task:
+            tasks.append(task)
+    return tuple(tasks)

@@ -28,10 +28,12 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     height = 0.9 + 0.22 * len(groups)
     figure, axes = style.panels(2, 2, style.PAGE * 0.8, height, sharey=True, sharex=True)
     for (direction, title), ax in zip(DIRECTIONS.items(), axes, strict=True):
-        draw_direction(ax, [in_direction(by_kind, direction) for by_kind in sums], kinds)
+        totals = [in_direction(by_kind, direction) for by_kind in sums]
+        draw_direction(ax, totals, kinds)
         ax.set_title(title)
         ax.set_xlabel("bytes")
-    axes[0].set_yticks(range(len(groups)), [style.folded(name, 32) for name in names])
+    labels = [style.folded(name, 32) for name in names]
+    axes[0].set_yticks(range(len(groups)), labels)
     axes[0].invert_yaxis()
     style.legend_below(figure, axes, columns=6)
     numbers = {}

@@ -88,15 +88,13 @@ def has_values(group: Group, values: Values) -> bool:
 def draw_line(ax: Axes, group: Group, values: Values) -> dict[str, Any]:
     """Draws the line and band of one group; the numbers drawn."""
     look = style.group_look(group)
-    mean, spread = series.mean_and_spread([values(run) for run in group.runs])
+    by_seed = [values(run) for run in group.runs]
+    mean, spread = series.mean_and_spread(by_seed)
     x = np.arange(1, len(mean) + 1)
     ax.plot(x, mean, label=group.label, **look)
     if len(group.runs) > 1:
-        ax.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
+        low = mean - spread
+        high = mean + spread
+        ax.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     seeds = [run.config["seed"] for run in group.runs]
-    return {"mean": to_list(mean), "sd": to_list(spread), "seeds": seeds}
-
-
-def to_list(values: np.ndarray) -> list[float | None]:
-    """The values for JSON, with None in place of NaN."""
-    return [round(float(value), 4) if np.isfinite(value) else None for value in values]
+    return {"mean": style.to_list(mean), "sd": style.to_list(spread), "seeds": seeds}

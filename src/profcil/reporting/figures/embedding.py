@@ -108,7 +108,8 @@ def tsne(features: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """t-SNE by scikit-learn, and its settings; the perplexity is smaller if there are few points."""
     from sklearn.manifold import TSNE as Layout
 
-    perplexity = min(TSNE["perplexity"], max(1.0, (len(features) - 1) / 3))
+    largest = max(1.0, (len(features) - 1) / 3)
+    perplexity = min(TSNE["perplexity"], largest)
     settings = TSNE | {"perplexity": perplexity, "random_state": fixed_seed("t-SNE")}
     if min(features.shape) < 2:
         settings["init"] = "random"
@@ -121,7 +122,8 @@ def umap(features: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         warnings.simplefilter("ignore")
         from umap import UMAP as Layout
 
-        settings = UMAP | {"n_neighbors": min(UMAP["n_neighbors"], len(features) - 1), "n_jobs": 1}
+        neighbours = min(UMAP["n_neighbors"], len(features) - 1)
+        settings = UMAP | {"n_neighbors": neighbours, "n_jobs": 1}
         settings["random_state"] = fixed_seed("UMAP")
         if min(features.shape) <= 2:
             settings["init"] = "random"
@@ -142,8 +144,10 @@ def draw_panel(ax: Axes, points: np.ndarray, data: Features, classes: np.ndarray
             real_colour = "#777777"
             replay_colour = style.COLOURS[1]
         of_class = labels == label
-        style.dots(ax, points[is_real & of_class], s=12, color=real_colour, alpha=0.3, linewidths=0)
-        style.dots(ax, points[~is_real & of_class], s=9, marker="x", color=replay_colour, linewidths=0.6)
+        real = points[is_real & of_class]
+        replay = points[~is_real & of_class]
+        style.dots(ax, real, s=12, color=real_colour, alpha=0.3, linewidths=0)
+        style.dots(ax, replay, s=9, marker="x", color=replay_colour, linewidths=0.6)
     add_legend_entries(ax, classes)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="#BBBBBB")

@@ -25,15 +25,20 @@ def draw_by_position(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
     tasks = max(group.runs[0].positions for group in groups)
     across = min(len(groups), panels_across(tasks))
     width = style.COLUMN if len(groups) == 1 else style.PAGE
-    figure, axes = style.panels(len(groups), across, width, 0.85 * width / across + 0.3)
+    panel_width = width / across
+    figure, axes = style.panels(len(groups), across, width, 0.85 * panel_width + 0.3)
+    numbers = {}
     for group, ax in zip(groups, axes, strict=True):
-        image = draw_cells(ax, mean_tasks(group).T)
-        ax.set_title(style.folded(group_name(group, groups), int(12.5 * width / across)))
+        name = group_name(group, groups)
+        accuracy = mean_tasks(group)
+        numbers[name] = to_lists(accuracy)
+        image = draw_cells(ax, accuracy.T)
+        ax.set_title(style.folded(name, int(12.5 * panel_width)))
         ax.set_xlabel("position")
         if style.leftmost(ax):
             ax.set_ylabel("task")
     draw_scale(figure, image, axes, "accuracy (%); grey: task not introduced yet")
-    return figure, {group_name(group, groups): to_lists(mean_tasks(group)) for group in groups}
+    return figure, numbers
 
 
 def panels_across(tasks: int) -> int:
@@ -53,28 +58,38 @@ def draw_final(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figur
     width = style.COLUMN if most < 2 else style.PAGE * 0.7
     figure, axes = style.panels(len(by_stream), 1, width, 0.8 + 0.2 * most)
     for (stream, own), ax in zip(by_stream.items(), axes, strict=True):
-        image = draw_cells(ax, np.stack([mean_tasks(group)[-1] for group in own]))
-        ax.set_yticks(range(len(own)), [style.folded(group.label, 28) for group in own])
+        final = [mean_tasks(group)[-1] for group in own]
+        image = draw_cells(ax, np.stack(final))
+        labels = [style.folded(group.label, 28) for group in own]
+        ax.set_yticks(range(len(own)), labels)
         ax.set_title(stream)
         ax.set_xlabel("task")
     draw_scale(figure, image, axes, "final accuracy (%)")
-    return figure, {group_name(group, groups): to_lists(mean_tasks(group)[-1:])[0] for group in groups}
+    numbers = {}
+    for group in groups:
+        name = group_name(group, groups)
+        (numbers[name],) = to_lists(mean_tasks(group)[-1:])
+    return figure, numbers
 
 
 def mean_tasks(group: Group) -> np.ndarray:
     """[positions, tasks], the mean over seeds; NaN if one of the seeds has no value."""
-    return mean_and_spread([task_accuracy(run) for run in group.runs])[0]
+    by_seed = [task_accuracy(run) for run in group.runs]
+    mean, _ = mean_and_spread(by_seed)
+    return mean
 
 
 def draw_cells(ax: Axes, values: np.ndarray) -> AxesImage:
     """A grid of percentages, written into the cells if they are large enough. Rows and columns count from 1."""
-    image = ax.imshow(np.ma.masked_invalid(values), cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    known = np.ma.masked_invalid(values)
+    image = ax.imshow(known, cmap="viridis", vmin=0, vmax=100, aspect="auto")
     rows, columns = values.shape
     ax.set_facecolor("#EEEEEE")
     ax.grid(False)
     ax.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
-    ax.grid(which="minor", color="white", linewidth=0.8 if columns <= MAX_WRITTEN else 0.3)
+    line = 0.8 if columns <= MAX_WRITTEN else 0.3
+    ax.grid(which="minor", color="white", linewidth=line)
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     for axis, count in ((ax.xaxis, columns), (ax.yaxis, rows)):
@@ -90,7 +105,8 @@ def write_values(ax: Axes, values: np.ndarray) -> None:
     for row, column in np.argwhere(np.isfinite(values)):
         value = values[row, column]
         colour = "black" if value > 55 else "white"
-        ax.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
+        text = f"{value:.0f}"
+        ax.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
 
 
 def draw_scale(figure: Figure, image: AxesImage, axes: Sequence[Axes], title: str) -> None:
@@ -108,4 +124,4 @@ def group_name(group: Group, groups: Sequence[Group]) -> str:
 
 def to_lists(values: np.ndarray) -> list[list[float | None]]:
     """The values for JSON, with None in place of NaN."""
-    return [[round(float(value), 4) if np.isfinite(value) else None for value in row] for row in values]
+    return [style.to_list(row) for row in values]

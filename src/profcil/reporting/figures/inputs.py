@@ -29,13 +29,14 @@ def read_snapshots(run: Path) -> dict[str, np.ndarray]:
     advice = f"`profcil diagnose {run}` writes it if the run was made with --set keep_memories=true"
     arrays = read_arrays(path, "position", "kind", "labels", "means", "oracle", advice=advice)
     lengths = {len(arrays[name]) for name in ("position", "kind", "labels", "means")}
-    same_shape = arrays["means"].ndim == 2 and arrays["means"].shape == arrays["oracle"].shape
+    means = arrays["means"]
+    same_shape = means.ndim == 2 and means.shape == arrays["oracle"].shape
     if not same_shape or len(lengths) > 1 or 0 in lengths:
         raise invalid_file(path, "its arrays do not have the same number of rows, at least one")
     unknown = sorted(set(arrays["kind"].tolist()) - set(KINDS))
     if unknown:
         raise invalid_file(path, f"it has kind '{unknown[0]}', allowed are {', '.join(KINDS)}")
-    return arrays | read_real_features(path, arrays["means"].shape[1])
+    return arrays | read_real_features(path, width=means.shape[1])
 
 
 def read_real_features(path: Path, width: int) -> dict[str, np.ndarray]:
@@ -57,7 +58,8 @@ def read_replay(run: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     arrays = read_arrays(path, *names, "attrs", advice=advice)
     real = arrays["real"]
     replay = arrays["replay"]
-    same_width = real.ndim == replay.ndim == 2 and real.shape[1] == replay.shape[1]
+    are_matrices = real.ndim == replay.ndim == 2
+    same_width = are_matrices and real.shape[1] == replay.shape[1]
     real_labelled = len(real) == len(arrays["real_label"]) > 0
     replay_labelled = len(replay) == len(arrays["replay_label"]) > 0
     if not (same_width and real_labelled and replay_labelled):
@@ -80,7 +82,8 @@ def read_mismatch(path: Path) -> list[dict[str, Any]]:
         raise unreadable_file(path, error, "`profcil study weak-task` writes it in its folder") from None
     except (ValueError, KeyError, TypeError):
         raise invalid_file(path, "it must be a list of runs with method, strength, mmd2 and drop") from None
-    unknown = sorted({str(row.get("strength")) for row in rows} - set(STRENGTHS))
+    strengths = {str(row.get("strength")) for row in rows}
+    unknown = sorted(strengths - set(STRENGTHS))
     if unknown:
         raise invalid_file(path, f"it has strength '{unknown[0]}', allowed are {', '.join(STRENGTHS)}")
     if not rows:

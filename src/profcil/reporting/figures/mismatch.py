@@ -38,20 +38,37 @@ def draw_rows(rows: Sequence[dict[str, Any]]) -> tuple[Figure, dict[str, Any]]:
     between the runs of a method.
     """
     if len({row.get("dataset") for row in rows}) > 1:
-        rows = [row | {"method": f"{row['method']}, {row['dataset']}"} for row in rows]
-    methods = sorted({row["method"] for row in rows}, key=lambda name: (method_rank(name.split(",")[0]), name))
+        rows = [with_dataset(row) for row in rows]
+    methods = sorted({row["method"] for row in rows}, key=panel_order)
     width = style.COLUMN if len(methods) == 1 else style.PAGE
     figure, axes = style.panels(len(methods), 3, width, 2.3, sharey=True)
     facts = {}
     for method, ax in zip(methods, axes, strict=True):
         own = [row for row in rows if row["method"] == method]
-        facts[method] = draw_panel(ax, own, method_look(own[0]["method"].split(",")[0]).light)
+        look = method_look(method_name(method))
+        facts[method] = draw_panel(ax, own, look.light)
         ax.locator_params(axis="x", nbins=5)
         ax.set_xlabel("replay gap, MMD²")
         if style.leftmost(ax):
             ax.set_ylabel("downstream drop (points)")
     style.legend_below(figure, axes, "intervention (ρ: Spearman, with a 95 % bootstrap interval)")
     return figure, facts
+
+
+def with_dataset(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its dataset in the name of its panel."""
+    panel = f"{row['method']}, {row['dataset']}"
+    return row | {"method": panel}
+
+
+def method_name(panel: str) -> str:
+    """The method in the name of a panel, which may have a dataset too."""
+    return panel.partition(",")[0]
+
+
+def panel_order(panel: str) -> tuple[Any, str]:
+    """A sort key: methods in the order of the paper, then datasets by name."""
+    return method_rank(method_name(panel)), panel
 
 
 def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[str, Any]:
@@ -61,8 +78,9 @@ def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[st
     for strength, marker in MARKERS.items():
         chosen = np.array([row["strength"] == strength for row in rows])
         if chosen.any():
-            ax.scatter(x[chosen], y[chosen], s=18, marker=marker, color=colour, alpha=0.8, linewidths=0)
-            ax.scatter([], [], s=18, marker=marker, color="#444444", label=strength)
+            look: dict[str, Any] = {"s": 18, "marker": marker}
+            ax.scatter(x[chosen], y[chosen], color=colour, alpha=0.8, linewidths=0, **look)
+            ax.scatter([], [], color="#444444", label=strength, **look)
     ax.axhline(0, color="#888888", linewidth=0.6)
     facts: dict[str, Any] = {"runs": len(x), "rho": None, "interval": None, "slope": None}
     text = "no correlation computed"
@@ -70,9 +88,11 @@ def draw_panel(ax: Axes, rows: Sequence[dict[str, Any]], colour: str) -> dict[st
     if rank is not None:
         rho, low, high = rank
         text = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]"
-        facts |= {"rho": rho, "interval": [low, high], "slope": draw_trend(ax, x, y)}
+        slope = draw_trend(ax, x, y)
+        facts |= {"rho": rho, "interval": [low, high], "slope": slope}
     name, comma, dataset = rows[0]["method"].partition(",")
-    ax.set_title(f"{method_title(name)}{comma}{dataset}, {len(x)} run{'s' if len(x) != 1 else ''}\n{text}")
+    count = "1 run" if len(x) == 1 else f"{len(x)} runs"
+    ax.set_title(f"{method_title(name)}{comma}{dataset}, {count}\n{text}")
     return facts
 
 
@@ -89,6 +109,7 @@ def correlation(x: np.ndarray, y: np.ndarray) -> list[float] | None:
     from profcil.diagnostics.replay_gap import rank_correlation
 
     try:
-        return [round(float(value), 6) for value in rank_correlation(x.tolist(), y.tolist(), seed=0)]
+        rho_and_interval = rank_correlation(x.tolist(), y.tolist(), seed=0)
     except DataError:
         return None
+    return [round(float(value), 6) for value in rho_and_interval]

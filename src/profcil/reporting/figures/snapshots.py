@@ -51,12 +51,8 @@ def draw_memory(memory: dict[str, np.ndarray]) -> tuple[Figure, dict[str, Any]]:
         ax.set_xlabel(f"PC 1 ({shares[0]:.0f} %)")
     axes[0].set_ylabel(f"PC 2 ({shares[1]:.0f} %)")
     style.legend_below(figure, axes, columns=5)
-    facts = {
-        "explained_percent": np.round(shares, 4).tolist(),
-        "positions": shown.tolist(),
-        "gap": mean_gaps(memory),
-    }
-    return figure, facts
+    percent = np.round(shares, 4).tolist()
+    return figure, {"explained_percent": percent, "positions": shown.tolist(), "gap": mean_gaps(memory)}
 
 
 def shared_pca(*parts: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
@@ -70,7 +66,8 @@ def shared_pca(*parts: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     plane = np.zeros((2, pooled.shape[1]))
     plane[: min(2, len(axes))] = axes[:2]
     variances = np.append(sizes**2, [0.0, 0.0])  # two more, as there may be a single component
-    shares = 100 * variances[:2] / max(variances.sum(), np.finfo(float).tiny)
+    total = max(variances.sum(), np.finfo(float).tiny)
+    shares = 100 * variances[:2] / total
     return [(part - centre) @ plane.T for part in parts], shares
 
 
@@ -81,7 +78,8 @@ def draw_panel(ax: Axes, points: np.ndarray, oracle: np.ndarray, kind: np.ndarra
         stale = points[(labels == label) & (kind == "stale")]
         aligned = points[(labels == label) & (kind == "aligned")]
         if len(stale) == len(aligned) == 1:
-            ax.plot(*np.concatenate([stale, aligned]).T, color="#888888", linewidth=0.6, zorder=1)
+            x, y = np.concatenate([stale, aligned]).T
+            ax.plot(x, y, color="#888888", linewidth=0.6, zorder=1)
     for name, look in LOOKS.items():
         if (kind == name).any():
             style.dots(ax, points[kind == name], label=name, **look)

@@ -25,6 +25,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vP*X"
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)))
 FORMATS = ("svg", "pdf", "png")
+WITHOUT_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 SMALL = 7  # points
 NORMAL = 8
 STYLE: dict[Any, Any] = {
@@ -58,17 +59,17 @@ STYLE: dict[Any, Any] = {
 
 def look(number: int) -> dict[str, Any]:
     """Colour, marker and line style of a series; series differ without colour too."""
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
-    }
+    rounds, colour = divmod(number, len(COLOURS))
+    marker = MARKERS[number % len(MARKERS)]
+    line = LINES[rounds % len(LINES)]
+    return {"color": COLOURS[colour], "marker": marker, "linestyle": line}
 
 
 def group_look(group: Group) -> dict[str, Any]:
     """Colour and marker of a group's method, the same in all figures; variants of it have other line styles."""
     found = method_look(group.method)
-    return {"color": found.light, "marker": found.marker, "linestyle": LINES[group.variant % len(LINES)]}
+    line = LINES[group.variant % len(LINES)]
+    return {"color": found.light, "marker": found.marker, "linestyle": line}
 
 
 def panels(count: int, across: int, width: float, height: float, **more: Any) -> tuple[Figure, list[Axes]]:
@@ -101,6 +102,14 @@ def folded(label: str, width: int) -> str:
     return "\n".join(wrap(label, width, break_long_words=False))
 
 
+def to_list(values: np.ndarray) -> list[float | None]:
+    """The values for JSON, with None in place of NaN."""
+    rounded: list[float | None] = []
+    for value in values:
+        rounded.append(round(float(value), 4) if np.isfinite(value) else None)
+    return rounded
+
+
 def positions_axis(axes: Axes, count: int) -> None:
     """Ticks at whole positions from 1; with many positions at some of them only."""
     step = ceil(count / 10)
@@ -116,7 +125,8 @@ def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None,
         for label, handle in zip(labels, handles, strict=True):
             handle_by_label.setdefault(label, handle)
     longest = max(map(len, handle_by_label), default=1)
-    fit = max(1, int(figure.get_figwidth() / (0.36 + 0.055 * longest)))
+    column_width = 0.36 + 0.055 * longest  # inches
+    fit = max(1, int(figure.get_figwidth() / column_width))
     columns = max(1, min(columns, fit, len(handle_by_label)))
     lines = ceil(len(handle_by_label) / columns)
     if title is not None:
@@ -137,13 +147,12 @@ def parse_formats(text: str) -> list[str]:
 
 def save(figure: Figure, out: Path, name: str, formats: Sequence[str]) -> list[Path]:
     """Writes the figure in each format, without dates: the same runs give the same files. Returns the paths."""
-    without_date: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     written: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
         for kind in formats:
             path = out / f"{name}.{kind}"
-            figure.savefig(path, format=kind, metadata=without_date[kind], dpi=200)
+            figure.savefig(path, format=kind, metadata=WITHOUT_DATE[kind], dpi=200)
             written.append(path)
     except OSError as error:
         raise RunFolderError(f"{out} cannot be written ({error.strerror}); choose another folder with --out") from None

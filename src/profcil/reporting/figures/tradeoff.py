@@ -21,6 +21,7 @@ LABEL_WIDTH = 22  # characters; longer labels are folded
 CHARACTER = 4.5  # points that a character of a label takes
 LINE = 8.0  # points that a line of a label takes
 GAP = 5.0  # points between a marker and its label
+POINTER: dict[str, Any] = {"arrowstyle": "-", "lw": 0.5, "shrinkA": 1, "shrinkB": 3}  # from a label to its point
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 Box = tuple[float, float, float, float]  # left, bottom, right, top in points
 
@@ -78,19 +79,23 @@ def draw_points(ax: Axes, standings: Sequence[Standing]) -> None:
         x, y = point_of(one)
         faa = one.values["faa"]
         deviation = faa.sd if faa is not None else None
-        filled = one.group.variant == 0
-        ax.errorbar(x, y, yerr=deviation, elinewidth=0.7, capsize=1.5, markersize=5, zorder=3, alpha=0.9,
-                    markerfacecolor=look["color"] if filled else "white", **look)  # fmt: skip
+        look |= {"markersize": 5, "zorder": 3, "alpha": 0.9}
+        if one.group.variant > 0:
+            look["markerfacecolor"] = "white"
+        ax.errorbar(x, y, yerr=deviation, elinewidth=0.7, capsize=1.5, **look)
     from matplotlib.ticker import LogLocator
 
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
     ax.xaxis.set_minor_formatter(lambda value, _: "")
-    low = min(point_of(one)[0] for one in standings)
-    high = max(point_of(one)[0] for one in standings)
+    traffic = [point_of(one)[0] for one in standings]
+    low = min(traffic)
+    high = max(traffic)
     decades = max(1.0, np.log10(high / low))
-    ax.set_xlim(low / 10 ** (0.12 * decades), high * 10 ** (0.28 * decades))
+    room_left = 10 ** (0.12 * decades)
+    room_right = 10 ** (0.28 * decades)
+    ax.set_xlim(low / room_left, high * room_right)
 
 
 def format_bytes(value: float) -> str:
@@ -104,32 +109,33 @@ def format_bytes(value: float) -> str:
 def write_labels(ax: Axes, standings: Sequence[Standing]) -> None:
     """Writes each name beside its point, where no other name or point is; with a line to it if it is far."""
     scale = 72 / ax.figure.dpi
-    panel = ax.get_window_extent()
     points = [ax.transData.transform(point_of(one)) * scale for one in standings]
     taken = [box_around(x, y, 3.0) for x, y in points]
-    bounds = (panel.x0 * scale, panel.y0 * scale, panel.x1 * scale, panel.y1 * scale)
+    panel = np.array(ax.get_window_extent().extents)
+    left, bottom, right, top = panel * scale
+    bounds = (left, bottom, right, top)
     for one, (x, y) in zip(standings, points, strict=True):
         text = style.folded(one.group.label, LABEL_WIDTH)
         box, side = place(text, x, y, taken, bounds)
         taken.append(box)
-        shift = (box[0] - x if side == "left" else box[2] - x, (box[1] + box[3]) / 2 - y)
+        left, bottom, right, top = box
+        across = left - x if side == "left" else right - x
+        up = (bottom + top) / 2 - y
         colour = style.group_look(one.group)["color"]
-        line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "shrinkA": 1, "shrinkB": 3}
-        note = ax.annotate(
-            text, point_of(one), xytext=shift, textcoords="offset points", ha=side, va="center", color=colour,
-            fontsize=style.SMALL, arrowprops=line if abs(shift[1]) > LINE else None,
-        )  # fmt: skip
+        line = POINTER | {"color": colour} if abs(up) > LINE else None
+        look = {"ha": side, "va": "center", "color": colour, "fontsize": style.SMALL, "arrowprops": line}
+        note = ax.annotate(text, point_of(one), xytext=(across, up), textcoords="offset points", **look)
         note.set_in_layout(False)
 
 
 def place(text: str, x: float, y: float, taken: Sequence[Box], bounds: Box) -> tuple[Box, str]:
     """The free place for a label that is nearest to its point; beside the point if there is none."""
     lines = text.split("\n")
-    size = (CHARACTER * max(map(len, lines)), LINE * len(lines))
+    longest = max(map(len, lines))
+    size = (CHARACTER * longest, LINE * len(lines))
     options = list(places(x, y, size))
     for box, side in options:
-        inside = box[0] >= bounds[0] and box[1] >= bounds[1] and box[2] <= bounds[2] and box[3] <= bounds[3]
-        if inside and not any(overlap(box, other) for other in taken):
+        if is_inside(box, bounds) and not any(overlap(box, other) for other in taken):
             return box, side
     return options[0]
 
@@ -140,14 +146,27 @@ def places(x: float, y: float, size: tuple[float, float]) -> Iterator[tuple[Box,
     for step in range(16):
         for way in (1, -1) if step else (1,):
             bottom = y + way * step * LINE / 2 - height / 2
-            away = GAP + (2.0 if step > 1 else 0.0)
-            yield (x + away, bottom, x + away + width, bottom + height), "left"
-            yield (x - away - width, bottom, x - away, bottom + height), "right"
+            top = bottom + height
+            away = GAP + 2.0 if step > 1 else GAP
+            right = x + away
+            yield (right, bottom, right + width, top), "left"
+            left = x - away
+            yield (left - width, bottom, left, top), "right"
 
 
 def box_around(x: float, y: float, half: float) -> Box:
     return x - half, y - half, x + half, y + half
 
 
+def is_inside(box: Box, bounds: Box) -> bool:
+    left, bottom, right, top = box
+    inside_across = left >= bounds[0] and right <= bounds[2]
+    inside_up = bottom >= bounds[1] and top <= bounds[3]
+    return inside_across and inside_up
+
+
 def overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+    left, bottom, right, top = one
+    overlap_across = left < other[2] and other[0] < right
+    overlap_up = bottom < other[3] and other[1] < top
+    return overlap_across and overlap_up

@@ -49,10 +49,13 @@ def page_data(runs: Sequence[Run], warnings: Sequence[str] = ()) -> dict[str, An
     described = [describe_run(run, row, name, settings) for run, row, name, settings in named]
     plans = {run.plan.digest: run.plan for run in runs if not isinstance(run, StoredRun)}  # a store has no plans
     described_plans = {digest: describe_plan(plan) for digest, plan in plans.items()}
+    names = {}
+    for key, (short, long) in NAMES.items():
+        names[key] = {"short": short, "long": long}
     return {
         "runs": described,
         "groups": describe_groups(runs, rows),
-        "names": {key: {"short": short, "long": long} for key, (short, long) in NAMES.items()},
+        "names": names,
         "plans": described_plans,
         "notes": list(warnings),
     }
@@ -65,8 +68,11 @@ def short_names(runs: Sequence[Run]) -> list[str]:
     paths = [str(run.path) for run in runs]
     names = []
     for i in range(len(runs)):
-        unique = (options[i] for options in (without_hash, folders, paths) if options.count(options[i]) == 1)
-        names.append(next(unique, paths[i]))
+        name = paths[i]
+        for options in (folders, without_hash):  # the shortest last
+            if options.count(options[i]) == 1:
+                name = options[i]
+        names.append(name)
     return names
 
 
@@ -76,23 +82,20 @@ def describe_run(run: Run, row: dict[str, Any], name: str, settings: dict[str, A
     names = {key: row[key] for key in ("method", "dataset", "setting", "seed")}
     measured = {key: finite_or_none(row[key]) for key in MEASURED}
     config = {key: plain_value(value) for key, value in flatten_settings(run.config).items()}
+    played = 0
+    tasks: list[list[float | None]] = []
     has_scores = len(run.scores.correct) > 0  # not of a row that was imported into a store
-    return {
-        "name": name,
-        "title": method_title(run.config["method"]),
-        "look": look_number(run.config["method"]),
-        "variant": ", ".join(describe_settings(settings)),
-        "done": run.done,
-        "played": series.scored_positions(run) if has_scores else 0,
-        "stream": stream_name(run),
-        **names,
-        **measured,
-        "tasks": to_lists(series.task_accuracy(run)) if has_scores else [],
-        "plan": run.plan.digest,
-        "ledger": describe_ledger(run),
-        "config": config,
-        "environment": {"folder": run.path.name, **facts, **environment(run)},
-    }
+    if has_scores:
+        played = series.scored_positions(run)
+        tasks = to_lists(series.task_accuracy(run))
+    title = method_title(run.config["method"])
+    look = look_number(run.config["method"])
+    variant = ", ".join(describe_settings(settings))
+    described = {"name": name, "title": title, "look": look, "variant": variant, "done": run.done}
+    described |= {"played": played, "stream": stream_name(run), **names, **measured, "tasks": tasks}
+    described |= {"plan": run.plan.digest, "ledger": describe_ledger(run), "config": config}
+    described["environment"] = {"folder": run.path.name, **facts, **environment(run)}
+    return described
 
 
 def describe_ledger(run: Run) -> list[dict[str, Any]]:
@@ -116,12 +119,14 @@ def describe_groups(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list
     """Finished runs that differ only in the seed, by stream and then by mean FAA, the highest first."""
     indices = {id(run): i for i, run in enumerate(runs)}
     by_run = {id(run): row for run, row in zip(runs, rows, strict=True)}
-    rankings = rank_groups(group_runs([run for run in runs if run.done]), by_run)
+    finished = [run for run in runs if run.done]
+    rankings = rank_groups(group_runs(finished), by_run)
     groups = []
     for standings in rankings.values():
         for standing in standings:
             members = [indices[id(run)] for run in standing.group.runs]
-            groups.append(describe_standing(standing) | describe_curves(standing.group) | {"members": members})
+            described = describe_standing(standing) | describe_curves(standing.group)
+            groups.append(described | {"members": members})
     return groups
 
 
@@ -129,21 +134,18 @@ def describe_standing(standing: Standing) -> dict[str, Any]:
     """The names and results of a group; `members` of the page are indices of its runs."""
     group = standing.group
     config = group.runs[0].config
-    return {
-        "stream": group.stream,
-        "dataset": config["dataset"],
-        "setting": group.stream.removeprefix(f"{config['dataset']}, "),
-        "method": group.method,
-        "title": method_title(group.method),
-        "settings": describe_settings(group.settings),
-        "label": group.label,
-        "variant": group.variant,
-        "look": look_number(group.method),
-        "marker": method_look(group.method).marker,
-        "seeds": [run.config["seed"] for run in group.runs],
-        "best": sorted(standing.best),
-        "values": {name: describe_spread(value) for name, value in standing.values.items()},
-    }
+    dataset = config["dataset"]
+    setting = group.stream.removeprefix(f"{dataset}, ")
+    title = method_title(group.method)
+    settings = describe_settings(group.settings)
+    described = {"stream": group.stream, "dataset": dataset, "setting": setting, "method": group.method, "title": title}
+    described |= {"settings": settings, "label": group.label, "variant": group.variant}
+    described["look"] = look_number(group.method)
+    described["marker"] = method_look(group.method).marker
+    described["seeds"] = [run.config["seed"] for run in group.runs]
+    described["best"] = sorted(standing.best)
+    described["values"] = {name: describe_spread(value) for name, value in standing.values.items()}
+    return described
 
 
 def describe_spread(value: Spread | None) -> dict[str, float | None] | None:
@@ -152,7 +154,8 @@ def describe_spread(value: Spread | None) -> dict[str, float | None] | None:
 
 def known_alignment(run: Run) -> np.ndarray:
     """The alignment at each position; NaN in a folder without events, which the other parts of the page do not need."""
-    if not isinstance(run, StoredRun) and not (run.path / "events.jsonl").exists():
+    events = run.path / "events.jsonl"
+    if not isinstance(run, StoredRun) and not events.exists():
         return np.full(run.positions, np.nan)
     return series.alignment(run)
 
@@ -168,13 +171,14 @@ CURVES = {
 
 def describe_curves(group: Group) -> dict[str, Any]:
     """Values over positions and by task, means over seeds; null where a run has no scores by task."""
-    curves: dict[str, Any] = {"seen": None, "current": None, "alignment": None, "forgetting": None, "final": None}
+    curves: dict[str, Any] = dict.fromkeys(CURVES)
     if not all(len(run.scores.correct) for run in group.runs):
         return curves
     for name, values in CURVES.items():
-        mean, deviation = series.mean_and_spread([values(run) for run in group.runs])
+        by_seed = [values(run) for run in group.runs]
+        mean, deviation = series.mean_and_spread(by_seed)
         if not np.isnan(mean).all():
-            curves[name] = {"mean": to_lists(mean[None])[0], "sd": to_lists(deviation[None])[0]}
+            curves[name] = {"mean": to_list(mean), "sd": to_list(deviation)}
     return curves
 
 
@@ -184,21 +188,30 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     With few clients there is a row per client; a client without data has -1 - task. With many clients there are
     counts by task instead, for clients with and without data.
     """
-    about = {"clients": plan.clients, "positions": plan.positions, "tasks": [list(task) for task in plan.tasks]}
-    has_data = np.take_along_axis(plan.counts, plan.orders.astype(np.int64), axis=1) > 0
+    tasks = [list(task) for task in plan.tasks]
+    about = {"clients": plan.clients, "positions": plan.positions, "tasks": tasks}
+    counts = np.take_along_axis(plan.counts, plan.orders.astype(np.int64), axis=1)
+    has_data = counts > 0
     if plan.clients <= MAX_CLIENT_ROWS:
-        return about | {"rows": np.where(has_data, plan.orders, -1 - plan.orders).tolist()}
+        rows = np.where(has_data, plan.orders, -1 - plan.orders)
+        return about | {"rows": rows.tolist()}
     tally = []
     for p in range(plan.positions):
-        busy = np.bincount(plan.orders[has_data[:, p], p], minlength=plan.positions)
-        idle = np.bincount(plan.orders[~has_data[:, p], p], minlength=plan.positions)
+        tasks_here = plan.orders[:, p]
+        with_data = has_data[:, p]
+        busy = np.bincount(tasks_here[with_data], minlength=plan.positions)
+        idle = np.bincount(tasks_here[~with_data], minlength=plan.positions)
         tally.append({"busy": busy.tolist(), "idle": idle.tolist()})
     return about | {"tally": tally}
 
 
 def to_lists(values: np.ndarray) -> list[list[float | None]]:
     """The values with three decimals, and None in place of NaN."""
-    return [[rounded_or_none(value) for value in row] for row in values]
+    return [to_list(row) for row in values]
+
+
+def to_list(values: np.ndarray) -> list[float | None]:
+    return [rounded_or_none(value) for value in values]
 
 
 def rounded_or_none(value: float) -> float | None:

@@ -31,12 +31,10 @@ SCRIPTS = (
 
 def render_page(runs: Sequence[Run], title: str = "profcil runs", warnings: Sequence[str] = ()) -> str:
     """The page as text; the same runs give the same text."""
-    parts = {
-        "TITLE": html.escape(title),
-        "STYLE": read_asset("style.css") + css_variables(),
-        "DATA": embed_json(page_data(runs, warnings)),
-        "SCRIPT": "\n".join(read_asset(name) for name in SCRIPTS),
-    }
+    style = read_asset("style.css") + css_variables()
+    data = embed_json(page_data(runs, warnings))
+    script = "\n".join(read_asset(name) for name in SCRIPTS)
+    parts = {"TITLE": html.escape(title), "STYLE": style, "DATA": data, "SCRIPT": script}
     # A single pass: a placeholder inside inserted text is not replaced.
     pieces = read_asset("template.html").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
@@ -45,7 +43,9 @@ def render_page(runs: Sequence[Run], title: str = "profcil runs", warnings: Sequ
 def embed_json(data: Any) -> str:
     """JSON for a script element, without characters that could end the element or start a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 def read_asset(name: str) -> str:
