@@ -53,6 +53,13 @@ if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def no_given_methods() -> Iterator[None]:
+    """A method class that a test gave from Python is unknown to the next test."""
+    yield
+    registry.GIVEN_METHODS.clear()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One thread, and a cache of warm-ups for this session only."""
