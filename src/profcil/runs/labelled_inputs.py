@@ -10,7 +10,6 @@ a graph  a folder with nodes.csv (id, features, and `label` where labelled) and 
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,9 +153,7 @@ def text_rows(path: Path) -> list[Mapping[str, Any]]:
     with explain_content(path, "texts"):
         if path.suffix.lower() == ".txt":
             return lines_of(path.read_text(encoding="utf-8-sig"))
-        if path.suffix.lower() in TABLE_SUFFIXES:
-            return list(table_rows(path))
-        return list(json_rows(path))
+        return list(rows_of(path))
 
 
 def lines_of(text: str) -> list[Mapping[str, Any]]:
@@ -164,20 +161,12 @@ def lines_of(text: str) -> list[Mapping[str, Any]]:
     return [{"text": line} for line in text.splitlines() if line.strip()]
 
 
-def table_rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a .csv or .tsv file by column name."""
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from csv.DictReader(file, delimiter=delimiter)
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file by column name, read as own data is."""
+    from profcil.data.own.records import read_records
 
-
-def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON list, or of a file with one object per line."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix.lower() == ".jsonl":
-        yield from (json.loads(line) for line in text.splitlines() if line.strip())
-    else:
-        yield from json.loads(text)
+    columns = read_records(path).columns
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -192,7 +181,7 @@ def read_tables(model: Model, items: Sequence[str], labelled: bool) -> Given:
         if path.suffix.lower() not in TABLE_SUFFIXES:
             raise DataError(f"this is a model of tables, and {item} is not a table; give a .csv or .tsv file")
         with explain_content(path, "a table"):
-            own = list(table_rows(path))
+            own = rows_of(path)
         rows += own
         names += [f"{item}:{number}" for number in range(1, len(own) + 1)]
     source = ", ".join(items)
@@ -235,11 +224,11 @@ def read_graph(model: Model, items: Sequence[str], labelled: bool) -> Given:
         if not (folder / name).is_file():
             raise DataError(f"this is a model of graphs, and {folder} has no {name}; give a folder with it")
     with explain_content(folder, "a graph"):
-        rows = list(table_rows(folder / "nodes.csv"))
+        rows = rows_of(folder / "nodes.csv")
         ids = [row["id"] for row in rows]
         number = {id: i for i, id in enumerate(ids)}
         x = numbers_of(model, rows, folder)
-        ends = [(number[row["source"]], number[row["target"]]) for row in table_rows(folder / "edges.csv")]
+        ends = [(number[row["source"]], number[row["target"]]) for row in rows_of(folder / "edges.csv")]
         edges = undirected(np.array(ends, dtype=np.int64).reshape(-1, 2).T, len(rows))
         labels = [row["label"] for row in rows] if labelled else []
     return Given(ids, (x, torch.from_numpy(edges), torch.arange(len(rows))), labels)
