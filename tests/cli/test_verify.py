@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from profcil.cli.main import main
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import read_tensors, write_tensors
+from profcil.runs.digests import digest, with_digests
 from profcil.runs.reader import load_run
 from profcil.runs.verify import find_faults
 
@@ -64,6 +65,18 @@ def test_any_changed_digit_is_an_error(runs: dict[str, Path], tmp_path: Path, na
     shutil.copytree(runs["pro"], run)
     change_digit(run / name, number)
     with pytest.raises(RunFolderError):
+        load_run(run)
+
+
+def test_a_changed_digit_that_leaves_the_value_is_an_error(run: Path) -> None:
+    """0.30000000000000004 and 0.30000000000000005 are the same number."""
+    facts = json.loads((run / "run.json").read_text())
+    facts.pop("digests")
+    text = json.dumps(with_digests({**facts, "seconds": 0.1 + 0.2}, {}))
+    (run / "run.json").write_text(text)
+    assert load_run(run).done
+    (run / "run.json").write_text(text.replace("0.30000000000000004", "0.30000000000000005"))
+    with pytest.raises(RunFolderError, match=r"run\.json"):
         load_run(run)
 
 
@@ -146,7 +159,5 @@ def test_a_run_that_is_killed_between_two_files_can_be_read(run: Path) -> None:
     facts = json.loads((run / "run.json").read_text())
     facts.pop("digests")
     facts["done"] = False
-    from profcil.runs.digests import with_digests
-
-    (run / "run.json").write_text(json.dumps(with_digests(facts, {"scores.json": b"earlier"}, b"")))
+    (run / "run.json").write_text(json.dumps(with_digests(facts, {"scores.json": digest(b"earlier")})))
     assert not load_run(run).done
