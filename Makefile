@@ -1,14 +1,25 @@
-# make demo | test | test-deploy | test-slow | golden-compare | golden-record | coverage | lint | docs | bench | results
-#      | results-page | studies-smoke | deploy-demo
+# make demo | test | test-deploy | test-slow | fuzz | golden-compare | golden-record | coverage | lint | docs | bench | results
+#      | results-page | studies-smoke | deploy-demo | lock | sbom
 PYTHON ?= python3
 VENV := .venv
+comma := ,
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-$(VENV)/installed: pyproject.toml constraints.txt
+EXTRAS := graph,images,parquet,tensorboard,report,deploy,export,dev
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+
+# LOCKED=no installs the same versions without comparing hashes, for a registry that builds its own files.
+LOCKED ?= yes
+$(VENV)/installed: pyproject.toml constraints.txt requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[graph,images,parquet,tensorboard,report,deploy,export,dev]'
+	$(PIP) -c constraints.txt torch
+ifeq ($(LOCKED),yes)
+	$(PIP) --require-hashes --no-deps -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) -c constraints.txt -e '.[$(EXTRAS)]'
+endif
 	touch $@
 
 # Its interpreter tests kernels for GPUs on a CPU; torch's builds for GPUs bring it along.
@@ -18,8 +29,8 @@ $(VENV)/triton: $(VENV)/installed
 		|| echo 'no Triton for this machine: kernels for GPUs are not tested'
 	touch $@
 
-.PHONY: demo test test-deploy test-slow golden-compare golden-record coverage lint docs bench results studies-smoke
-.PHONY: deploy-demo results-page
+.PHONY: demo test test-deploy test-slow fuzz golden-compare golden-record coverage lint docs bench results studies-smoke
+.PHONY: deploy-demo results-page lock sbom
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
@@ -34,6 +45,11 @@ test-deploy: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 -m 'slow and not deploy'
+
+# Hostile files, messages and command lines: EXAMPLES of each kind. The default suite tries a few.
+EXAMPLES ?= 1000
+fuzz: $(VENV)/installed
+	PROFCIL_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/fuzz
 
 # Bits depend on torch, the compiler and the processor: on a machine without digests, two commits are compared instead.
 golden-compare: $(VENV)/installed
@@ -57,6 +73,19 @@ $(VENV)/docs: $(VENV)/installed
 
 docs: $(VENV)/docs
 	$(BIN)/mkdocs build --strict
+
+# Needs uv (`pipx install uv`). Versions of constraints.txt stay; new dependencies get the newest. `--no-emit-package`
+# leaves out torch, and lock.toml the packages for GPUs that its build on PyPI asks for.
+lock:
+	uv pip compile pyproject.toml --config-file lock.toml $(foreach e,$(subst $(comma), ,$(EXTRAS)),--extra $(e)) \
+		-c constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-package torch \
+		--custom-compile-command 'make lock' --quiet -o requirements.lock
+	$(PYTHON) tests/lock/pins.py requirements.lock constraints.txt
+
+# The software bill of materials of the environment: CycloneDX as JSON, in build/.
+sbom: $(VENV)/installed
+	mkdir -p build
+	$(BIN)/python tests/lock/sbom.py > build/sbom.json
 
 bench: $(VENV)/installed
 	$(BIN)/profcil bench

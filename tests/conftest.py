@@ -22,12 +22,12 @@ from hypothesis import settings as hypothesis_settings
 from torch import Tensor
 
 from profcil import registry
-from profcil.contract.promises import without_recipe
+from profcil.contract.case import without_recipe
 from profcil.engine import world as worlds
-from profcil.engine.channel import Channel, When
+from profcil.engine.channel import Channel, Reply, ServerState, When
 from profcil.engine.dictionary import find_entries, prepare_dictionary
-from profcil.engine.loop import RunState, play, stream, task_totals, turns
-from profcil.engine.payload import Reply, ServerState
+from profcil.engine.evaluation import task_totals
+from profcil.engine.loop import RunState, play, stream, turns
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.metrics.ledger import Ledger

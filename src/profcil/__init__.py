@@ -5,6 +5,9 @@
     load_run(path)   reads a run: settings, scores, traffic, metrics; does not need torch
     load_data(name)  loads a dataset
     load_model(path) loads the trained model of a finished run
+    study(...)       runs a study and returns its table
+    sweep(...)       runs every combination of some values and returns one table
+    compare(runs)    a table of runs
 
 These names are imported lazily, so that `import profcil` is fast. Plug-ins import from `profcil.extend`.
 """
@@ -14,18 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from profcil.api import load_data, resume, run
+    from profcil.experiments import compare, study, sweep
     from profcil.runs.reader import load_run
     from profcil.runs.trained_model import load_model
 
-__version__ = "0.4.0"  # the one place: pyproject.toml and `profcil --version` read it from here
+__version__ = "0.5.0"  # the one place: pyproject.toml and `profcil --version` read it from here
 
-__all__ = ["__version__", "load_data", "load_model", "load_run", "resume", "run"]
+__all__ = ["__version__", "compare", "load_data", "load_model", "load_run", "resume", "run", "study", "sweep"]
 MODULES = {
+    "compare": "experiments",
     "load_data": "api",
     "load_model": "runs.trained_model",
     "load_run": "runs.reader",
     "resume": "api",
     "run": "api",
+    "study": "experiments",
+    "sweep": "experiments",
 }
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil import registry
 from profcil.config import OWN
-from profcil.errors import DataError, ProfcilError
-from profcil.resolve import RunConfig, resolve
+from profcil.errors import ConfigError, DataError, ProfcilError, ReuseNote, nearest
+from profcil.loggers.base import Logger
+from profcil.loggers.observer import Given, Observer, log_observer, make_loggers
+from profcil.resolve import SECTIONS, TOP_LEVEL, RunConfig, resolve
 from profcil.runs.reader import Run, load_run
 
 if TYPE_CHECKING:
     from profcil.data.bundle import Bundle
     from profcil.engine.run import Progress
+
+FLAGS = {*TOP_LEVEL, *SECTIONS, "params", "preset", "tasks"}  # keywords that `resolve` knows; a section is a dict
 
 
 def run(
@@ -26,14 +31,21 @@ def run(
     data: Any = None,
     method: str | type | None = None,
     settings: Mapping[str, Any] | None = None,
+    again: bool = False,
     observe: Callable[[Progress], None] = lambda p: None,
+    log: Given = (),
     **flags: Any,
 ) -> Run:
     """Learns a dataset with a method and returns the finished run.
 
     `recipe` and `flags` (dataset, setting, seed, preset, device, tasks, ...) are those of `profcil run`. `settings` are
     those of `--set`, for example {"train.lr": 0.01, "noise": 0.2}. `out` is the run folder, by default a new one under
-    runs/. `observe` is called after every round.
+    runs/. `observe` is called after every round and position. `log` names loggers, as `--log` does, or has objects of
+    `profcil.extend.Logger`.
+
+    If a finished run under runs/, or in `out`, has the same settings, data and code, that run is returned, and a
+    ReuseNote (a warning) says so. `again` computes it nevertheless. A method that is given as a class, and data in
+    memory, are always computed.
 
     `method` is a name, a file that defines METHOD, or a subclass of `profcil.extend.Method`.
 
@@ -43,21 +55,47 @@ def run(
     """
     from profcil.engine.run import start
 
+    loggers = make_loggers(log)
     if isinstance(method, type):
         method = registry.give_method(method)
+    check_flags(flags, "profcil.run")
     flags = {**flags, "method": method}
     if data is None or isinstance(data, str | Path):
         config = resolve(recipe, {**flags, "data": data}, settings or {})
+        if not again and (reused := equal_run(config, out, data_root(data))):
+            note = f"{reused} has the same settings, data and code and is reused; again=True repeats it"
+            warnings.warn(note, ReuseNote, stacklevel=2)
+            return load_run(reused)
         path = Path(out) if out is not None else default_folder(config)
-        return load_run(start(config, path, data_root(data), observe))
+        with observer_of(observe, loggers, path) as watch:
+            return load_run(start(config, path, data_root(data), watch))
     path = Path(out) if out is not None else unused_folder(f"own-{registry.short_name(str(method or 'promax'))}")
     file = write_data(data, path)
     try:
         config = resolve(recipe, {**flags, "data": file}, settings or {})
-        return load_run(start(config, path, file, observe))
+        with observer_of(observe, loggers, path) as watch:
+            return load_run(start(config, path, file, watch))
     except ProfcilError:
         remove_unused(file)
         raise
+
+
+def equal_run(config: RunConfig, out: str | Path | None, data: Path) -> Path | None:
+    """A finished run that is the same as a new one would be: in `out` if given, else in any folder under runs/."""
+    from profcil.runs.identity import find_equal_run, run_folders_below
+
+    folders = run_folders_below(Path("runs")) if out is None else [Path(out)]
+    return find_equal_run(config, folders, data)
+
+
+def check_flags(flags: Mapping[str, Any], function: str) -> None:
+    """Refuses a keyword that is no flag of `profcil run`: settings are given in `settings`."""
+    for name, value in flags.items():
+        if name not in FLAGS:
+            raise ConfigError(
+                f"{function} has no argument '{name}'; give a setting as settings={{'{name}': {value!r}}}, "
+                f"or else {nearest(name, {*FLAGS, 'out', 'data', 'settings', 'again', 'observe'})}"
+            )
 
 
 def write_data(data: Any, folder: Path) -> Path:
@@ -99,13 +137,28 @@ def resume(
     data: str | Path | None = None,
     method: type | None = None,
     observe: Callable[[Progress], None] = lambda p: None,
+    log: Given = (),
 ) -> Run:
     """Continues a stopped run and returns the finished run. `method` is the class, if the run was given one."""
     from profcil.engine import run as engine
 
     if method is not None:
         registry.give_method(method)
-    return load_run(engine.resume(Path(path), Path(data) if data is not None else None, observe))
+    data_dir = Path(data) if data is not None else None
+    with observer_of(observe, make_loggers(log), Path(path)) as watch:
+        return load_run(engine.resume(Path(path), data_dir, watch))
+
+
+@contextmanager
+def observer_of(observe: Callable[[Progress], None], loggers: Sequence[Logger], folder: Path) -> Iterator[Observer]:
+    """An observer that calls `observe` and the loggers of a run."""
+    with log_observer(loggers, folder, lambda text: warnings.warn(text, stacklevel=2)) as log:
+
+        def watch(progress: Progress) -> None:
+            observe(progress)
+            log(progress)
+
+        yield watch
 
 
 def load_data(dataset: str, *, data: str | Path | None = None, seed: int = 0) -> Bundle:

@@ -73,6 +73,9 @@ class TrainSettings(Checked):
     """The local training of clients in every round, the same for all methods."""
 
     rounds: int = setting(10, "communication rounds per position", low=1)
+    early_stop: int = setting(
+        0, "skip the rest of a position's rounds after this many without a better validation FAA; 0 = off", low=0
+    )
     epochs: int = setting(3, "local epochs per phase", low=1)
     batch: int = setting(64, "batch size of a local step; 0 = all examples", low=0)
     optimiser: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
@@ -127,6 +130,67 @@ class ModelSettings(Checked):
         "precision of products while the encoder trains; auto = bf16 for image convolutions on a GPU, else float32",
         choices=("auto", "float32", "bf16"),
     )
+
+
+@dataclass(frozen=True)
+class RobustSettings(Checked):
+    """What the server does about false replies. Runs that do nothing (`mean`) do not store this section."""
+
+    aggregation: str = setting(
+        "mean",
+        "how replies are combined: by the method alone, or after a rule that limits what false ones can do",
+        choices=("mean", "clipped", "median", "trimmed", "krum"),
+    )
+    quarantine: int = setting(
+        3, "rounds with a dropped reply after which a client is not asked again; 0 = it always is", low=0
+    )
+
+
+@dataclass(frozen=True)
+class PrivacySettings(Checked):
+    """What protects the examples behind the clients' replies. Runs without any of it do not store this section."""
+
+    unit: str = setting(
+        "none",
+        "whose data the noise hides: that of one example from everybody, or all data of one client from everybody but "
+        "the server; none = no noise",
+        choices=("none", "example", "client"),
+    )
+    epsilon: float = setting(0.0, "budget ε; the run stops before it would spend more; 0 = no budget", low=0.0)
+    delta: float = setting(1e-5, "δ that ε is stated for", low=1e-12, high=0.5)
+    noise_multiplier: float = setting(
+        0.0,
+        "noise of a reply in units of what one example or client can change; 0 = such that the run ends at ε",
+        low=0.0,
+    )
+    bound: float = setting(10.0, "Euclidean norm to which the features of an example are clipped", low=1e-6)
+    update_bound: float = setting(1.0, "unit client: norm to which a model update is clipped", low=1e-9)
+    examples: int = setting(100, "unit client: the statistics of a client count for at most so many examples", low=1)
+    min_support: int = setting(
+        1, "a class with fewer examples than this, on a client or over all that report it, is left out", low=1
+    )
+
+    secure_sum: bool = setting(False, "the server gets the sum of the clients' replies, and no client's own")
+    sum_clients: int = setting(3, "clients that a secure sum must have; a round with fewer is left out", low=2)
+    sum_threshold: float = setting(
+        0.6,
+        "more than this share of a sum's clients must stay to the end; up to this share may collude with the server",
+        low=0.5,
+        high=1.0,
+    )
+    sum_bits: int = setting(28, "binary places of the fixed-point numbers of a secure sum", low=0, high=52)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unit != "none" and self.secure_sum:
+            raise ConfigError(
+                "privacy.secure_sum and noise (privacy.unit) cannot be combined yet; leave out one of them"
+            )
+        if self.unit != "none" and not (self.epsilon or self.noise_multiplier):
+            raise ConfigError(
+                f"privacy.unit = {self.unit!r} needs a budget or a noise multiplier; give privacy.epsilon or "
+                "privacy.noise_multiplier"
+            )
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,15 @@ class DataNote(UserWarning):
     """What was done with data that its owner may not expect, in one sentence."""
 
 
+class ReuseNote(UserWarning):
+    """A finished run was returned in place of a new one that would be the same."""
+
+
+def count(number: int, what: str) -> str:
+    """A number of things in a message, e.g. 1 run or 2 runs."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def nearest(given: str, valid: Iterable[str]) -> str:
     """The end of a message about an unknown name: the similar valid names, or all of them."""
     names = sorted(valid)

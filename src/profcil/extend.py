@@ -1,4 +1,4 @@
-"""The stable names for plug-ins: everything that a method, dataset or encoder of another package imports.
+"""The stable names for plug-ins: everything that a method, dataset, encoder or logger of another package imports.
 
     from profcil.extend import Method, Params, reply, setting
 
@@ -11,13 +11,14 @@ from __future__ import annotations
 from profcil.config import setting
 from profcil.data.bundle import Bundle, Facts, File, Nodes, Rows
 from profcil.data.files import locate
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
 from profcil.errors import ConfigError, DataError, Failure, NotApplicable, ProfcilError
+from profcil.loggers.base import Logger
 from profcil.methods.base import Method, Params, Samples, average, reply
+from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, ModelMean, PlainSum
 from profcil.model.dictionary import Dictionary, make_dictionary
 from profcil.model.layers import BatchNorm, Columns, Pixels, drawn, image_shape
 from profcil.model.losses import cross_entropy
@@ -25,13 +26,15 @@ from profcil.model.net import MODEL, Net, Weights
 
 __all__ = [  # noqa: RUF022 - by use
     # for methods
-    "MODEL", "Batch", "Block", "Client", "Dictionary", "Inbox", "Method", "Net", "Params", "Reply", "Samples", "Server",
-    "ServerState", "Turn", "Weights", "When", "average", "cross_entropy", "make_dictionary",
-    "reply", "setting", "weights_of",
+    "MODEL", "MODEL_MEANS", "Batch", "Block", "ClassRows", "Client", "Dictionary", "Inbox", "Method", "ModelMean",
+    "Net", "Params", "PlainSum", "Reply", "Samples", "Server", "ServerState", "Turn", "Weights", "When",
+    "average", "cross_entropy", "make_dictionary", "reply", "setting", "weights_of",
     # for datasets
     "Bundle", "Facts", "File", "Nodes", "Rows", "locate",
     # for encoders
     "BatchNorm", "Columns", "Pixels", "drawn", "image_shape",
+    # for loggers
+    "Logger",
     # errors
     "ConfigError", "DataError", "Failure", "NotApplicable", "ProfcilError",
 ]  # fmt: skip

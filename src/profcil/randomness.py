@@ -23,6 +23,12 @@ def derive_seed(seed: int, *address: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def derive_bytes(seed: int, *address: object, size: int) -> bytes:
+    """Up to 64 bytes that depend on the whole address: the keys of a simulation. They are as secret as the seed."""
+    text = "/".join([str(int(seed)), *map(str, address)])
+    return hashlib.blake2b(text.encode(), digest_size=size).digest()
+
+
 def generator(seed: int, *address: object) -> np.random.Generator:
     """A numpy generator for an address."""
     bits = np.random.PCG64(derive_seed(seed, *address))

@@ -1,9 +1,9 @@
-"""Finds methods, datasets and encoders by name: a name is a module of this package or an entry point of another.
+"""Finds methods, datasets, encoders and loggers by name: a module of this package or an entry point of another.
 
 `find("methods", "promax")` imports `profcil.methods.promax`. Another package adds a plug-in by an entry point in the
-group `profcil.methods`, `profcil.data` or `profcil.encoders`. A plug-in is checked when it is loaded. A broken plug-in
-raises `BrokenPlugin` where it is asked for and does not affect the others. A method may also be a file (`mine.py`) or a
-class that was given from Python; neither is listed.
+group `profcil.methods`, `profcil.data`, `profcil.encoders` or `profcil.loggers`. A plug-in is checked when it is
+loaded. A broken plug-in raises `BrokenPlugin` where it is asked for and does not affect the others. A method may also
+be a file (`mine.py`) or a class that was given from Python; neither is listed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from typing import Any
 from profcil.errors import BrokenPlugin, ConfigError, unknown
 
 # Folder and entry-point group -> what a message calls one of its modules.
-GROUPS = {"methods": "method", "data": "dataset", "encoders": "encoder"}
+GROUPS = {"methods": "method", "data": "dataset", "encoders": "encoder", "loggers": "logger"}
 # Modules in those folders that are helpers: they cannot be chosen by name.
 HELPERS = {
     "methods": {"base"},
     "data": {"bundle", "files", "fetch", "input_format", "loading", "unpickle"},
     "encoders": set(),
+    "loggers": {"base", "observer", "values"},
 }
 UNLISTED = ("data", "own")  # found by name, but not listed: it is whatever `--data PATH` holds
+FILE_MODULE = "profcil_file_"  # the beginning of the module name of a method in a file
 GIVEN_METHODS: dict[str, ModuleType] = {}  # classes that were given from Python, by name
 # Attributes that a module must define.
-REQUIRED = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",)}
+REQUIRED = {"methods": ("METHOD",), "data": ("FACTS", "load"), "encoders": ("build",), "loggers": ("LOGGER",)}
 
 
 def names(group: str) -> list[str]:
@@ -86,7 +88,7 @@ def load_file(path: Path) -> ModuleType:
 
 @cache
 def execute_file(path: str, digest: str) -> ModuleType:
-    name = f"profcil_file_{digest}"
+    name = f"{FILE_MODULE}{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -132,6 +134,12 @@ def broken_plugins(group: str) -> dict[str, str]:
         except BrokenPlugin as error:
             reasons[name] = str(error)
     return reasons
+
+
+def is_plugin_module(module: str) -> bool:
+    """Whether a module is a method in a file, or belongs to the package of a plug-in."""
+    packages = {entry.module.partition(".")[0] for group in GROUPS for entry in plugins(group).values()}
+    return module.startswith(FILE_MODULE) or module.partition(".")[0] in packages
 
 
 def load_plugin(group: str, name: str) -> ModuleType:
@@ -254,4 +262,13 @@ def check_encoder(name: str, module: Any) -> str:
     return "" if callable(module.build) else "has a build that cannot be called; make it a function"
 
 
-CHECKS = {"methods": check_method, "data": check_dataset, "encoders": check_encoder}
+def check_logger(name: str, module: Any) -> str:
+    """Checks `LOGGER`: a class derived from Logger."""
+    from profcil.loggers.base import Logger
+
+    logger = module.LOGGER
+    is_logger = isinstance(logger, type) and issubclass(logger, Logger)
+    return "" if is_logger else "has a LOGGER that is not a logger class; derive it from profcil.extend.Logger"
+
+
+CHECKS = {"methods": check_method, "data": check_dataset, "encoders": check_encoder, "loggers": check_logger}

@@ -24,6 +24,8 @@ from profcil.config import (
     Checked,
     ModelSettings,
     OwnSettings,
+    PrivacySettings,
+    RobustSettings,
     TrainSettings,
     WarmupSettings,
     build,
@@ -48,6 +50,8 @@ SECTIONS = {
     "train": TrainSettings,
     "warmup": WarmupSettings,
     "model": ModelSettings,
+    "privacy": PrivacySettings,
+    "robust": RobustSettings,
     OWN: OwnSettings,
 }
 
@@ -77,7 +81,10 @@ class RunConfig(Checked):
     regime: str = field("matched", "budget of methods for replay and summaries of old classes", choices=REGIMES)
     evaluate: str = field("test", "part of the dataset that is scored", choices=("test", "validation"))
     keep_memories: bool = field(False, "store remembered and true class means of every position, for snapshots")
+    keep_states: int = field(0, "states at the ends of positions that are kept for `profcil rollback`", low=0)
+    robust: RobustSettings = dataclasses.field(default_factory=RobustSettings)
     own: OwnSettings = dataclasses.field(default_factory=OwnSettings)
+    privacy: PrivacySettings = dataclasses.field(default_factory=PrivacySettings)
 
 
 TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
@@ -116,7 +123,8 @@ def resolve(recipe: Recipe | None = None, flags: Mapping[str, Any] | None = None
     if registry.is_file_name(str(chosen.get("method", ""))):
         chosen["method"] = str(Path(chosen["method"]).absolute())  # a run may be resumed from another folder
     method = str({**values, **chosen}.get("method", "promax"))
-    values = merge(values, read_preset(preset, dataset, method))
+    setting = chosen_setting({**values, **chosen}, sets)
+    values = merge(values, read_preset(preset, dataset, method, setting))
     values = merge(values, {**chosen, "dataset": dataset})
     check_types(values)
     return finish(values, str(values.get("method", "promax")), sets)
@@ -216,7 +224,13 @@ def finish(values: dict[str, Any], method: str, sets: Sets) -> RunConfig:
             sections[name] = build(section, values.get(name, {}), name, LIST_HINT)
     sections["stream"] = build_stream(stream)
     sections["params"] = build(cls.Params, values["params"], f"method '{method}'", LIST_HINT)
-    return RunConfig(**top_level_values(values), **sections)
+    config = RunConfig(**top_level_values(values), **sections)
+    if config.train.early_stop and config.evaluate == "validation":
+        raise ConfigError(
+            "early stopping looks at the validation part, so the run cannot be scored on it; leave out "
+            "--evaluate validation or --early-stop"
+        )
+    return config
 
 
 def chosen_setting(values: Mapping[str, Any], sets: Sets) -> str:
@@ -226,17 +240,20 @@ def chosen_setting(values: Mapping[str, Any], sets: Sets) -> str:
 
 
 def choose_method(values: dict[str, Any], method: str, setting: str) -> None:
-    """Moves the table of the chosen method below the given params, and drops the tables of the others. A table may have
-    sub-tables `severe` and `homogeneous`, for one heterogeneity setting each."""
+    """Moves the table of the chosen method below the given params, and drops the tables of the others."""
     tables = values.pop("methods", {})
     for name in tables:
         if name not in registry.names("methods"):
             raise unknown("method", name, registry.names("methods"))
-    table = tables.get(method, {})
-    common = {key: value for key, value in table.items() if key not in SETTINGS}
-    chosen = merge(common, table.get(setting, {}))
+    chosen = in_setting(tables.get(method, {}), setting)
     values["params"] = merge(chosen, values.get("params", {}))
     values["method"] = method
+
+
+def in_setting(table: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    """The table of a method for one heterogeneity setting: it may have sub-tables `severe` and `homogeneous`."""
+    common = {key: value for key, value in table.items() if key not in SETTINGS}
+    return merge(common, table.get(setting, {}))
 
 
 def stream_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -314,6 +331,8 @@ def find_path(key: str, paths: Iterable[str]) -> str:
     found = [path for path, last in last_parts.items() if last == key]
     if f"train.{key}" in found:  # `rounds` alone means training, not the warm-up
         return f"train.{key}"
+    if f"privacy.{key}" in found:  # `min_support` is also an older setting of a method
+        return f"privacy.{key}"
     if len(found) > 1:
         raise ConfigError(f"setting '{key}' is ambiguous; write {' or '.join(sorted(found))}")
     if not found:
@@ -352,8 +371,8 @@ def recipe_of(dataset: str) -> dict[str, Any]:
     return {"dataset": dataset, **recipe}
 
 
-def read_preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
-    """The values of a preset for a dataset and a method; empty without a name.
+def read_preset(name: str | None, dataset: str, method: str, setting: str) -> dict[str, Any]:
+    """The values of a preset for a dataset, a method and a heterogeneity setting; empty without a name.
 
     The settings of the method are under `params`, so that they also override a recipe that a run has written.
     """
@@ -362,10 +381,18 @@ def read_preset(name: str | None, dataset: str, method: str) -> dict[str, Any]:
     if name not in preset_names():
         raise unknown("preset", str(name), preset_names())
     values = load_toml(PRESETS / f"{name}.toml")
+    del values["title"]
     datasets = values.pop("datasets", {})
     values = merge(values, datasets.get(dataset, {}))
     methods = values.pop("methods", {})
-    return {**values, "params": methods.get(method, {})}
+    if not values and method not in methods:
+        raise ConfigError(f"the preset {name} has nothing for {method}; it is for {', '.join(sorted(methods))}")
+    return {**values, "params": in_setting(methods.get(method, {}), setting)}
+
+
+def preset_title(name: str) -> str:
+    """What tables call a run by a preset."""
+    return str(load_toml(PRESETS / f"{name}.toml")["title"])
 
 
 def preset_names() -> list[str]:
@@ -401,11 +428,18 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_of(config: RunConfig) -> dict[str, Any]:
-    """The settings as nested dicts of plain values. How own data is read is left out where there is none."""
+    """The settings as nested dicts of plain values. How own data is read is left out where there is none; robust
+    aggregation and early stopping where they are off; privacy settings that have their defaults."""
     values = plain(config)
+    if config.robust.aggregation == "mean":
+        values.pop("robust")
     if config.dataset != OWN:
         values.pop(OWN, None)
-    return values
+    if not config.train.early_stop:
+        values["train"].pop("early_stop")
+    off = plain(PrivacySettings())
+    chosen = {key: value for key, value in values.pop("privacy").items() if value != off[key]}
+    return {**values, "privacy": chosen} if chosen else values
 
 
 def plugin_origins(config: RunConfig) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from profcil.accel.cpu import adapter_head_c, adapter_head_epoch
 from profcil.accel.cpu.adapter_head_epoch import TrainingState, prepared
 from profcil.accel.cpu.adapter_head_gradient import Classification
 from profcil.config import TrainSettings
-from profcil.engine.optim import Rule
 from profcil.engine.phases import Features, Train, cut
+from profcil.engine.steps import Rule
 from profcil.model.net import TAIL, Weights
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")

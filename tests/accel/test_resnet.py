@@ -62,7 +62,10 @@ def test_twins_share_their_memory_and_what_is_written_down_is_rounded():
 
 def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
     """The plain network, the fused one without kernels, and the fused one with formulas in place of kernels."""
-    net, x = ResNet18(nn.Identity(), (3, 8, 8), 4, BatchNorm).train(), drawn(6, 3, 8, 8)  # type: ignore[arg-type]
+    with torch.random.fork_rng():  # drawn weights of other tests would now and then make rounding larger
+        torch.manual_seed(0)
+        net = ResNet18(nn.Identity(), (3, 8, 8), 4, BatchNorm).train()  # type: ignore[arg-type]
+    x = drawn(6, 3, 8, 8)
     plain = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
     for module in net.modules():
         module.__class__ = FASTER.get(type(module), type(module))

@@ -7,7 +7,7 @@ import torch
 
 from profcil.accel.row_updates import RowOptimiser, clip_rows_
 from profcil.config import TrainSettings
-from profcil.engine.optim import Optimiser, clip_
+from profcil.engine.steps import Optimiser, clip_
 
 RULES = [
     {"optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},

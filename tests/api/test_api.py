@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import profcil
-from profcil.errors import ConfigError, DataError, RunFolderError
+from profcil.errors import ConfigError, DataError, ReuseNote, RunFolderError
 
 TINY = {"train.rounds": 1, "epochs": 1, "warmup.rounds": 1, "clients": 4, "participants": 2, "task_size": 5}
 
@@ -44,6 +44,27 @@ def test_the_observer_of_the_api_page_sees_the_results_so_far():
     assert [position for position, _, _ in curve] == list(range(1, run.positions + 1))
     assert [faa for _, faa, _ in curve] == pytest.approx(run.seen_accuracy().tolist())
     assert curve[-1][1] == pytest.approx(run.metrics["faa"]) and curve[-1][2] == run.bytes_total()
+
+
+def test_an_equal_run_is_returned_with_a_note():
+    messages: list = []
+    first = profcil.run("digits", method="fedavg", settings=TINY)
+    with pytest.warns(ReuseNote, match="digits-severe-fedavg-seed0 has the same settings, data and code"):
+        again = profcil.run("digits", method="fedavg", settings=TINY, observe=messages.append)
+    assert again.path == first.path and not messages
+    repeated = profcil.run("digits", method="fedavg", settings=TINY, again=True, observe=messages.append)
+    assert repeated.path != first.path and repeated.metrics == first.metrics and messages
+
+
+def test_a_class_is_always_computed():
+    """Its helpers may have been edited in a notebook, which a hash of its own source does not show."""
+    from profcil.extend import Method
+
+    class Mine(Method):
+        pass
+
+    paths = [profcil.run("digits", method=Mine, settings=TINY).path for _ in range(2)]
+    assert paths[0] != paths[1]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +134,8 @@ def test_mistakes_raise_errors_of_profcil():
         profcil.run("digits", method="promx")
     with pytest.raises(ConfigError, match="did you mean seed"):
         profcil.run("digits", sede=1)
+    with pytest.raises(ConfigError, match=r"no argument 'rounds'; give a setting as settings=\{'rounds': 1\}"):
+        profcil.run("digits", rounds=1)
     with pytest.raises(ConfigError, match="did you mean"):
         profcil.run("digits", settings={"train.lrr": 1})
     with pytest.raises(ConfigError, match="is not a number"):

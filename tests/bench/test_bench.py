@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profcil.bench import cases, flower, graph, scale, streams, table
+from profcil.bench import cases, flower, graph, own, scale, streams, table
 from profcil.cli.main import main
 from profcil.errors import ConfigError
 
@@ -103,6 +103,11 @@ def test_flowers_simulation_engine_is_measured() -> None:
 def test_without_flower_the_row_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     assert "flwr[simulation]" in flower.case()["note"]
+
+
+def test_own_data_is_written_and_read() -> None:
+    row = own.case(texts=300)
+    assert row["ours"] > 0 and row["peak_memory_mb"] > 50
 
 
 def test_a_failing_case_does_not_end_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from profcil.cli.main import main
 from profcil.contract.promises import PROMISES
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block
 from profcil.methods.base import Method, Params
 
 

@@ -81,7 +81,7 @@ def test_existing_run_is_not_overwritten(
 def test_tensorboard_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: list[str]
 ) -> None:
-    monkeypatch.setattr("profcil.cli.progress.find_spec", lambda name: None)
+    monkeypatch.setattr("profcil.loggers.observer.find_spec", lambda name: None)
     assert "profcil[tensorboard]" in error_of(capsys, "run", "--tensorboard", *small)
     assert not Path("runs").exists()
 
@@ -109,6 +109,42 @@ def test_unexpected_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setenv("PROFCIL_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["run"])
+
+
+PLUGIN_WITH_A_BUG = """from profcil.extend import Method
+
+
+class Faulty(Method):
+    def fit_loss(self, net, batch):
+        return batch["absent"]
+
+
+METHOD = Faulty
+"""
+
+
+def test_a_bug_in_a_plug_in_is_shown_with_file_and_line(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
+    Path("faulty.py").write_text(PLUGIN_WITH_A_BUG)
+    err = error_of(capsys, "run", "--method", "./faulty.py", "--quiet", *small, status=1)
+    assert f"unexpected KeyError ('absent') in {Path('faulty.py').absolute()}, line 6;" in err
+
+
+def test_a_bug_of_profcil_is_shown_with_file_and_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profcil.cli.list.KINDS", {"methods": dict})  # its rows are then no rows
+    assert f" in {cli.__file__.replace('main.py', 'list.py')}, line " in error_of(capsys, "list", "methods", status=1)
+
+
+def test_a_terminal_says_at_once_that_something_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    for line, words in ((["run", "--seed", "x"], "loading ..."), (["study", "nowhere.toml"], "reading the study ...")):
+        assert main(line) == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert first == words and second.startswith("profcil: ")
+    assert "loading" not in error_of(capsys, "run", "--seed", "x", "--quiet")
 
 
 def test_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

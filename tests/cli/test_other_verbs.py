@@ -16,6 +16,7 @@ from profcil.resolve import recipe_names
 KEYS = {"method", "dataset", "setting", "seed", "faa", "cta", "af", "bytes_down", "bytes_up", "norm_comm", "seconds"}
 KEYS |= {"warmup_seconds", "peak_memory_mb"}
 EXTRA = {"done", "path", "computed", "bytes_total", "server_memory_bytes", "client_extra_bytes", "settings"}
+EXTRA |= {"worst_client", "client_sd", "bwt", "fwt"}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str:
@@ -177,3 +178,14 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "TorchScript" in printed(capsys, "doctor")
     lines[:] = ["no-such-dist"]
     printed(capsys, "doctor", status=1)  # a required package
+
+
+def test_eval_without_data_scores_the_data_of_the_run(capsys, runs):
+    assert main(["eval", str(runs["pro"]), "--json", "--confusion", "confusion.csv"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    scores = json.loads((runs["pro"] / "scores.json").read_text())
+    assert result["examples"] == sum(scores["total"]) == sum(map(sum, result["confusion"]))
+    right = sum(row[number] for number, row in enumerate(result["confusion"]))
+    assert right == sum(scores["correct"][-1]) and Path("confusion.csv").exists()
+    assert main(["eval", str(runs["pro"]), "--calibrate"]) == 2
+    assert "data other than the test data" in capsys.readouterr().err

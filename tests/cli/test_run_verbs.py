@@ -23,9 +23,53 @@ def test_run_prints_a_row_and_the_folder(capsys: pytest.CaptureFixture[str], sma
     header, row, where = out.splitlines()
     assert header.split() == ["FAA", "CTA", "AF", "MB", "down", "MB", "up", "seconds"] and len(row.split()) == 6
     assert where == "run folder: runs/digits-homogeneous-fedavg-seed0"
-    again = printed(capsys, "run", "--method", "fedavg", "--setting", "homogeneous", *small)
+    again = printed(capsys, "run", "--again", "--method", "fedavg", "--setting", "homogeneous", *small)
     assert again.splitlines()[-1].endswith("fedavg-seed0-2")
     assert again.split()[:13] == out.split()[:13]  # same command, same accuracies and traffic
+
+
+def test_an_equal_run_is_reused_and_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: list[str]
+) -> None:
+    line = ["run", "--method", "fedavg", *small]
+    first = printed(capsys, *line)
+    assert main([*line, "--set", "workers=1"]) == 0  # does not change a bit
+    out, err = capsys.readouterr()
+    folder = "runs/digits-severe-fedavg-seed0"
+    assert out == first and err == f"reused: {folder} has the same settings, data and code; --again repeats it\n"
+    for other in (["--seed", "1"], ["--set", "lr=0.3"], ["--accelerate", "off"], ["--again"], ["--out", "elsewhere"]):
+        assert main([*line, *other, "--quiet"]) == 0
+        assert "reused" not in capsys.readouterr().err, other
+    assert main([*line, "--out", "elsewhere"]) == 0
+    assert capsys.readouterr().err.startswith("reused: elsewhere has")
+    monkeypatch.setattr("profcil.runs.identity.source_digest", lambda: "edited")
+    assert main([*line, "--quiet"]) == 0
+    assert "reused" not in capsys.readouterr().err
+
+
+def test_a_run_on_other_data_or_unfinished_or_deployed_is_not_reused(
+    capsys: pytest.CaptureFixture[str], small: list[str]
+) -> None:
+    line = ["run", "--method", "fedavg", "--quiet", *small]
+    assert main(line) == 0
+    file = Path("runs/digits-severe-fedavg-seed0/run.json")
+    facts = json.loads(file.read_text())
+    changes: tuple[dict, ...] = (
+        {"data": "0" * 32},
+        {"done": False},
+        {"identity": {}},
+        {"config": {**facts["config"], "deployed": "flower"}},
+    )
+    scores = file.with_name("scores.json")
+    right = scores.read_bytes()
+    scores.write_text("{}")  # an edited run is not shown as the result of this one
+    assert main([*line, "--out", str(file.parent)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    scores.write_bytes(right)
+    for change in changes:
+        file.write_text(json.dumps(facts | change))
+        assert main([*line, "--out", "runs/digits-severe-fedavg-seed0"]) == 2, change
+        assert "already holds a run" in capsys.readouterr().err
 
 
 def test_progress_without_terminal_is_a_few_plain_lines(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
@@ -49,16 +93,16 @@ def test_quiet(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
 def test_tensorboard_events(capsys: pytest.CaptureFixture[str], small: list[str]) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     printed(capsys, "run", "--method", "promax", "--tensorboard", "--quiet", "--out", "watched", *small)
-    events = accumulator.EventAccumulator("watched/tensorboard").Reload()
-    assert {"round/loss", "accuracy/task0", "accuracy/task1"} <= set(events.Tags()["scalars"])
+    events = accumulator.EventAccumulator("watched/logs/tensorboard").Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"stream/loss", "tasks/1", "tasks/2", "classes/0", "classes/9", "alignment/memory/centred"} <= tags
     scores = json.loads(Path("watched/scores.json").read_text())
-    assert events.Scalars("accuracy/task0")[-1].value == pytest.approx(scores["correct"][-1][0] / scores["total"][0])
-    assert [e.step for e in events.Scalars("round/loss")] == [1, 2]
-    metrics = json.loads(Path("watched/run.json").read_text())
-    for name in ("FAA", "CTA", "AF"):
-        assert events.Scalars(f"stream/{name}")[-1].value == pytest.approx(metrics["metrics"][name.lower()], abs=1e-4)
-    assert events.Scalars("stream/bytes")[-1].value == pytest.approx(metrics["bytes"], rel=1e-6)
-    assert "alignment/memory/centred" in events.Tags()["scalars"]
+    assert events.Scalars("tasks/1")[-1].value == pytest.approx(100 * scores["correct"][-1][0] / scores["total"][0])
+    assert [e.step for e in events.Scalars("stream/loss")] == [1, 2]
+    facts = json.loads(Path("watched/run.json").read_text())
+    for name in ("faa", "cta", "af"):
+        assert events.Scalars(f"results/{name}")[-1].value == pytest.approx(facts["metrics"][name], abs=1e-4)
+    assert events.Scalars("results/bytes")[-1].value == pytest.approx(facts["bytes"], rel=1e-6)
 
 
 def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, small: list[str]) -> None:

@@ -17,11 +17,12 @@ import pytest
 from profcil import registry
 from profcil.cli.main import main
 from profcil.reporting.layouts import LAYOUTS
-from profcil.reporting.study_table import COLUMNS, best_variants, markdown, mean_and_deviation, paper_metrics
+from profcil.reporting.study_table import COLUMNS, best_variants, markdown, mean_and_deviation, paper_metrics, summarise
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
+from profcil.runs.identity import hash_settings
 from profcil.runs.reader import is_locked
-from profcil.studies.definition import Cell, expand_methods, hash_settings, list_cells, load_study, study_names
+from profcil.studies.definition import Cell, expand_methods, list_cells, load_study, study_names
 from profcil.studies.scheduler import estimate_seconds, measure_speeds
 from profcil.studies.selection import narrow_study
 
@@ -405,6 +406,43 @@ def test_a_recipe_with_wrong_types_is_refused(text, tmp_path, capsys):
     assert main(["run", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
     message = capsys.readouterr().err
     assert "unexpected" not in message and len(message.splitlines()) == 1
+
+
+def test_missing_data_is_said_once_before_the_first_run(study, capsys):
+    line = ["study", study, "--out", "cells", "--data-dir", "empty", "--datasets", "digits,cora,clinc150"]
+    assert main([*line, "--dry-run"]) == 0
+    assert capsys.readouterr().err.count("was not found") == 1
+    assert main(line) == 2
+    _, message = capsys.readouterr().err.splitlines()
+    assert message.startswith("profcil: 12 runs cannot start: ") and message.count("was not found") == 1
+    assert "profcil data fetch cora" in message and message.endswith("also missing: clinc150")
+    assert not Path("cells").exists()
+
+
+def test_a_method_that_no_variant_runs_is_refused(tmp_path, capsys):
+    text = 'methods = ["fedavg", "pro"]\n[[variants]]\nmethods = ["pro"]\n'
+    (tmp_path / "mine.toml").write_text(text)
+    assert main(["study", str(tmp_path / "mine.toml"), "--dry-run"]) == 2
+    assert "names the method fedavg, but every variant has methods of its own" in capsys.readouterr().err
+    (tmp_path / "mine.toml").write_text(text + "[[variants]]\n")
+    assert main(["study", str(tmp_path / "mine.toml"), "--dry-run"]) == 0
+
+
+def test_plug_ins_in_a_group_of_methods_are_named(tmp_path, capsys, register_method):
+    register_method(type("Other", (registry.find("methods", "fedavg").METHOD,), {}))
+    for methods, said in (('"all"', True), ('["fedavg"]', False)):
+        (tmp_path / "mine.toml").write_text(f"methods = {methods}\n")
+        assert main(["study", str(tmp_path / "mine.toml"), "--dry-run"]) == 0
+        assert ('"all" includes plug-ins: registered' in capsys.readouterr().err) == said
+
+
+def test_variants_without_a_name_are_named_by_the_settings_that_differ(tmp_path):
+    variants = '[[variants]]\nset = ["noise=0.1"]\n[[variants]]\nset = ["noise=0.2"]\n'
+    (tmp_path / "mine.toml").write_text(f'methods = ["pro"]\nset = ["lr=0.3"]\nseeds = [0, 1]\n{variants}')
+    cells = list_cells(load_study(str(tmp_path / "mine.toml")))
+    assert [cell.label for cell in cells] == ["pro (noise=0.1)"] * 2 + ["pro (noise=0.2)"] * 2
+    rows = summarise(cells, tmp_path)
+    assert [(row["method"], row["planned"]) for row in rows] == [("pro (noise=0.1)", 2), ("pro (noise=0.2)", 2)]
 
 
 def test_an_unknown_key_of_a_study_is_reported(tmp_path, capsys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ import torch
 
 from profcil import registry
 from profcil.config import build
-from profcil.contract.promises import Case, check_writes
+from profcil.contract.case import Case
+from profcil.contract.promises import check_writes
+from profcil.engine import early_stop
+from profcil.engine.channel import KINDS
+from profcil.engine.evaluation import evaluation_features
 from profcil.engine.executor import Executor
-from profcil.engine.loop import evaluation_features
-from profcil.engine.payload import KINDS
 from profcil.errors import NotApplicable, ProfcilError
 from profcil.model.net import MODEL
 from profcil.reporting.methods import split_docstring, stored
@@ -46,6 +49,27 @@ def is_finite(run) -> bool:
     """Whether the final states of server and clients have no NaN or infinity."""
     states = [block.tensors for block in run.server.blocks.values()] + list(run.state.private.values())
     return all(bool(torch.isfinite(t).all()) for state in states for t in state.values())
+
+
+@for_every_method
+def test_a_position_can_be_stopped_early(make, name, monkeypatch):
+    """The accuracy is measured after every round, and the method still knows all classes at the end."""
+    monkeypatch.setattr(early_stop, "validation_faa", measured := Measured(early_stop.validation_faa))
+    run = make(name, MODALITY[name], planned=False, train__rounds=4, train__early_stop=1).stream()
+    assert measured.values and all(0 <= value <= 1 for value in measured.values)
+    assert is_finite(run) and (run.state.scores.correct[-1] >= 0).all()
+
+
+class Measured:
+    """Keeps the validation FAA, and returns one that never improves, so that all rounds that can be are skipped."""
+
+    def __init__(self, measure: Any) -> None:
+        self.measure = measure
+        self.values: list[float] = []
+
+    def __call__(self, *given: Any) -> float:
+        self.values.append(self.measure(*given))
+        return 0.0
 
 
 # -- modalities -------------------------------------------------------------------------------------------------------

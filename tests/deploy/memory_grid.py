@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
 from profcil.deploy.app import client_app
 from profcil.resolve import RunConfig, resolve
@@ -41,10 +42,11 @@ class Grid:
     nodes: dict[int, dict[str, Any]]
     fault: Fault = lambda grid, request, reply: [reply]
     mail: dict[str, list[Message]] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)  # public keys of nodes; by default each has its own
     sent: list[tuple[int, str]] = field(default_factory=list)  # node and message type of each request
 
-    def get_node_ids(self) -> list[int]:
-        return list(self.nodes)
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"key %d" % node)) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self.deliver(m) for m in messages]

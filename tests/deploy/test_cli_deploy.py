@@ -151,10 +151,32 @@ def test_status_of_a_run_that_is_stopped_or_running(deployed, tmp_path, capsys):
     assert "next: position 1, round 2 of 2" in capsys.readouterr().out
 
 
+def test_the_live_view_of_a_deployment(deployed, tmp_path):
+    from profcil.deploy.fleet import TooFewClients
+    from profcil.live.state import describe_folder
+
+    with pytest.raises(TooFewClients):
+        deployed(all_clients(), fault=fault_at(2, no_reply), min_replies=3, attempts=1)
+    shown = describe_folder(tmp_path / "run")
+    assert (shown["state"], shown["done"], shown["total"]) == ("stopped", 1, 4)
+    assert shown["advice"] == "flwr run, with the same app"
+    assert shown["sites"] == {"answered": 2, "silent": 1, "left_out": [], "problems": {"silent": 1}}
+
+
 def test_status_before_the_first_state(tmp_path, capsys):
     (tmp_path / "config.toml").write_text(config_to_text(all_clients()))
     assert main(["status", str(tmp_path)]) == 0
     assert "in the warm-up" in capsys.readouterr().out
+
+
+def test_the_flags_of_deploy_are_in_groups(capsys):
+    assert main(["deploy", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "usage: profcil deploy ACTION [DIR or RECIPE] [options]"
+    titles = ("sites with their own data:", "the machines:", "app: clients that are late", "what is learned:")
+    places = [text.index(f"\n{title}") for title in titles]
+    flags = ("--federation", "--host", "--deadline", "--dataset")
+    assert [sum(place < text.index(f"\n  {flag} ") for place in places) for flag in flags] == [1, 2, 3, 4]
 
 
 def test_help_and_status_need_neither_torch_nor_flower():

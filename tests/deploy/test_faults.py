@@ -19,8 +19,7 @@ from profcil.deploy.run_config import config_to_text
 from profcil.deploy.status import describe, status
 from profcil.deploy.wire import Request, pack, read_response, response_records, unpack
 from profcil.engine import run as engine
-from profcil.engine.channel import When
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block, When
 from profcil.errors import Diverged, ProfcilError
 
 VICTIM = 101  # the node of client 1
@@ -168,6 +167,25 @@ def test_an_invalid_reply_is_refused_counted_and_not_aggregated(deployed, withou
     assert outcome(folder)["tensors"] == without_reply["tensors"]
 
 
+def test_a_client_with_false_replies_is_not_asked_again(deployed):
+    """Each is refused, in the only attempt of a round; the second one leads to quarantine."""
+    count = changed_by(lambda response: object.__setattr__(response.reply, "samples", 2**31 - 1))
+
+    def always(grid, request, reply):
+        lies = is_work(request) and request.metadata.dst_node_id == VICTIM
+        return count(grid, request, reply) if lies else [reply]
+
+    robust = {"robust.aggregation": "clipped", "robust.quarantine": 2}
+    folder, _ = deployed(all_clients(**robust), fault=always)
+    rounds = events(folder, "round")
+    assert [list(e.get("dropped", {})) for e in rounds] == [["1"], ["1"], [], []]
+    assert [e.get("quarantined") for e in rounds] == [None, [1], None, None]
+    assert "2147483647 examples" in rounds[0]["dropped"]["1"]
+    assert [e["answered"] for e in events(folder, "asked")] == [[0, 2]] * 4
+    assert [sorted(e["refused"]) for e in events(folder, "asked")] == [["1"], ["1"], [], []]
+    assert "client 1: 2 replies dropped" in describe(status(folder))
+
+
 def test_a_refusal_counts_positions_and_rounds_from_one(deployed):
     folder, _ = deployed(all_clients(), fault=fault_at(2, changed_by(earlier_round)))
     assert events(folder, "asked")[1]["refused"]["1"] == "the reply is for round 1 of position 1"
@@ -239,12 +257,12 @@ def test_a_client_that_joins_late_takes_part_from_then_on(deployed):
     assert [e["clients"] for e in events(folder, "absent")] == [[2], [2]]
 
 
-def test_the_first_of_two_nodes_that_claim_a_client_is_used(deployed, tmp_path):
+def test_without_keys_a_second_node_takes_the_place_of_a_lost_one(deployed, tmp_path):
     def add_rival(grid, request, reply):
         grid.nodes.setdefault(200, {"client": 1, "home": str(tmp_path / "rival")})
         return fault_at(3, no_reply)(grid, request, reply)
 
-    folder, grid = deployed(all_clients(), fault=add_rival)
+    folder, grid = deployed(all_clients(), fault=add_rival, rebind=True)
     assert {e["client"] for e in events(folder, "claimed twice")} == {1}
     assert grid.work_count(VICTIM) == 3  # until it misses a deadline
     assert grid.work_count(200) == 1  # then the second node is used
@@ -321,7 +339,7 @@ def hostile_notes(response) -> None:
 
 
 def hostile_text(response) -> None:
-    object.__setattr__(response, "error", "\x1b]0;owned\x07\x1b[2J\r\nall is well\u202e" + "x" * 40_000_000)
+    object.__setattr__(response, "error", "\x1b]0;owned\x07\x1b[2J\r\nall is well\u202e" + "x" * 1_000_000)
 
 
 def test_a_client_cannot_write_fields_of_the_servers_log(deployed, without_reply):

@@ -67,6 +67,8 @@ def test_the_compose_files_are_yaml_with_the_options_of_flower(folder):
     yaml = pytest.importorskip("yaml")
     server = yaml.safe_load((folder / "server" / "compose.yaml").read_text())["services"]["superlink"]
     site = yaml.safe_load((folder / "site" / "compose.yaml").read_text())["services"]["node"]
+    assert site["command"][:2] == ["profcil-supernode", "--allow-apps=/keys/allowed-apps.txt"]
+    site["command"][:2] = ["flower-supernode"]
     for service, program in ((server, "flower-superlink"), (site, "flower-supernode")):
         assert service["command"][0] == program
         assert options_of(program) >= {word.partition("=")[0] for word in service["command"][1:]}

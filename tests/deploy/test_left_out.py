@@ -61,7 +61,7 @@ def test_a_site_that_comes_after_the_start_is_told_so(tmp_path, capsys):
     registry = NodeRegistry(Grid(settings, {8: nodes[8]}), "run", lambda event: None)
     registry.enrolled = [0]
     registry.update()
-    assert "LEFT OUT: the run began without site south" in capsys.readouterr().out
+    assert "the run has begun without it, and it takes part from the next position on" in capsys.readouterr().out
 
 
 def test_a_run_in_which_all_take_part_names_nobody(tmp_path, capsys):

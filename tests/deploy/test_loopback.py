@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_growth
 from memory_grid import tiny
+from test_bindings import pem
 from test_same_run import outcome
 
 from profcil.cli.main import main
+from profcil.deploy.allowed_apps import app_digest
 from profcil.deploy.app_folder import settings_table, write_app
+from profcil.deploy.bindings import fingerprint
 from profcil.deploy.certs import write_certs
 from profcil.deploy.cluster import CONNECTION, LocalCluster, is_finished, start_federation, wait_until
 from profcil.engine import run as engine
@@ -101,6 +105,17 @@ def test_the_demo_runs_promax_on_four_nodes_with_the_same_bits(tmp_path, capsys)
     assert not any(e["silent"] or e["refused"] for e in events(run, "asked"))
 
 
+def test_workers_that_stay_up_give_the_same_bits(tmp_path, capsys):
+    sizes = ("task_size=5", "rounds=2", "base_rounds=1", "epochs=1", "model.width=4")
+    sets = [part for size in sizes for part in ("--set", size)]
+    line = ["deploy", "demo", "--worker", "--nodes", "2", "--out", str(tmp_path / "demo"), "--json", *sets]
+    assert main(line) == 0
+    assert json.loads(capsys.readouterr().out)["same_bits"]
+    cluster = tmp_path / "demo" / "cluster"
+    assert "training round" in (cluster / "node0-worker.log").read_text()  # not Flower's own process
+    assert "training round" not in (cluster / "node0.log").read_text()
+
+
 def test_a_server_killed_within_a_position_is_resumed_with_the_same_bits(tmp_path, cluster):
     """With a replay method: its clients must start from the private tensors of the last complete round."""
     config = tiny("fedcbdr", warmup__rounds=0)
@@ -142,6 +157,29 @@ def test_a_run_continues_with_killed_hanging_late_and_duplicate_nodes(tmp_path, 
     assert events(run, "absent")[0]["clients"] == [3]
 
 
+def test_a_site_joins_and_a_class_is_declared_while_it_runs(tmp_path, cluster, monkeypatch):
+    """The third site is started, and a class is added to the terms, while the first position is trained."""
+    monkeypatch.setitem(test_growth.WORDS, "burn", "skin blister")
+    monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "cache"))
+    nodes = test_growth.write_three_sites(tmp_path)
+    text = test_growth.terms()
+    run = tmp_path / "run"
+    rules = {"federation": text, "deadline": TIME_LIMIT, "join": 20.0}
+    config = test_growth.config_of(text, "promax")
+    write_app(tmp_path / "app", settings_table(config, run, tmp_path / "test.csv", **rules))
+    start_federation(cluster, tmp_path / "app", [nodes[7], nodes[8]])
+    assert wait_until(lambda: events(run, "asked"), TIME_LIMIT)
+    cluster.start_node("west", nodes[9])
+    (run / "federation.toml").write_text(test_growth.terms(test_growth.BURN))
+    assert run_finishes(cluster, run)
+    [extended] = events(run, "extended")
+    assert extended["classes"] == ["burn"] and extended["sites"] in (["west"], [])
+    [joined] = [e["position"] for e in events(run, "extended") if "west" in e["sites"]]
+    test_growth.join_at(tmp_path / "west", joined + 1)
+    later = test_growth.terms(test_growth.BURN)
+    assert test_growth.result(test_growth.simulate(tmp_path, later)) == test_growth.result(run)
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with TLS and node keys, one node that is accepted and three that are rejected."""
@@ -167,6 +205,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_registered_node_is_used_over_tls(secured):
     assert [e["client"] for e in events(secured / "run", "joined")] == [0]
     assert [e["answered"] for e in events(secured / "run", "asked")] == [[0]]
+    bound = json.loads((secured / "run" / "run.json").read_text())["keys"]
+    key = fingerprint(pem(secured / "certs" / "node-0.pub"))
+    assert {client: entry["key"] for client, entry in bound.items()} == {"0": key}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +222,28 @@ def test_other_nodes_are_rejected(secured, name, client, reason):
     assert reason in (secured / "cluster" / f"{name}.log").read_text()
     assert client in events(secured / "run", "absent")[0]["clients"]
     assert not list((secured / "marks").glob(f"{client} *"))
+
+
+def test_a_site_runs_only_the_apps_on_its_list(tmp_path, cluster):
+    """A line that the server added to the app runs where the app is allowed, and nowhere else."""
+    app = write_test_app(tmp_path, all_clients(2, train__rounds=1), join=60.0)
+    (tmp_path / "before.txt").write_text(app_digest(app))
+    added = "from pathlib import Path\nimport os\nPath(os.environ['HOME'], 'ran').touch()\n"
+    (app / "profcil_app.py").write_text(f"{(app / 'profcil_app.py').read_text()}\n{added}")
+    (tmp_path / "after.txt").write_text(app_digest(app))
+    cluster.start_superlink()
+    for client, name in enumerate(("after", "before")):
+        cluster.env["HOME"] = str(tmp_path / name)
+        (tmp_path / name).mkdir()
+        cluster.start_node(name, node_config(tmp_path, client), allow=tmp_path / f"{name}.txt")
+    cluster.submit(app)
+    assert run_finishes(cluster, tmp_path / "run")
+    assert [e["answered"] for e in events(tmp_path / "run", "asked")] == [[0]]
+    assert "not on this site's list" in events(tmp_path / "run", "refused")[0]["reason"]
+    assert "LEFT OUT: the app" in (tmp_path / "cluster" / "before.log").read_text()
+    assert (tmp_path / "after" / "ran").exists()
+    assert not (tmp_path / "before" / "ran").exists()
+    assert not list((tmp_path / "before").rglob("profcil_app.py"))
 
 
 def test_the_same_app_runs_a_hundred_clients_under_ray(tmp_path, cluster):

@@ -9,9 +9,9 @@ import torch
 
 from profcil import registry
 from profcil.deploy.expected_reply import ReplyForecast
-from profcil.engine.fleet import LocalFleet
-from profcil.engine.payload import Block, Reply
-from profcil.engine.reply_checks import ReplyRequirements, fault
+from profcil.engine.channel import Block, Reply
+from profcil.engine.reply_checks import Knowledge, ReplyRequirements, fault
+from profcil.engine.world import LocalFleet
 
 
 def model(scale: float = 1.0) -> Block:
@@ -35,9 +35,8 @@ RADIUS = Block("statistics", {"r": torch.ones(())})
 OPTIONAL = {"radius": RADIUS, "points": points(2)}
 EXPECTED = Reply(9, 8, {"base": model(), "moments": moments(), "moves": moves(), **OPTIONAL})
 NEEDED = frozenset({"base", "moments", "moves"})
-TERMS = ReplyRequirements(
-    EXPECTED, NEEDED, frozenset({"model", "statistics", "transport"}), frozenset({1, 2, 5}), 100, confidence=5.0
-)
+KNOWN = Knowledge(frozenset({1, 2, 5}), 100, confidence=5.0)
+TERMS = ReplyRequirements(EXPECTED, NEEDED, frozenset({"model", "statistics", "transport"}), KNOWN)
 
 
 def valid(**blocks: Block) -> Reply:
@@ -80,6 +79,16 @@ INVALID = {
         valid(moments=with_tensors(moments((5,)), count=torch.tensor([1e6]))),
         "counts outside",
     ),
+    "an integer count above the number of examples": (
+        valid(moments=with_tensors(moments((5,)), count=torch.tensor([2**31 - 1], dtype=torch.int32))),
+        "type",
+    ),
+    "counts that are too many together": (
+        valid(moments=with_tensors(moments((2, 5)), count=torch.tensor([60.0, 60.0]))),
+        "counts outside",
+    ),
+    "a broken count": (valid(moments=with_tensors(moments((5,)), count=torch.tensor([1.5]))), "counts outside"),
+    "a class twice": (valid(moments=moments((5, 5))), "several rows for one class"),
     "a negative integer": (valid(base=with_tensors(model(), steps=torch.tensor(-1))), "negative counts"),
     "a negative confidence": (valid(moves=moves(-0.1)), "outside 0 to 5"),
     "a confidence too high": (valid(moves=moves(5.1)), "outside 0 to 5"),

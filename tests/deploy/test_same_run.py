@@ -51,3 +51,27 @@ def test_a_deployment_accepts_clients_with_too_few_examples_to_report(deployed, 
     serial = run.start(config, tmp_path / "serial", tmp_path)
     folder, _ = deployed(config)
     assert outcome(folder) == outcome(serial)
+
+
+@pytest.mark.parametrize("rule", ["clipped", "median"])
+def test_robust_aggregation_has_the_same_bits_in_a_deployment(deployed, tmp_path, rule):
+    config = tiny("promax", robust__aggregation=rule, stream__participants=3)
+    serial = run.start(config, tmp_path / "serial", tmp_path)
+    folder, _ = deployed(config)
+    assert outcome(serial) == outcome(folder)
+    plain = run.start(tiny("promax", stream__participants=3), tmp_path / "plain", tmp_path)
+    assert outcome(plain)["tensors"] != outcome(folder)["tensors"]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("prolin", {"params__base_rounds": 0, "params__dictionary": 30, "privacy__unit": "example"}),
+        ("pro", {"privacy__unit": "client", "privacy__update_bound": 0.01}),
+    ],
+)
+def test_a_deployment_of_simulated_clients_has_the_noise_of_the_simulation(deployed, tmp_path, method, more):
+    config = tiny(method, warmup__rounds=0, privacy__epsilon=2.0, **more)
+    serial = run.start(config, tmp_path / "serial", tmp_path)
+    folder, _ = deployed(config)
+    assert outcome(folder) == outcome(serial)

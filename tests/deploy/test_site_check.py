@@ -23,7 +23,7 @@ from profcil.cli.main import main
 from profcil.deploy.federation import read_federation
 from profcil.deploy.site import read_site
 from profcil.deploy.site_check import KIND_WORDS, check_site
-from profcil.engine.payload import KINDS
+from profcil.engine.channel import KINDS
 from profcil.errors import ProfcilError
 
 

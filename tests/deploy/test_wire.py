@@ -15,8 +15,7 @@ from profcil.deploy import wire
 from profcil.deploy.client import load_inbox
 from profcil.deploy.store import SiteStore
 from profcil.deploy.wire import Request, Response, UnreadableMessage
-from profcil.engine.channel import When
-from profcil.engine.payload import KINDS, Block, Reply
+from profcil.engine.channel import KINDS, Block, Reply, When
 
 WHEN = When("round", 1, 2, 5)
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8)
@@ -195,3 +194,13 @@ def test_what_a_site_stores_is_readable_by_its_user_alone(tmp_path):
     assert store.path.stat().st_mode & 0o077 == 0
     store.path.chmod(0o755)  # as an older version left it
     assert SiteStore(tmp_path / "sites", "run", 0).path.stat().st_mode & 0o077 == 0
+
+
+def test_noise_at_a_site_is_drawn_from_a_secret_of_its_own(tmp_path):
+    """The same after a restart, another at every site, and readable by nobody else."""
+    store = SiteStore(tmp_path, "run", 0)
+    secret = store.noise_secret()
+    assert SiteStore(tmp_path, "run", 0).noise_secret() == secret
+    assert SiteStore(tmp_path, "run", 1).noise_secret() != secret
+    assert secret.bit_length() > 200
+    assert store.path.stat().st_mode & 0o077 == 0

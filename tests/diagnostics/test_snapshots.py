@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from profcil.diagnostics.snapshots import Memory, gather, points
-from profcil.engine.loop import evaluation_features
+from profcil.engine.evaluation import evaluation_features
 from profcil.engine.snapshots import path_of, save_memory
 from profcil.errors import RunFolderError
 

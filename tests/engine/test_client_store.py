@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from profcil.engine import client_store
+from profcil.engine.channel import ServerState
 from profcil.engine.client_store import EACH, ClientStore, sweep
 from profcil.engine.loop import RunState
-from profcil.engine.payload import ServerState
 from profcil.errors import RunFolderError
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores

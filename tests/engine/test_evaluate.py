@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from profcil.engine.loop import evaluate, evaluation_features, task_totals
+from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, sum_by_task, task_totals
 
 
 class Fixed:
@@ -34,7 +34,8 @@ def met(world: Any, position: int) -> set[int]:
 
 def count(world: Any, scores: Tensor, position: int) -> np.ndarray:
     server = features = torch.empty(0)
-    return evaluate(world, Fixed(scores), server, position, features)  # type: ignore[arg-type]
+    right = evaluate(world, Fixed(scores), server, position, features)  # type: ignore[arg-type]
+    return sum_by_task(world, right, position)
 
 
 def test_classes_that_are_not_introduced_do_not_compete(world):
@@ -109,3 +110,15 @@ def test_the_tally_sums_what_rounds_report(fresh):
     run = fresh("pro").stream(watch)
     assert sums["replay_served"] > 0
     assert run.state.tally == sums
+
+
+def test_accuracy_of_a_class(world):
+    """Predictions are right for one class only; classes that are not introduced have no accuracy."""
+    server = features = torch.empty(0)
+    seen = sorted(world.plan.seen(0))
+    scores = torch.zeros(len(world.evaluation_examples), 10)
+    scores[:, seen[0]] = 1.0
+    right = evaluate(world, Fixed(scores), server, 0, features)  # type: ignore[arg-type]
+    found = class_accuracy(world, right, 0)
+    assert len(seen) < 10
+    assert found == [100.0 if y == seen[0] else 0.0 if y in seen else None for y in range(10)]

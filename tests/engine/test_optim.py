@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from profcil.config import TrainSettings
-from profcil.engine.optim import Optimiser, clip_
+from profcil.engine.steps import Optimiser, clip_
 
 RULES = [
     {"optimiser": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},

@@ -11,9 +11,8 @@ from tiny_runs import tiny
 from torch import Tensor
 
 from profcil.config import TrainSettings, WarmupSettings
-from profcil.engine.channel import When
-from profcil.engine.fleet import make_guard
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block, When
+from profcil.engine.executor import make_guard
 from profcil.engine.warmup import OPTIMISER, WarmupResult, warm, warmup_setup
 from profcil.engine.world import make_world
 from profcil.metrics.ledger import Ledger
@@ -100,7 +99,7 @@ def test_a_local_projector_goes_on_from_where_its_client_left_it(tmp_path: Path)
     first = asked(0)
     assert same(first, asked(0))
     assert not same(first, asked(1))
-    reply = inner.executor({0: method.turn(inner.client(0, WHEN), inbox)}, make_guard(inner, WHEN))[0]
+    reply = inner.executor({0: method.turn(inner.client(0, WHEN), inbox)}, make_guard(inner.config.train, WHEN))[0]
     assert set(reply.blocks) == {"base"}
     assert not same(first, dict(reply.private))
     assert same(asked(0, dict(reply.private)), dict(reply.private))

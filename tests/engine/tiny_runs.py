@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from profcil.contract.promises import without_recipe
+from profcil.contract.case import without_recipe
 from profcil.engine import run
+from profcil.engine.channel import Block, Inbox, ServerState
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, ServerState
 from profcil.engine.phases import Turn
 from profcil.io.atomic_files import read_tensors
 from profcil.methods import fedavg

@@ -43,7 +43,8 @@ def last_round_of_second_position(folder: Path) -> Callable[[], object]:
     """The rounds before it are computed here; calling the result computes the round itself."""
     from profcil import registry
     from profcil.engine.channel import Channel, When
-    from profcil.engine.loop import RunState, play, task_totals
+    from profcil.engine.evaluation import task_totals
+    from profcil.engine.loop import RunState, play
     from profcil.engine.warmup import warm
     from profcil.engine.world import make_world
     from profcil.metrics.ledger import Ledger

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from profcil.data.bundle import to_device
 from profcil.engine import executor
-from profcil.tensors import to_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 

@@ -13,7 +13,7 @@ import torch
 from profcil import registry
 from profcil.data.bundle import Bundle, Nodes
 from profcil.engine import world as worlds
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block
 from profcil.metrics.client_first import summary
 
 pytest.importorskip("torch_geometric")

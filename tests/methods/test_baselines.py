@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from profcil.engine.payload import Block, Reply
+from profcil.engine.channel import Block, Reply
 from profcil.methods.base import average
 
 

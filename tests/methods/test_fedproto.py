@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block
 from profcil.methods.parts.prototypes import centres, class_means, merge, no_prototypes, report, tables
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Tail

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from profcil import registry
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine import world as worlds
-from profcil.engine.payload import Block, ServerState
+from profcil.engine.channel import Block, ServerState
 from profcil.errors import NotApplicable
 from profcil.methods import fedseit
 from profcil.methods.parts import banks

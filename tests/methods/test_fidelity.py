@@ -14,7 +14,7 @@ from torch import Tensor
 from profcil.diagnostics.probe import nearest_mean_accuracy
 from profcil.engine import warmup
 from profcil.engine.client import embed
-from profcil.engine.loop import evaluation_features, examine
+from profcil.engine.evaluation import evaluation_features, examine
 from profcil.methods.promax import calibration_subset
 from profcil.model import augmentations
 from profcil.model.losses import contrast

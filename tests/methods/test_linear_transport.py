@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from profcil.engine import loop
-from profcil.engine.payload import ServerState
+from profcil.engine.channel import ServerState
 from profcil.errors import ConfigError
 from profcil.memory import linear
 from profcil.memory.bank import measure
 from profcil.methods.parts.linear_transport import fit_examples
-from profcil.methods.parts.memory_blocks import bank_of, covariance_of
+from profcil.methods.parts.memory_blocks import bank_of
+from profcil.methods.parts.shared_covariance import covariance_of
 from profcil.methods.promax import ProMaxParams
 
 FREEZE = 1  # the last of two rounds in which the base moves

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from profcil.engine.payload import Inbox
+from profcil.engine.channel import Inbox
 from profcil.errors import NotApplicable
 from profcil.methods import mfcl
 from profcil.methods.mfcl import MFCL, generate_labelled, generator_of

@@ -16,7 +16,7 @@ from small_graph import (  # noqa: F401
     second_position,
 )
 
-from profcil.engine.payload import Block, Reply
+from profcil.engine.channel import Block, Reply
 from profcil.errors import NotApplicable
 from profcil.methods.motion import HIDDEN, coarsen, flatten, unflatten
 from profcil.methods.parts.coarsening import (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from profcil.engine.payload import Block, ServerState
+from profcil.engine.channel import Block, ServerState
 from profcil.methods.parts.generator import (
     BatchNormStatistics,
     apply_gradients,

@@ -17,7 +17,7 @@ from small_graph import (  # noqa: F401
 )
 
 from profcil.data.bundle import Nodes
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block
 from profcil.engine.server import Server
 from profcil.errors import NotApplicable
 from profcil.methods.parts.covering import cover

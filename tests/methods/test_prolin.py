@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from profcil.engine import loop
-from profcil.engine.channel import When
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block, When
 from profcil.errors import ConfigError
 from profcil.memory import linear
 from profcil.methods.parts.summaries import report, summary_of_report

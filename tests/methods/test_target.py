@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from profcil.engine.payload import Inbox
+from profcil.engine.channel import Inbox
 from profcil.errors import NotApplicable
 from profcil.methods.parts import synthesis
 from profcil.methods.parts.distillation import soft_cross_entropy

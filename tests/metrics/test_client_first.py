@@ -144,3 +144,49 @@ def test_homogeneous_streams_give_the_standard_class_incremental_metrics(stream)
 def test_the_order_of_the_clients_does_not_matter(stream):
     correct, total, orders = stream
     assert m.summary(correct, total, orders[::-1]) == pytest.approx(m.summary(correct, total, orders))
+
+
+# -- clients and transfer ---------------------------------------------------------------------------------------------
+
+EXAMPLES = np.array([[10, 0, 10], [0, 30, 10]])  # training examples of each client by task
+SIZES = np.array([2, 3, 1])  # classes of each task
+
+
+def test_client_accuracy_is_weighted_by_the_clients_own_examples():
+    # Final accuracies .5, .6 and .9. Client 0: (10 x .5 + 10 x .9) / 20. Client 1: (30 x .6 + 10 x .9) / 40.
+    assert m.client_accuracy(CORRECT, TOTAL, EXAMPLES) == pytest.approx([0.7, 0.675])
+
+
+def test_a_client_without_examples_has_no_accuracy():
+    found = m.client_accuracy(CORRECT, TOTAL, np.array([[0, 0, 0], [0, 1, 0]]))
+    assert np.isnan(found[0]) and found[1] == pytest.approx(0.6)
+    untested = m.client_accuracy(CORRECT, np.array([10, 0, 10]), EXAMPLES)  # task 1 has no test examples
+    assert untested == pytest.approx([0.7, 0.9])
+
+
+def test_backward_transfer_of_a_small_example():
+    # Client 0: task 0 .5 - .8, task 1 .6 - .8. Client 1: task 1 .6 - .5, task 0 .5 - .6. The last task is left out.
+    assert m.backward_transfer(CORRECT, TOTAL, ORDERS) == pytest.approx((-0.3 - 0.2 + 0.1 - 0.1) / 4)
+    assert m.backward_transfer(CORRECT[:1, :1], TOTAL[:1], ORDERS[:1, :1]) == 0.0
+
+
+def test_forward_transfer_counts_tasks_that_another_client_has_met_before():
+    # At position 0 the classes of tasks 0 and 1 are introduced, 5 of them: guessing is right in .2 of the cases.
+    # Client 0 meets task 1 at position 1: .5 - .2. Client 1 meets task 0 at position 1: .8 - .2.
+    # Task 2 is new to everybody at position 2: none of its classes could be predicted before.
+    assert m.forward_transfer(CORRECT, TOTAL, ORDERS, SIZES) == pytest.approx((0.3 + 0.6) / 2)
+
+
+def test_there_is_no_forward_transfer_if_all_clients_have_one_order():
+    same = np.array([[0, 1, 2], [0, 1, 2]])
+    correct = np.array([[8, -1, -1], [6, 16, -1], [5, 12, 9]])
+    assert m.forward_transfer(correct, TOTAL, same, SIZES) is None
+    found = m.further_summary(correct, TOTAL, same, EXAMPLES, SIZES)
+    assert found["fwt"] is None and found["worst_client"] == pytest.approx(67.5)
+    assert found["client_sd"] == pytest.approx(100 * np.std([0.7, 0.675]))
+    assert found["bwt"] == pytest.approx(100 * (-0.3 - 0.2) / 2)
+
+
+def test_all_clients_have_the_same_accuracy_at_the_end_of_the_stream():
+    """Which is why the spread over clients is that of their own mix of tasks."""
+    assert len(set(m.cumulative_accuracy(CORRECT, TOTAL, ORDERS, 2).tolist())) == 1

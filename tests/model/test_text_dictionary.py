@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from profcil.model.dictionary.context import ContextDictionary, mutual_information
-from profcil.model.dictionary.text import TextDictionary, column_of, count_texts, most_frequent
+from profcil.model.dictionary.text import TextDictionary, column_in_table, column_of, count_texts, most_frequent
 
 VOCABULARY = 12
 KINDS = [TextDictionary, ContextDictionary]
@@ -105,7 +105,7 @@ def test_counts_are_of_texts_and_ties_go_to_the_smaller_id():
 
 
 def test_an_id_without_an_entry_has_the_last_column():
-    assert column_of(torch.tensor([7, 3, 5, -1]), torch.tensor([5, 3, -1])).tolist() == [3, 1, 0, 3]
+    assert column_of(torch.tensor([7, 3, 5, -1]), torch.tensor([5, 3, -1]), size=8).tolist() == [3, 1, 0, 3]
 
 
 def test_words_in_the_same_contexts_have_the_same_row():
@@ -137,3 +137,10 @@ def test_a_context_text_is_rectified_and_depends_on_the_order_of_words():
     assert bool((forward >= 0).all())
     assert not torch.allclose(forward, backward)
     torch.testing.assert_close(forward, unknown)
+
+
+def test_a_table_of_columns_gives_the_columns_of_the_search():
+    """An exported model finds entries in a table."""
+    ids = torch.tensor([[7, 3, 5, -1], [0, 5, 5, 2]])
+    entries = torch.tensor([5, 3, -1])
+    assert torch.equal(column_in_table(ids, entries, size=8), column_of(ids, entries, size=8))

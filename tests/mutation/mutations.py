@@ -26,7 +26,6 @@ PLAN = "protocol/test_stream_plan.py"
 PROLIN = "methods/test_prolin.py"
 LINEAR = "memory/test_linear.py"
 CARRIED = "methods/test_linear_transport.py"
-REPORTS = "methods/test_reports.py"
 IMAGE_DICTIONARY = "model/test_image_dictionary.py"
 DICTIONARY = "engine/test_dictionary.py"
 
@@ -54,8 +53,8 @@ MUTATIONS = (
     Mutation(
         "auxiliary-views",
         "methods/pro.py",
-        "first = net.strong(x, rng)\n        second = net.strong(x, rng)",
-        "first = net.weak(x, rng)\n        second = net.weak(x, rng)",
+        "first = net.strong(x, rng)\n            second = net.strong(x, rng)",
+        "first = net.weak(x, rng)\n            second = net.weak(x, rng)",
         "The auxiliary loss sees weak views instead of strong ones.",
         (FORMULAS,),
     ),
@@ -101,7 +100,7 @@ MUTATIONS = (
     ),
     Mutation(
         "second-refresh-counts-twice",
-        "methods/pro.py",
+        "methods/parts/memory_blocks.py",
         "bank = restore(bank_of(now), bank_of(before), fresh.labels)",
         "bank = bank_of(now)",
         "Two refreshes within a position count the same examples twice.",
@@ -516,7 +515,7 @@ MUTATIONS = (
     Mutation(
         "accuracy-over-tasks",
         "metrics/client_first.py",
-        "correct[position][tasks].sum(1) / total[tasks].sum(1)",
+        "right / np.where(is_known, total[tasks], 0).sum(1)",
         "(correct[position][tasks] / total[tasks]).mean(1)",
         "Accuracy is a mean over tasks instead of pooled examples.",
         (METRICS,),
@@ -532,8 +531,8 @@ MUTATIONS = (
     Mutation(
         "current-task-of-others",
         "metrics/client_first.py",
-        "[positions[None, :], orders]",
-        "[positions[None, :], orders[:1]]",
+        "matrix[positions[None, :], orders]",
+        "matrix[positions[None, :], orders[:1]]",
         "Every client's current task is the first client's.",
         (METRICS,),
     ),
@@ -547,7 +546,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ledger-numbers",
-        "engine/payload.py",
+        "engine/channel.py",
         "t.numel() * t.element_size()",
         "t.numel()",
         "The ledger counts numbers instead of bytes.",
@@ -556,8 +555,8 @@ MUTATIONS = (
     Mutation(
         "sent-again",
         "engine/channel.py",
-        "if b.version not in (holds.get(n), holds.get(b.origin))",
-        "if b.version not in (holds.get(b.origin),)",
+        "held = (holds.get(name), holds.get(block.origin))",
+        "held = (holds.get(block.origin),)",
         "A client is sent what it holds already.",
         (COST,),
     ),
@@ -637,8 +636,8 @@ MUTATIONS = (
     Mutation(
         "seen-of-supporters",
         "protocol/plan.py",
-        "introduced[np.arange(self.positions), self.orders] = True",
-        "introduced[np.arange(self.positions), self.orders[:1]] = True",
+        "introduced[positions, self.orders[clients, positions]] = True",
+        "introduced[positions, self.orders[clients[0], positions]] = True",
         "Only the first client introduces tasks.",
         (PLAN, EVALUATE),
     ),
@@ -847,23 +846,23 @@ MUTATIONS = (
     # -- the loop -----------------------------------------------------------------------------------------------------
     Mutation(
         "arg-max-over-all-classes",
-        "engine/loop.py",
-        "torch.tensor(seen, device",
+        "engine/evaluation.py",
+        "torch.tensor(sorted(world.plan.seen(position)), device",
         "torch.arange(world.bundle.facts.classes, device",
         "Predictions are over all class ids instead of the introduced ones.",
         (EVALUATE,),
     ),
     Mutation(
         "later-tasks-scored",
-        "engine/loop.py",
-        "else -1 for t in tasks",
-        "else 0 for t in tasks",
+        "engine/evaluation.py",
+        "else -1 for task in world.plan.tasks",
+        "else 0 for task in world.plan.tasks",
         "Tasks that are not introduced count as wholly wrong.",
         (EVALUATE,),
     ),
     Mutation(
         "scored-by-guess",
-        "engine/loop.py",
+        "engine/evaluation.py",
         "examples.y[guess == examples.y]",
         "guess",
         "Predictions are counted whether or not they are right.",
@@ -879,7 +878,7 @@ MUTATIONS = (
     ),
     Mutation(
         "alignment-of-current-classes",
-        "engine/loop.py",
+        "engine/evaluation.py",
         " if y not in current]",
         "]",
         "Alignment counts current classes, too.",
@@ -953,8 +952,8 @@ MUTATIONS = (
     Mutation(
         "covariance-counted-twice",
         "methods/pro.py",
-        'before = state.get(backup) or state.blocks["covariance"]',
-        'before = state.blocks["covariance"]',
+        "shared_covariance.refreshed(before, found)",
+        "shared_covariance.refreshed(state.blocks[name], found)",
         "The second refresh of a position counts its examples again.",
         (SHARED,),
     ),
@@ -968,7 +967,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kept-scores-of-the-round",
-        "methods/pro.py",
+        "methods/parts/kept_scores.py",
         'start = inbox["starting_base"].tensors',
         'start = inbox["base"].tensors',
         "Scores are kept as they were at the start of the round, not of the position.",
@@ -1009,14 +1008,6 @@ MUTATIONS = (
         (CARRIED,),
     ),
     Mutation(
-        "reports-of-one-round",
-        "methods/pro.py",
-        "return self.refresh_memory(state, reports.stored(state), when)",
-        "return self.refresh_memory(state, fresh, when)",
-        "Only the reports of the latest round count.",
-        (REPORTS,),
-    ),
-    Mutation(
         "saved-model-without-anchor",
         "methods/prolin.py",
         'memory.mean, "anchor", "dictionary")',
@@ -1047,5 +1038,86 @@ MUTATIONS = (
         "squared.amin(1)",
         "The distance of a class to itself sets the temperature.",
         ("trained_model/test_model_files.py",),
+    ),
+    # -- clients that lie, privacy, early stopping --------------------------------------------------------------------
+    Mutation(
+        "trimmed-mean-keeps-all",
+        "robust/rules.py",
+        "return stack.sort(0).values[cut : n - cut].mean(0)",
+        "return stack.mean(0)",
+        "The trimmed mean leaves out nothing.",
+        ("robust/test_robust_rules.py",),
+    ),
+    Mutation(
+        "far-models-pass",
+        "robust/screen.py",
+        "if others and apart > FAR * middle(others)",
+        "if not others and apart > FAR * middle(others)",
+        "A model that moved too far is used.",
+        ("robust/test_replies.py",),
+    ),
+    Mutation(
+        "quarantine-never",
+        "engine/admission.py",
+        "strikes.get(c, 0) < quarantine]",
+        "strikes.get(c, 0) >= 0]",
+        "A client is asked again, however often its replies were dropped.",
+        ("robust/test_quarantine.py",),
+    ),
+    Mutation(
+        "counts-unchecked",
+        "engine/reply_checks.py",
+        "return within(whole, most) and total <= most",
+        "return within(whole, most) and total >= 0",
+        "Counts of all classes together may exceed a client's examples.",
+        ("deploy/test_reply_checks.py",),
+    ),
+    Mutation(
+        "noise-too-small",
+        "privacy/protection.py",
+        "return self.multiplier * math.sqrt(parts) * share",
+        "return self.multiplier * share",
+        "The noise of a reply with several parts is that of one part.",
+        ("privacy/test_protection.py",),
+    ),
+    Mutation(
+        "releases-do-not-add-up",
+        "privacy/accountant.py",
+        "return inverse * math.sqrt(releases)",
+        "return inverse",
+        "Several releases need no more noise than one.",
+        ("privacy/test_accountant.py",),
+    ),
+    Mutation(
+        "sum-without-dropouts",
+        "privacy/secure_sum/protocol.py",
+        "if len(clients) < needed:",
+        "if not clients:",
+        "A secure sum goes on with fewer clients than the threshold.",
+        ("privacy/test_secure_sum.py",),
+    ),
+    Mutation(
+        "stops-on-improvement",
+        "engine/early_stop.py",
+        'if faa > state.stopping.get("best", -1.0):',
+        'if faa < state.stopping.get("best", 2.0):',
+        "Early stopping waits for the accuracy to fall.",
+        ("engine/test_early_stop.py",),
+    ),
+    Mutation(
+        "foreign-key-accepted",
+        "deploy/bindings.py",
+        'if bound is not None and bound["key"] != key:',
+        "if bound is None and key is None:",
+        "A node with another key may speak for a client.",
+        ("deploy/test_bindings.py",),
+    ),
+    Mutation(
+        "rollback-keeps-later-states",
+        "runs/kept_states.py",
+        "if later > chosen:",
+        "if later < chosen:",
+        "A run that went back keeps the states after the chosen one.",
+        ("engine/test_rollback.py",),
     ),
 )

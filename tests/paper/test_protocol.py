@@ -126,6 +126,24 @@ def test_a_preset_works_on_every_dataset() -> None:
         assert paper_config(dataset).params.fit_when_frozen
 
 
+def test_the_preset_plus_is_pro_max_with_options_beyond_the_paper() -> None:
+    found = resolve("cora", {"preset": "plus"}).params
+    assert (found.transport, found.covariance, found.closed_head, found.noise) == ("linear", "shared", True, 1.0)
+    assert found.base_rounds == resolve("cora").params.base_rounds
+
+
+@pytest.mark.parametrize(("setting", "weight"), [("severe", 2.0), ("homogeneous", 5.0)])
+def test_a_preset_may_differ_by_heterogeneity(setting: str, weight: float) -> None:
+    for flags, sets in (({"setting": setting}, []), ({}, [f"setting={setting}"])):
+        found = resolve("cifar100", {"preset": "plus", **flags}, sets).params
+        assert (found.keep_scores, found.base_rounds) == (weight, 10)
+
+
+def test_a_preset_without_settings_for_a_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the preset plus has nothing for fedavg; it is for promax"):
+        resolve("cora", {"preset": "plus", "method": "fedavg"})
+
+
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="paper"):
         resolve(None, {"preset": "papr"})

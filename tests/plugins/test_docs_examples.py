@@ -42,7 +42,7 @@ def test_package_of_extending_page(install_plugin: Callable[..., Path], tmp_path
     sources = {re.match(r"# mypkg/(\w+)\.py", text)[1]: text for text in code_blocks("docs/extending.md", "python")}
     entries = tomllib.loads(table)["project"]["entry-points"]
     plugins = {group.removeprefix("profcil."): points for group, points in entries.items()}
-    assert plugins.keys() == registry.GROUPS.keys()
+    assert plugins.keys() | {"loggers"} == registry.GROUPS.keys()  # docs/watching.md has the logger
     for points in plugins.values():
         assert all(module == f"mypkg.{name}" for name, module in points.items())
     install_plugin(**{group: {name: sources[name] for name in points} for group, points in plugins.items()})
@@ -53,6 +53,20 @@ def test_package_of_extending_page(install_plugin: Callable[..., Path], tmp_path
     study = ["study", "severe", "--datasets", "blobs", "--methods", "fedavg,promax", "--seeds", "0"]
     assert main([*study, *small, "--out", "study"]) == 0
     assert main(["data", "verify", "blobs", "--data-dir", "data"]) == 0
+
+
+def test_logger_of_watching_page(install_plugin: Callable[..., Path]) -> None:
+    (source,) = code_blocks("docs/watching.md", "python")
+    (table,) = code_blocks("docs/watching.md", "toml")
+    assert tomllib.loads(table)["project"]["entry-points"] == {"profcil.loggers": {"best": "mypkg.best"}}
+    install_plugin(loggers={"best": source})
+    sets = ("rounds=1", "epochs=1", "warmup.rounds=1", "task_size=5", "clients=3", "participants=2")
+    line = [part for item in sets for part in ("--set", item)]
+    assert main(["run", "--method", "fedavg", "--log", "best,csv", "--out", "own", "--quiet", *line]) == 0
+    lines = Path("own/logs/positions.csv").read_text().splitlines()
+    column = lines[0].split(",").index("faa")
+    best = max(float(line.split(",")[column]) for line in lines[1:])
+    assert Path("own/logs/best.txt").read_text() == f"{best:.1f} after position 2\n"
 
 
 def test_method_of_readme(install_plugin: Callable[..., Path]) -> None:
@@ -78,7 +92,7 @@ def imports_from_profcil(source: str) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in node.names if alias.name.partition(".")[0] == "profcil")
 
 
-@pytest.mark.parametrize("page", ["docs/extending.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/extending.md", "docs/watching.md", "README.md"])
 def test_examples_import_stable_names_only(page: str) -> None:
     imports = [found for source in code_blocks(page, "python") for found in imports_from_profcil(source)]
     assert imports

@@ -19,7 +19,8 @@ from profcil.engine.world import make_world
 from profcil.errors import ConfigError
 from profcil.io.cache_folder import cache_folder
 from profcil.resolve import RunConfig, resolve
-from profcil.studies.definition import expand_methods, hash_settings
+from profcil.runs.identity import hash_settings
+from profcil.studies.definition import expand_methods
 
 Install = Callable[..., Path]
 

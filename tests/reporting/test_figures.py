@@ -24,14 +24,24 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.figures import FIGURES, embedding, inputs, make_figure, mismatch, snapshots, style, tradeoff
+from profcil.reporting.figures import (
+    FIGURES,
+    embedding,
+    inputs,
+    make_figure,
+    mismatch,
+    ranking,
+    snapshots,
+    style,
+    tradeoff,
+)
 from profcil.reporting.groups import group_runs
 from profcil.reporting.looks import LOOKS, method_look
 from profcil.runs.gather import load_runs
 from profcil.runs.reader import Run, load_run, summarise_run
 from profcil.runs.store import add_runs
 
-FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "bytes", "communication")
+FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "ranking", "bytes", "communication")
 
 
 def numbers_of(name: str, path: Path, out: Path) -> dict:
@@ -252,6 +262,53 @@ def test_accuracy_against_bytes_has_means_and_deviations(runs: Path, tmp_path: P
 def test_accuracy_against_bytes_of_a_store_is_that_of_its_runs(runs: Path, tmp_path: Path) -> None:
     add_runs([load_run(path) for path in sorted(runs.glob("*-*"))], tmp_path / "store")
     assert numbers_of("bytes", tmp_path / "store", tmp_path / "b") == numbers_of("bytes", runs, tmp_path / "a")
+
+
+def test_ranking_has_all_seeds_and_the_best_first(runs: Path, tmp_path: Path) -> None:
+    (found,) = numbers_of("ranking", runs, tmp_path).values()
+    assert list(found) == sorted(found, key=lambda label: -found[label]["mean"])
+    for label, numbers in found.items():
+        method = {"FedAvg": "fedavg", "PRO-MAX": "promax"}[label]
+        seeds = [summarise_run(load_run(runs / f"{method}-{seed}"))["faa"] for seed in (0, 1)]
+        assert list(numbers["seeds"].values()) == pytest.approx(seeds) and numbers["mean"] == pytest.approx(
+            fmean(seeds)
+        )
+        assert numbers["p"] is None  # two seeds are too few
+    texts = [text.get_text() for text in draw("ranking", runs).findobj(Text)]
+    assert "–" in texts and "*" not in texts
+
+
+@pytest.mark.parametrize(("p", "mark"), [(None, "–"), (0.2, "n.s."), (0.04, "*"), (0.004, "**"), (1e-5, "***")])
+def test_marks_of_a_test(p: float | None, mark: str) -> None:
+    assert ranking.mark(p) == mark
+
+
+def test_the_axis_of_bytes_has_few_ticks_whatever_its_range() -> None:
+    for low, high in ((1.5e9, 1.6e9), (1e3, 9e7), (7.0, 8.0)):
+        with rc_context(style.STYLE):
+            figure, (ax,) = style.panels(1, 1, style.COLUMN, 2.0)
+            style.bytes_axis(ax, low, high, steps=(1, 2, 5) if high < 100 * low else (1,))
+            figure.draw_without_rendering()
+        inside = [t for t in ax.get_xticklabels() if t.get_text()]
+        boxes = [t.get_window_extent() for t in inside]
+        assert 2 <= len(boxes) <= 8 and not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+        assert ax.get_xlim()[0] <= low and high <= ax.get_xlim()[1]
+
+
+def test_rows_of_the_final_heatmap_are_equally_high(runs: Path, tmp_path: Path) -> None:
+    """One method on one stream, two on another: the single row is not stretched."""
+    for name in ("fedavg-0", "promax-0"):
+        shutil.copytree(runs / name, tmp_path / name)
+    other = shutil.copytree(runs / "fedavg-0", tmp_path / "other")
+    config = (other / "config.toml").read_text()
+    (other / "config.toml").write_text(config.replace('setting = "severe"', 'setting = "homogeneous"'))
+    facts = json.loads((other / "run.json").read_text())
+    facts["config"]["setting"] = "homogeneous"
+    facts.pop("digests")
+    (other / "run.json").write_text(json.dumps(facts))
+    panels = [ax for ax in draw("final", tmp_path).axes if ax.get_xlabel() == "task"]
+    heights = [ax.get_window_extent().height / len(ax.get_yticklabels()) for ax in panels]
+    assert len(heights) == 2 and heights[0] == pytest.approx(heights[1], rel=0.1)
 
 
 def test_names_of_points_do_not_overlap() -> None:

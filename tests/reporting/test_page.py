@@ -19,7 +19,7 @@ from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.looks import LOOKS
 from profcil.reporting.page.data import MAX_CLIENT_ROWS, describe_plan, page_data, short_names
-from profcil.reporting.page.page import HERE, SCRIPTS, embed_json, render_page, write_page
+from profcil.reporting.page.page import HERE, LIVE_SCRIPTS, embed_json, render_page, write_page
 from profcil.runs.reader import Run, load_run, summarise_run
 from profcil.runs.store import add_runs, load_store
 
@@ -196,8 +196,8 @@ def contrast(a: str, b: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_have_enough_contrast(scheme: str) -> None:
     colours = schemes()[scheme]
-    assert len(colours) == 15
-    for text in ("ink", "soft", "accent", "warn"):
+    assert len(colours) == 16
+    for text in ("ink", "soft", "accent", "warn", "good"):
         for background in ("paper", "panel"):
             assert contrast(colours[text], colours[background]) >= 4.5, (text, background)
     assert contrast(colours["ink"], colours["mark"]) >= 4.5
@@ -206,7 +206,7 @@ def test_colours_have_enough_contrast(scheme: str) -> None:
 
 
 def test_every_script_is_included() -> None:
-    assert sorted(p.name for p in HERE.glob("*.js")) == sorted(SCRIPTS)
+    assert sorted(p.name for p in HERE.glob("*.js")) == sorted(LIVE_SCRIPTS)
 
 
 @pytest.mark.parametrize("write", [write_page, write_text])

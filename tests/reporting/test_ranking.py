@@ -8,6 +8,7 @@ import pytest
 from test_run_tables import make_run
 
 from profcil.reporting.ranking import rank_runs
+from profcil.reporting.significance import holm, paired_p
 from profcil.reporting.tables import render
 from profcil.runs.reader import Run, summarise_run
 
@@ -57,3 +58,29 @@ def test_the_comparison_names_differing_settings() -> None:
     text = render([*runs, make_run("fedavg")])
     assert "PRO-MAX (noise=0.5)" in text and "PRO-MAX (noise=1.0)" in text
     assert "quota" not in text and "FedAvg " in text
+
+
+def test_methods_are_tested_against_the_best_if_there_are_three_seeds() -> None:
+    """As scipy's paired t-test, adjusted for two comparisons; not with two seeds."""
+    stats = pytest.importorskip("scipy.stats")
+    right = {"promax": (8, 9, 9), "pro": (3, 5, 6), "fedavg": (1, 2, 1)}
+    runs = [make_run(method, seed, right=n) for method, counts in right.items() for seed, n in enumerate(counts)]
+    (standings,) = rank_runs(runs).values()
+    faa = {method: [summarise_run(run)["faa"] for run in runs if run.config["method"] == method] for method in right}
+    raw = {method: stats.ttest_rel(faa["promax"], faa[method]).pvalue for method in ("pro", "fedavg")}
+    smaller, larger = sorted(raw.values())
+    found = {one.group.method: one.p for one in standings}
+    assert found["promax"] is None
+    assert sorted([found["pro"], found["fedavg"]]) == pytest.approx([2 * smaller, max(2 * smaller, larger)])
+    (few,) = rank_runs([run for run in runs if run.config["seed"] < 2]).values()
+    assert [one.p for one in few] == [None, None, None]
+
+
+def test_equal_differences_have_no_test() -> None:
+    assert paired_p([2.0, 2.0, 2.0]) is None and paired_p([1.0]) is None
+    assert holm([None, 0.01, 0.03, 0.02]) == [None, 0.03, 0.04, 0.04]
+
+
+def test_own_data_of_two_files_is_not_ranked_together() -> None:
+    runs = [make_run("fedavg", dataset="own", own={"name": name}) for name in ("reviews", "letters")]
+    assert list(rank_runs(runs)) == ["own letters, severe", "own reviews, severe"]

@@ -11,7 +11,7 @@ from profcil.errors import ConfigError, StoreError
 from profcil.reporting.results_page import BEGIN, render, update
 from profcil.runs.store import Content, load_store, write_contents
 from profcil.runs.stored_run import COLUMNS
-from profcil.runs.stored_settings import hash_recipe
+from profcil.runs.stored_settings import describe_differences, hash_recipe, recipe_settings
 
 ROOT = Path(__file__).parents[2]
 RECIPE = {"stream.clients": 5, "train.rounds": 2, "model.width": 4, "transfer": "changed"}
@@ -99,6 +99,23 @@ def test_methods_are_by_default_those_of_the_store(store):
 def test_a_wrong_definition_is_refused(store, definition, message):
     with pytest.raises((ConfigError, StoreError), match=message):
         table(store, definition)
+
+
+def test_runs_by_a_preset_have_a_row_with_its_title(store):
+    recipe = recipe_settings("cora", "severe", "promax")
+    name = hash_recipe(recipe)
+    plus = describe_differences(recipe_settings("cora", "severe", "promax", "plus"), recipe)
+    rows = [
+        row("promax", 0, recipe=name),
+        row("promax", 1, recipe=name, settings=plus),
+        row("promax", 2, recipe=name, settings="params.noise=0.5"),
+    ]
+    write_contents({"cora": Content(rows, {name: recipe})}, store)
+    definition = "dataset=cora settings=severe variants"
+    assert [cells[1] for cells in lines(table(store, f"{definition}=none"))] == ["PRO-MAX"]
+    assert [cells[1] for cells in lines(table(store, f"{definition}=presets"))] == ["PRO-MAX", "PRO-MAX+"]
+    every = {cells[1] for cells in lines(table(store, f"{definition}=all"))}
+    assert every == {"PRO-MAX", "PRO-MAX+", "PRO-MAX (params.noise=0.5)"}
 
 
 def test_a_table_without_an_end_is_refused(store):

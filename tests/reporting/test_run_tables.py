@@ -91,6 +91,15 @@ def test_the_same_seed_twice_has_no_mean_row() -> None:
     assert "mean of" not in render([make_run("pro"), make_run("pro")])
 
 
+def test_clients_and_transfer_are_shown_on_demand() -> None:
+    runs = [make_run("pro", 0), make_run("pro", 1)]
+    assert "worst client" not in render(runs)
+    head, *lines = render(runs, further=True).splitlines()
+    titles = ["FAA", "CTA", "AF", "worst client", "client sd", "BWT", "FWT", "NormComm"]
+    assert [head.index(title) for title in titles] == sorted(head.index(title) for title in titles)
+    assert f"{runs[0].further_metrics['worst_client']:.2f}" in lines[0] and "mean of 2" in lines[-1]
+
+
 def test_unfinished_runs_are_shown_and_not_averaged() -> None:
     text = render([make_run("pro", 0), make_run("pro", 1, done=False)])
     assert text.count("unfinished") == 1 and "mean of" not in text
@@ -108,6 +117,20 @@ def test_on_a_terminal_only_long_texts_are_folded(monkeypatch: pytest.MonkeyPatc
     assert len(lines) > 3 and max(map(len, lines)) <= 60
     names = [f"column{i}" for i in range(13)]
     assert text_table(names, [names]).splitlines()[1].split() == names
+
+
+def test_folding_loses_no_character_and_breaks_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    row = [
+        "params.shrink_deployed",
+        '"decoupled"',
+        "decoupled, coupled or neither",
+        "how old memory follows the base " * 3,
+    ]
+    lines = text_table(["setting", "default", "allowed", "help"], [row]).splitlines()[1:]
+    assert max(map(len, lines)) <= 80
+    assert sorted(" ".join(lines).split()) == sorted(" ".join(row).split())
 
 
 def test_on_a_narrow_terminal_some_columns_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from profcil import registry
 from profcil.cli.main import main
 from profcil.reporting.settings import list_settings, render_page
-from profcil.resolve import TOP_LEVEL, known_paths
+from profcil.resolve import TOP_LEVEL, known_paths, resolve
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -48,7 +48,16 @@ def test_the_list_as_text_and_as_json(capsys):
 
 def test_with_a_dataset_defaults_come_from_its_recipe():
     found = {row["setting"]: row["default"] for row in list_settings("promax", "digits")}
+    assert found["model.encoder"] == '"convnet"'  # not "", which stands for the dataset's default
     assert found["dataset"] == '"digits"' and found["stream.clients"].isdigit() and found["stream.support"] == "0.4"
+
+
+def test_with_a_dataset_and_a_method_the_defaults_are_those_of_a_run():
+    """PRO-LIN has settings of its own in the recipe of digits."""
+    found = {row["setting"]: row["default"] for row in list_settings("prolin", "digits")}
+    run = resolve(None, {"dataset": "digits", "method": "prolin"})
+    assert found["params.dictionary"] == str(run.params.dictionary) != str(type(run.params)().dictionary)
+    assert found["train.lr"] == str(run.train.lr) != str(type(run.train)().lr)
 
 
 @pytest.mark.parametrize(

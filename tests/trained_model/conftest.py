@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from saved_examples import Saved
 
-from profcil.contract.promises import Case
+from profcil.contract.case import Case
 from profcil.data.input_format import InputFormat
 from profcil.runs.saved_model import save_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,21 @@ import torch
 
 import profcil
 from profcil.cli.main import main
+from profcil.runs.labelled_inputs import read_inputs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))  # for the module `own_files`
+
+from own_files import write_csv
 
 TINY = {"train.rounds": 1, "epochs": 1, "warmup.rounds": 1, "clients": 4, "participants": 2, "task_size": 5}
 
 
-def answers(path: str, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, str]]:
+def answers(path: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, dict[str, str]]:
     """The probabilities that ONNX Runtime computes, and the file's metadata."""
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(path)
-    (given,) = session.get_inputs()
-    (found,) = session.run(None, {given.name: x.numpy()})
+    given = {like.name: x.numpy() for like, x in zip(session.get_inputs(), inputs, strict=True)}
+    (found,) = session.run(None, given)
     return torch.from_numpy(found), session.get_modelmeta().custom_metadata_map
 
 
@@ -56,14 +62,74 @@ def test_onnx_of_texts(saved):
     assert json.loads(about["input_format"])["splitter"] == "words"
 
 
-def test_what_onnx_cannot_hold_is_one_sentence(saved, capsys):
+@pytest.mark.parametrize(("modality", "method"), [("image", "hr"), ("graph", "fedavg"), ("table", "fedproto")])
+def test_onnx_of_distances_graphs_and_tables(saved, modality, method):
     pytest.importorskip("onnxscript")
-    assert main(["export", str(saved("graph").folder), "--onnx", "model.onnx"]) == 2
-    assert "a model of graphs cannot be exported to ONNX; use --safetensors" in capsys.readouterr().err
-    assert main(["export", str(saved("image", "hr").folder), "--onnx", "model.onnx"]) == 2
+    found = saved(modality, method)
+    assert main(["export", str(found.folder), "--onnx", "model.onnx"]) == 0
+    check_answers(found.folder, *found.test.inputs(torch.arange(len(found.test))))
+
+
+def check_answers(run: Path | str, *inputs: torch.Tensor) -> None:
+    """ONNX Runtime gives the model's answers, for all examples and for one."""
+    model = profcil.load_model(run)
+    *shared, last = inputs  # the last input has one row for each example
+    for part in (last, last[:1]):
+        found, _ = answers("model.onnx", *shared, part)
+        torch.testing.assert_close(found.double(), model.probabilities(*shared, part), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("entries", ["contexts", "ngrams"])
+def test_onnx_of_a_dictionary_of_texts(entries):
+    pytest.importorskip("onnxscript")
+    texts = [f"{word} number {i} of the {word} list" for i in range(30) for word in ("ant", "bee", "cat", "dog")]
+    labels = [text.split()[0] for text in texts]
+    settings = {**TINY, "task_size": 2, "clients": 2, "dictionary": 40, "text_entries": entries}
+    profcil.run(data={"x": texts, "y": labels}, method="prolin", out="run", settings=settings)
+    assert main(["export", "run", "--onnx", "model.onnx"]) == 0
+    check_answers("run", profcil.load_model("run").read_texts([*texts[:40], "", "nothing of this is known"]))
+
+
+def test_onnx_of_a_dictionary_of_graphs():
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("torch_geometric")
+    rows = [[f"n{i}", "ab"[i % 2], i % 2, (i + 1) % 2, int(i % 3 == 0), 0] for i in range(40)]
+    write_csv(Path("graph/nodes.csv"), ("id", "label", *"wxyz"), rows)  # no node has z: a row without an entry
+    write_csv(Path("graph/edges.csv"), ("source", "target"), [(f"n{i}", f"n{i + 2}") for i in range(38)])
+    settings = {**TINY, "task_size": 1, "clients": 2, "dictionary": 12}
+    profcil.run(data="graph", method="prolin", out="run", settings=settings)
+    assert main(["export", "run", "--onnx", "model.onnx"]) == 0
+    check_answers("run", *read_inputs(profcil.load_model("run"), ["graph"]).inputs)
+
+
+def test_what_onnx_cannot_hold_is_one_sentence(saved, capsys, monkeypatch):
+    """No built-in method has such operations; one of a plug-in may."""
+    pytest.importorskip("onnxscript")
+
+    model = profcil.load_model(saved("image").folder)
+    original = type(model.method).scores
+
+    def scores(self: object, net: object, state: object, features: torch.Tensor) -> torch.Tensor:
+        return original(self, net, state, features) * torch.cdist(features, features[:1])
+
+    monkeypatch.setattr(type(model.method), "scores", scores)
+    assert main(["export", str(saved("image").folder), "--onnx", "model.onnx"]) == 2
     error = capsys.readouterr().err
     assert "has operations that ONNX lacks" in error and error.count("\n") == 1
     assert not Path("model.onnx").exists()
+
+
+def test_a_graph_for_a_fixed_number_of_examples_is_refused(saved, capsys, monkeypatch):
+    pytest.importorskip("onnxscript")
+    model = profcil.load_model(saved("image").folder)
+    original = type(model.method).scores
+
+    def scores(self: object, net: object, state: object, features: torch.Tensor) -> torch.Tensor:
+        return original(self, net, state, features) * torch.ones(len(features), 1)  # `len` fixes the number
+
+    monkeypatch.setattr(type(model.method), "scores", scores)
+    assert main(["export", str(saved("image").folder), "--onnx", "model.onnx"]) == 2
+    assert "examples at a time only; use --safetensors" in capsys.readouterr().err
 
 
 def test_without_the_packages_the_extra_is_named(saved, capsys, monkeypatch):

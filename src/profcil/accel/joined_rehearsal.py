@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from profcil.data.bundle import to_device
 from profcil.memory.rehearsal import Rehearsal, correlate_
-from profcil.tensors import to_device
 
 
 class JoinedRehearsal:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import TrainSettings
-from profcil.engine.optim import BETA1, BETA2, EPSILON
+from profcil.engine.steps import BETA1, BETA2, EPSILON
 
 
 def clip_rows_(grads: Sequence[Tensor], limit: float) -> None:

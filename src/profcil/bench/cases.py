@@ -66,6 +66,7 @@ def main_cases(data: Path) -> dict[str, Case]:
     found["promax on digits"] = Case("streams", "first_release_case", digits)
     found[GRAPH] = Case("graph")
     found["plan for 100,000 clients"] = Case("streams", "plan_case", many)
+    found["own data, 100,000 texts"] = Case("own", args={"texts": 100_000})
     return found
 
 

@@ -20,10 +20,9 @@ import torch
 
 from profcil import registry
 from profcil.deploy.cluster import FLOWER_ENVIRONMENT
-from profcil.engine.channel import Channel, When
-from profcil.engine.fleet import make_guard
+from profcil.engine.channel import Block, Channel, Reply, When
+from profcil.engine.executor import make_guard
 from profcil.engine.loop import RunState, play
-from profcil.engine.payload import Block, Reply
 from profcil.engine.world import World, make_world
 from profcil.methods.base import average
 from profcil.metrics.ledger import Ledger
@@ -144,7 +143,7 @@ def turn(message: Any, context: Any) -> Any:
     when = When("round", *request["when"])
     inbox = blocks_of(message)
     started = {c: method.turn(world.client(c, when), inbox)}
-    reply = world.executor(started, make_guard(world, when))[c]
+    reply = world.executor(started, make_guard(world.config.train, when))[c]
     facts = MetricRecord({"client": c, "samples": reply.samples})
     return Message(RecordDict({"model": pack(reply.weights()), "facts": facts}), reply_to=message)
 

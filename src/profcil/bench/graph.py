@@ -17,7 +17,8 @@ from profcil import registry
 from profcil.data import _graphs
 from profcil.data.bundle import Bundle
 from profcil.engine.channel import Channel, When
-from profcil.engine.loop import RunState, evaluate, evaluation_features, play, task_totals
+from profcil.engine.evaluation import evaluate, evaluation_features, task_totals
+from profcil.engine.loop import RunState, play
 from profcil.engine.run import peak_memory_mb
 from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger

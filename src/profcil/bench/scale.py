@@ -17,7 +17,8 @@ import torch
 from profcil import registry
 from profcil.bench.streams import first_and_last, read_events
 from profcil.data.bundle import Bundle, Rows
-from profcil.engine.loop import RunState, task_totals
+from profcil.engine.evaluation import task_totals
+from profcil.engine.loop import RunState
 from profcil.engine.run import RunRecorder, finish
 from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger

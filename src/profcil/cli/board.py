@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import count
 from profcil.cli.progress import clock_time
+from profcil.errors import count
 
 WAITING = "waiting"
 RUNNING = "running"

@@ -16,6 +16,9 @@ from profcil.errors import unknown
 def add(parser: Parser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, folders of runs, or results stores")
     parser.add_argument("--reference", default="fedavg", metavar="METHOD", help="method that NormComm is relative to")
+    parser.add_argument(
+        "--further", action="store_true", help="also show the worst client, the deviation over clients, and transfer"
+    )
     json_flag(parser)
 
 
@@ -30,5 +33,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(compare(runs, args.reference))
     else:
-        print(render(runs, args.reference))
+        print(render(runs, args.reference, args.further))
     return 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from profcil.cli.parser import Parser, data_dir, data_root, json_flag, print_json
-from profcil.errors import ConfigError, unknown
+from profcil.errors import ConfigError, count, unknown
 
 
 def add(parser: Parser) -> None:
@@ -101,7 +101,7 @@ def fetch(names: list[str], root: Path, as_json: bool) -> int:
         print_json(rows)
     else:
         for row in rows:
-            result = f"{len(row['files'])} files in {root}" if row["files"] else why_nothing(row["dataset"])
+            result = f"{count(len(row['files']), 'file')} in {root}" if row["files"] else why_nothing(row["dataset"])
             print(f"{row['dataset']}: {result}")
     return 0
 

@@ -1,10 +1,13 @@
-"""Run a method on real machines with Flower: `deploy init`, `check`, `app`, `certs`, `env` and `demo`.
+"""Run a method on real machines with Flower: `deploy init`, `check`, `app`, `worker`, `certs`, `env` and `demo`.
 
 init   writes a folder with federation.toml, certificates, and templates of containers and services:
        `deploy init DIR --host NAME --from SITE ... --test PATH`; with --test, the app too
 check  says what the folder of a site has, what is wrong with it, and what would leave it; nothing is sent, and the exit
-       status is 0 if the site can join, else 2: `deploy check SITE --federation FILE`
+       status is 0 if the site can join, else 2: `deploy check SITE --federation FILE`; for the folder of an app it
+       prints the app's digest, too, which `profcil-supernode --allow-apps FILE` compares
 app    writes a folder that `flwr run` accepts; the server starts or resumes the run in the run folder --run
+worker computes the messages of a SuperNode on this machine and stays up between them: `deploy worker --port N`, beside
+       `flower-supernode ... --isolation process --port N`
 certs  writes certificates and keys for tests
 env    prints environment variables for Flower's programs: no telemetry, no downloads, no installation of packages
 demo   runs separate processes on this machine, checks that the result has the same bits as the serial simulation, and
@@ -41,26 +44,37 @@ def add(parser: Parser) -> None:
     parser.add_argument(
         "action",
         metavar="ACTION",
-        help="init, check, app, certs, env or demo; init is followed by a new folder, check by the folder of a site",
+        help="init, check, app, worker, certs, env or demo; init is followed by a new folder, check by that of a site",
     )
-    selection_flags(parser)
-    machine_flags(parser)
-    parser.add_argument("--out", metavar="DIR", help="folder for the app, the certificates, or the demo")
-    parser.add_argument("--run", metavar="DIR", help="app: run folder on the server (runs/deployed)")
-    parser.add_argument(
+    parser.usage = "profcil deploy ACTION [DIR or RECIPE] [options]"
+    parser.add_argument("--out", metavar="DIR", help="app, certs, demo: the folder that is written")
+    json_flag(parser)
+    sites = parser.add_argument_group("sites with their own data")
+    sites.add_argument(
         "--federation", metavar="FILE", help="init, check, app: federation.toml; check also takes the folder of an app"
     )
-    parser.add_argument("--from", dest="sites", metavar="SITE", nargs="+", default=[], help="init: folders of sites")
-    parser.add_argument("--test", metavar="PATH", help="init, app: the server's labelled test data, with --federation")
-    parser.add_argument(
+    sites.add_argument("--from", dest="sites", metavar="SITE", nargs="+", default=[], help="init: folders of sites")
+    sites.add_argument("--test", metavar="PATH", help="init, app: the server's labelled test data, with --federation")
+    machines = parser.add_argument_group("the machines")
+    machines.add_argument("--run", metavar="DIR", help="init, app: run folder on the server (runs/deployed)")
+    machines.add_argument(
         "--host", action="append", default=[], help="init, certs: name or address of the server; can be repeated"
     )
-    parser.add_argument("--nodes", type=int, help="certs: number of node keys (4); demo: number of clients (4)")
-    parser.add_argument("--ray", action="store_true", help="demo: use Flower's Ray simulation")
+    machines.add_argument("--nodes", type=int, help="certs: number of node keys (4); demo: number of clients (4)")
+    machines.add_argument(
+        "--port", type=int, default=9094, help="worker: the port of the SuperNode on this machine (9094)"
+    )
+    machines.add_argument("--worker", action="store_true", help="demo: compute each node's messages by `deploy worker`")
+    machines.add_argument("--ray", action="store_true", help="demo: use Flower's Ray simulation")
+    faults = parser.add_argument_group("app: clients that are late, absent or faulty")
     for name, setting in Policy.__dataclass_fields__.items():
-        kind = type(setting.default)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"app: {setting.metadata['help']}")
-    json_flag(parser)
+        metavar = "SECONDS" if "seconds" in setting.metadata["help"] else "N"
+        kind: dict[str, Any] = {"type": type(setting.default), "metavar": metavar}
+        if isinstance(setting.default, bool):
+            kind = {"action": "store_true", "default": None}
+        faults.add_argument(f"--{name.replace('_', '-')}", **kind, help=setting.metadata["help"])
+    selection_flags(parser)
+    machine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,8 +141,21 @@ def check(args: argparse.Namespace) -> int:
     if args.federation or beside.is_file():
         terms, method = read_terms(federation)
     found = check_site(Path(args.recipe), terms, args.method or method)
+    if federation.is_dir() and find_spec("flwr"):
+        from profcil.deploy.allowed_apps import app_digest
+
+        found.app = app_digest(federation)
     print_result(args, found.as_json(), list(describe(found)))
     return 2 if found.faults else 0
+
+
+def worker(args: argparse.Namespace) -> int:
+    """Computes the messages of a SuperNode on this machine until it is stopped."""
+    require_packages("worker", "flwr")
+    from profcil.deploy.worker import work
+
+    work(args.port)
+    return 0
 
 
 def app(args: argparse.Namespace) -> int:
@@ -208,7 +235,7 @@ def demo(args: argparse.Namespace) -> int:
         raise ConfigError(f"{out} already has a demo; choose another --out")
     try:
         with stop_signals_as_interrupt():
-            found = run_demo(resolve_args(args), out, data_root(args), ray=args.ray)
+            found = run_demo(resolve_args(args), out, data_root(args), ray=args.ray, worker=args.worker)
     except (Interrupted, KeyboardInterrupt):
         raise KeyboardInterrupt(f"interrupted; all started processes are stopped, the files in {out} remain") from None
     print_result(args, found, report(found))
@@ -243,4 +270,4 @@ def print_result(args: argparse.Namespace, values: dict[str, Any], lines: list[s
         print("\n".join(lines))
 
 
-ACTIONS = {"init": init, "check": check, "app": app, "certs": certs, "env": env, "demo": demo}
+ACTIONS = {"init": init, "check": check, "app": app, "worker": worker, "certs": certs, "env": env, "demo": demo}

@@ -1,4 +1,6 @@
-"""Score the model of a finished run on new labelled data: accuracy, per class too, and confusions.
+"""Score the model of a finished run on labelled data: accuracy, per class too, and confusions.
+
+Without --data this is the part of its own data that the run was scored on (test data).
 
 Data by the model's modality: a folder with one folder of images per class; a .csv, .tsv, .json or .jsonl file with the
 fields `text` and `label`; a table with a column `label`; a folder with nodes.csv (with a column `label`) and edges.csv.
@@ -11,14 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, json_flag, print_json
+from profcil.cli.parser import Parser, data_dir, json_flag, print_json
+from profcil.errors import ConfigError
 
 SHOWN = 10  # classes with the lowest accuracy that are printed
 
 
 def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder or model file")
-    parser.add_argument("--data", required=True, metavar="PATH", help="labelled data")
+    parser.add_argument("--data", metavar="PATH", help="labelled data (the data that the run was scored on)")
+    data_dir(parser)
     parser.add_argument("--none", metavar="PATH", help="also inputs of no class: how well they are told apart (AUROC)")
     parser.add_argument("--confusion", metavar="FILE", help="write the confusion matrix as CSV")
     parser.add_argument(
@@ -31,13 +35,14 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from profcil.runs.evaluation import evaluate, rejection_auroc, write_calibration, write_confusion
-    from profcil.runs.labelled_inputs import class_ids, read_inputs
+    from profcil.runs.evaluation import rejection_auroc, write_calibration, write_confusion
+    from profcil.runs.labelled_inputs import read_inputs
     from profcil.runs.trained_model import load_model
 
+    if args.calibrate and not args.data:
+        raise ConfigError("--calibrate needs data other than the test data of the run; give it with --data PATH")
     model = load_model(args.run, device=args.device)
-    given = read_inputs(model, [args.data], labelled=True)
-    found = evaluate(model, given.inputs, class_ids(model, given.labels, args.data))
+    found = evaluation_of(args, model)
     if args.calibrate:
         model.temperature = write_calibration(Path(args.run), found)
         found = replace(found, temperature=model.temperature)
@@ -52,6 +57,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(lines_of(result)))
     return 0
+
+
+def evaluation_of(args: argparse.Namespace, model: Any) -> Any:
+    """The scores on the data that was given, or on the run's own."""
+    from profcil.runs.evaluation import evaluate, evaluate_run
+    from profcil.runs.labelled_inputs import class_ids, read_inputs
+
+    if not args.data:
+        return evaluate_run(args.run, Path(args.data_dir) if args.data_dir else None, model)
+    given = read_inputs(model, [args.data], labelled=True)
+    return evaluate(model, given.inputs, class_ids(model, given.labels, args.data))
 
 
 def lines_of(result: dict[str, Any]) -> Iterator[str]:

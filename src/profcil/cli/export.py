@@ -11,7 +11,7 @@ from profcil.errors import ConfigError
 
 def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder or model file")
-    parser.add_argument("--onnx", metavar="FILE", help="write ONNX (images and texts; needs the extra `export`)")
+    parser.add_argument("--onnx", metavar="FILE", help="write ONNX (needs the extra `export`)")
     parser.add_argument("--safetensors", metavar="FILE", help="write the model file, which `profcil.load_model` reads")
 
 

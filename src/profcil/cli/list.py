@@ -1,4 +1,4 @@
-"""List methods, datasets, recipes, studies, encoders or settings.
+"""List methods, datasets, recipes, studies, encoders, loggers or settings.
 
 `list settings` shows the settings of every run and of all methods. --method shows one method only, and --dataset the
 values of a run on that dataset instead of the defaults.
@@ -14,9 +14,13 @@ from typing import Any
 from profcil.cli.parser import Parser, json_flag, print_json
 from profcil.errors import ConfigError, unknown
 
+SPARED = ("of", "type", "allowed", "with_setting")  # columns that are left out first on a narrow terminal
+
 
 def add(parser: Parser) -> None:
-    parser.add_argument("kind", metavar="KIND", help="methods, datasets, recipes, studies, encoders or settings")
+    parser.add_argument(
+        "kind", metavar="KIND", help="methods, datasets, recipes, studies, encoders, loggers or settings"
+    )
     parser.add_argument("--page", metavar="FILE", help="methods, settings: write the documentation page to FILE")
     parser.add_argument("--method", help="settings: those of this method and of every run")
     parser.add_argument("--dataset", help="settings: with the values of a run on this dataset")
@@ -40,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         columns = list(rows[0])
         cells = [[cell_text(row[key]) for key in columns] for row in rows]
-        print(text_table(columns, cells))
+        print(text_table(columns, cells, SPARED))
     return 0
 
 
@@ -81,6 +85,13 @@ def encoders() -> list[dict[str, Any]]:
 
     rows = [{"name": name, "title": title(module)} for name, module in registry.usable("encoders").items()]
     return with_broken("encoders", rows)
+
+
+def loggers() -> list[dict[str, Any]]:
+    from profcil import registry
+
+    rows = [{"name": name, "title": title(module)} for name, module in registry.usable("loggers").items()]
+    return with_broken("loggers", rows)
 
 
 def with_broken(group: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -133,6 +144,7 @@ KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "recipes": recipes,
     "studies": studies,
     "encoders": encoders,
+    "loggers": loggers,
     "settings": settings,
 }
 

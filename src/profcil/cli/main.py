@@ -20,6 +20,7 @@ from profcil.io.interrupts import exit_status, stop_signals_as_interrupt
 VERBS = (
     "run",
     "resume",
+    "rollback",
     "predict",
     "eval",
     "export",
@@ -33,8 +34,10 @@ VERBS = (
     "table",
     "figure",
     "report",
+    "serve",
     "results",
     "verify",
+    "audit",
     "bench",
     "doctor",
     "deploy",
@@ -73,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             failure = file_error(error)
             return fail(str(failure), failure.exit_status)
         reason = " ".join(str(error).split())
-        return fail(f"unexpected {type(error).__name__} ({reason}); run again with {DEBUG}=1 for the traceback", 1)
+        what = f"unexpected {type(error).__name__} ({reason}){place_of(error)}"
+        return fail(f"{what}; run again with {DEBUG}=1 for the traceback", 1)
 
 
 def dispatch(args: list[str]) -> int:
@@ -113,6 +117,21 @@ def fail(message: str, status: int) -> int:
     with suppress(OSError):
         print(f"profcil: {message}", file=sys.stderr)
     return status
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the last plug-in function that an error passed through; else of the last one of profcil."""
+    from traceback import walk_tb
+
+    from profcil.registry import is_plugin_module
+
+    places: dict[bool, str] = {}  # by whether the function is a plug-in's
+    for frame, line in walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        is_plugin = is_plugin_module(module)
+        if is_plugin or module.partition(".")[0] == "profcil":
+            places[is_plugin] = f" in {frame.f_code.co_filename}, line {line}"
+    return places.get(True, places.get(False, ""))
 
 
 def close_output() -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from profcil.errors import ConfigError, unknown
+from profcil.errors import count as count  # for the verbs
 
 SELECTION = {
     "dataset": "dataset to learn (`profcil list datasets`)",
@@ -16,7 +18,7 @@ SELECTION = {
     "setting": "heterogeneity of the stream: homogeneous or severe",
     "seed": "seed of all random numbers",
     "evaluate": "part of the dataset that is scored: test or validation",
-    "preset": "settings that override the recipe: paper (the literal reading of the paper)",
+    "preset": "settings that override the recipe: paper (its literal reading), or plus (PRO-MAX+, beyond the paper)",
 }
 OWN_DATA = ("data", "tasks")
 MACHINE = {
@@ -25,6 +27,8 @@ MACHINE = {
     "accelerate": "auto, or off for plain PyTorch: one client and one step after another (auto)",
     "transfer": "what is sent: changed (blocks that the receiver lacks) or full (as the paper counts)",
 }
+
+Flags = argparse._ActionsContainer  # a parser, or a group of flags in one
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,25 +53,27 @@ class Parser(argparse.ArgumentParser):
 def selection_flags(parser: Parser) -> None:
     """Adds the recipe and the flags that override it. `profcil.resolve` parses and checks their values."""
     parser.add_argument("recipe", nargs="?", help="built-in recipe (NAME or NAME-severe) or a TOML file")
+    group = parser.add_argument_group("what is learned")
     for name, help in SELECTION.items():
-        parser.add_argument(f"--{name}", help=help)
-    parser.add_argument(
+        group.add_argument(f"--{name}", help=help)
+    group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting (`profcil list settings`)"
     )
-    parser.add_argument("--data", metavar="PATH", help="own data: a file or folder (docs/own-data.md)")
-    parser.add_argument(
+    group.add_argument("--data", metavar="PATH", help="own data: a file or folder (docs/own-data.md)")
+    group.add_argument(
         "--tasks", metavar="N", help="own data: number of tasks, `arrival`, or a file with a task a line"
     )
-    data_dir(parser)
+    data_dir(group)
 
 
 def machine_flags(parser: Parser) -> None:
     """Adds the flags for device and threads."""
+    group = parser.add_argument_group("how it is computed")
     for name, help in MACHINE.items():
-        parser.add_argument(f"--{name}", help=help)
+        group.add_argument(f"--{name}", help=help)
 
 
-def data_dir(parser: Parser, *aliases: str) -> None:
+def data_dir(parser: Flags, *aliases: str) -> None:
     """Adds the flag for the folder of the datasets. With the alias --data it is also the path of own data."""
     parser.add_argument("--data-dir", *aliases, metavar="DIR", help="folder of the datasets ($PROFCIL_DATA, else data)")
 
@@ -78,24 +84,36 @@ def json_flag(parser: Parser) -> None:
 
 def progress_flags(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument("--tensorboard", action="store_true", help="also write scalars to RUN/tensorboard")
+    parser.add_argument(
+        "--log", action="append", default=[], metavar="NAMES", help="also write values, e.g. csv,tensorboard"
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="the same as --log tensorboard")
 
 
 def resolve_args(args: argparse.Namespace) -> Any:
     """The complete configuration of the selection and machine flags."""
-    import sys
+    from profcil.resolve import resolve
+
+    return with_notes(lambda: resolve(args.recipe, selection_of(args), args.set))
+
+
+def selection_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of the selection and machine flags."""
+    return {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE, *OWN_DATA)}
+
+
+def with_notes(read: Callable[[], Any]) -> Any:
+    """What `read` returns. Notes about the data are printed, each once."""
     import warnings
 
     from profcil.errors import DataNote
-    from profcil.resolve import resolve
 
-    flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE, *OWN_DATA)}
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", DataNote)
-        config = resolve(args.recipe, flags, args.set)
-    for note in (w for w in notes if issubclass(w.category, DataNote)):
-        print(f"profcil: note: {note.message}", file=sys.stderr)
-    return config
+        found = read()
+    for text in dict.fromkeys(str(note.message) for note in notes if issubclass(note.category, DataNote)):
+        print(f"profcil: note: {text}", file=sys.stderr)
+    return found
 
 
 def data_root(args: argparse.Namespace) -> Path:
@@ -105,15 +123,16 @@ def data_root(args: argparse.Namespace) -> Path:
     return Path(args.data_dir or os.environ.get("PROFCIL_DATA") or "data")
 
 
-def count(number: int, what: str) -> str:
-    """A number of things, e.g. 1 run or 2 runs."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def print_json(value: Any) -> None:
     import json
 
     print(json.dumps(value, indent=1))
+
+
+def announce(what: str, quiet: bool = False) -> None:
+    """Says at once, on a terminal, what the next seconds are for: torch and the data take that long to load."""
+    if sys.stderr.isatty() and not quiet:
+        print(f"{what} ...", file=sys.stderr, flush=True)
 
 
 def print_warning(sentence: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from profcil.errors import ConfigError
+from profcil.cli.parser import print_warning
+from profcil.loggers.base import Logger
+from profcil.loggers.observer import log_observer
 
 INTERVAL = 10.0  # seconds between two plain lines
 Observer = Callable[[Any], None]
@@ -19,14 +19,13 @@ DownloadObserver = Callable[[str, int, int | None], None]  # file name, bytes do
 
 
 @contextmanager
-def run_observer(out: Path, *, quiet: bool = False, tensorboard: bool = False) -> Iterator[Observer]:
-    """The observer of a run. It shows progress on stderr and, if asked, writes TensorBoard events."""
+def run_observer(out: Path, loggers: Sequence[Logger] = (), *, quiet: bool = False) -> Iterator[Observer]:
+    """The observer of a run. It shows progress on stderr and calls the loggers."""
     with ExitStack() as stack:
         observers: list[Observer] = []
         if not quiet:
             observers.append(stack.enter_context(progress_bar()) if sys.stderr.isatty() else Lines())
-        if tensorboard:
-            observers.append(stack.enter_context(tensorboard_writer(out)))
+        observers.append(stack.enter_context(log_observer(loggers, out, print_warning)))
 
         def observe(progress: Any) -> None:
             for each in observers:
@@ -65,11 +64,11 @@ class Lines:
 
 def label(p: Any) -> str:
     """Stage or position, and the loss if it is known."""
+    loss = f", loss {p.facts['loss']:.3g}" if p.facts.get("loss") is not None else " done"
     if p.what == "warmup":
-        return f"warm-up, loss {p.facts['loss']:.3g}"
+        return f"warm-up{loss}"
     if p.what == "dictionary":
         return "dictionary"
-    loss = f", loss {p.facts['loss']:.3g}" if p.facts.get("loss") is not None else " done"
     return f"position {p.when.position + 1} of {p.total // p.when.rounds}{loss}"
 
 
@@ -89,9 +88,9 @@ def clock_time(seconds: float) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Observer]:
-    """One bar for the warm-up and one for the stream, and a line of results after every position.
+    """One bar for the warm-up and one for the stream, with the time left and the FAA so far.
 
-    A resumed stream starts at its last round.
+    After every position a line of results stays above the bar. A resumed stream starts at its last round.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -99,61 +98,18 @@ def progress_bar() -> Iterator[Observer]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as screen:
         tasks: dict[str, Any] = {}
+        latest = ""
 
         def observe(p: Any) -> None:
+            nonlocal latest
             if p.when.stage not in tasks:
                 tasks[p.when.stage] = screen.add_task("", total=p.total, completed=p.done - 1)
-            screen.update(tasks[p.when.stage], completed=p.done, description=label(p))
-            if p.so_far:  # a line above the bar, which stays
+            if p.so_far:
+                latest = f", FAA {p.so_far['faa']:.1f}"
                 screen.console.print(f"{label(p)}{results(p)}", markup=False, highlight=False)
+            screen.update(tasks[p.when.stage], completed=p.done, description=f"{label(p)}{latest}")
 
         yield observe
-
-
-@contextmanager
-def tensorboard_writer(out: Path) -> Iterator[Observer]:
-    """Writes losses by round, and accuracies, FAA, CTA, AF, bytes and alignment by position, as TensorBoard events."""
-    if find_spec("tensorboard") is None:
-        raise ConfigError(
-            "--tensorboard needs the package tensorboard, which is not installed; "
-            "install it with `pip install 'profcil[tensorboard]'` or leave out the flag"
-        )
-    with ExitStack() as stack:
-        writers: list[Any] = []
-
-        def observe(p: Any) -> None:
-            if not writers:  # only now does the run folder exist
-                from torch.utils.tensorboard import SummaryWriter
-
-                writers.append(SummaryWriter(str(out / "tensorboard")))
-                stack.callback(writers[0].close)
-            for name, value in scalars(p, out):
-                writers[0].add_scalar(name, value, p.done)
-
-        yield observe
-
-
-def scalars(p: Any, out: Path) -> Iterator[tuple[str, float]]:
-    """Name and value of the scalars in one message. The number of scored examples is read from the run folder."""
-    if p.facts.get("loss") is not None:
-        yield f"{p.when.stage}/loss", p.facts["loss"]
-        yield f"{p.when.stage}/clients", p.facts["clients"]
-    if "correct" in p.facts:
-        totals = json.loads((out / "scores.json").read_text(encoding="utf-8"))["total"]
-        for task, (correct, total) in enumerate(zip(p.facts["correct"], totals, strict=True)):
-            if correct >= 0 and total:
-                yield f"accuracy/task{task}", correct / total
-    yield from result_scalars(p)
-
-
-def result_scalars(p: Any) -> Iterator[tuple[str, float]]:
-    """FAA, CTA, AF, bytes and the alignment of the memory after a position."""
-    for name, value in p.so_far.items():
-        yield f"stream/{name.upper() if name != 'bytes' else name}", value
-    for space, values in (p.facts.get("alignment") or {}).items():
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                yield f"alignment/{space}/{name}", value
 
 
 @contextmanager

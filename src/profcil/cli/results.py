@@ -1,6 +1,7 @@
 """Collect finished runs in a results store: `results add`, `results list`, `results page`.
 
-add RUN ...    adds a row per run to DATASET.csv of the store; a folder of runs (a study's) stands for all runs in it
+add RUN ...    adds a row per run to DATASET.csv of the store; a folder of runs (a study's) stands for all runs in it,
+               and another store, e.g. of another machine, for all its rows
 list           shows which methods and settings the store has, with the number of seeds and their FAA
 page FILE ...  writes the tables of Markdown pages anew, between `<!-- table: dataset=cora -->` and `<!-- end -->`
 
@@ -14,12 +15,12 @@ import argparse
 from pathlib import Path
 
 from profcil.cli.parser import Parser, json_flag, print_json
-from profcil.errors import ConfigError, unknown
+from profcil.errors import ConfigError, count, unknown
 
 
 def add(parser: Parser) -> None:
     parser.add_argument("action", metavar="ACTION", help="add, list or page")
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="add: run folders, or folders of runs; page: files")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="add: runs, folders of runs, or stores; page: files")
     parser.add_argument("--store", default="results", metavar="DIR", help="folder of the store (results)")
     parser.add_argument("--dataset", help="list: only this dataset")
     json_flag(parser)
@@ -39,10 +40,16 @@ def run(args: argparse.Namespace) -> int:
 def add_to_store(args: argparse.Namespace) -> int:
     from profcil.runs.gather import find_run_folders
     from profcil.runs.reader import load_run
-    from profcil.runs.store import add_runs
+    from profcil.runs.store import add_runs, add_stores, is_store
 
-    runs = [load_run(path) for path in find_run_folders(args.paths)]
-    result = add_runs(runs, Path(args.store))
+    stores = [path for path in args.paths if is_store(path)]
+    if stores and len(stores) < len(args.paths):
+        raise ConfigError(f"{stores[0]} is a results store and other paths are runs; add them by two commands")
+    if stores:
+        result = add_stores(stores, Path(args.store))
+    else:
+        runs = [load_run(path) for path in find_run_folders(args.paths)]
+        result = add_runs(runs, Path(args.store))
     if args.json:
         files = [str(path) for path in result.files]
         print_json({"added": result.added, "unchanged": result.unchanged, "files": files})
@@ -51,7 +58,7 @@ def add_to_store(args: argparse.Namespace) -> int:
         print(f"added: {text}")
     for text in result.unchanged:
         print(f"already there: {text}")
-    print(f"{args.store}: {len(result.added)} rows added, {len(result.unchanged)} were already there")
+    print(f"{args.store}: {count(len(result.added), 'row')} added, {len(result.unchanged)} were already there")
     return 0
 
 
@@ -81,7 +88,7 @@ def write_pages(args: argparse.Namespace) -> int:
     if args.json:
         print_json(counts)
     else:
-        print("\n".join(f"{path}: {count} tables" for path, count in counts.items()))
+        print("\n".join(f"{path}: {count(tables, 'table')}" for path, tables in counts.items()))
     return 0
 
 

@@ -3,6 +3,11 @@
 Settings come from the built-in recipe of the dataset, RECIPE, --preset, --setting, flags and --set, in this order.
 Later ones override earlier ones.
 
+If a finished run under runs/ (or in --out) has the same settings, data and code, it is shown and nothing is computed.
+
+Several values, separated by commas, are a sweep: --set noise=0.1,0.2 --seed 0,1 runs all four combinations (--dataset,
+--method and --setting may have several, too). Finished runs are reused. A value that is a list has brackets: [1,2].
+
 --federation, --sites and --test simulate a deployment of sites with their own data (docs/deployment.md), with the same
 bits: plain PyTorch is used unless --accelerate auto is given.
 """
@@ -10,7 +15,8 @@ bits: plain PyTorch is used unless --accelerate auto is given.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,7 @@ from profcil.cli.parser import (
     MACHINE,
     SELECTION,
     Parser,
+    announce,
     data_root,
     json_flag,
     machine_flags,
@@ -25,9 +32,13 @@ from profcil.cli.parser import (
     progress_flags,
     resolve_args,
     selection_flags,
+    selection_of,
+    with_notes,
 )
 from profcil.config import OWN, SITES
 from profcil.errors import ConfigError
+
+SWEEPS = "runs/sweep"  # default folder of the runs of a sweep
 
 
 def add(parser: Parser) -> None:
@@ -39,14 +50,28 @@ def add(parser: Parser) -> None:
         "--test", metavar="PATH", help="sites: labelled test data, as the server of a deployment has it"
     )
     parser.add_argument("--out", metavar="DIR", help="run folder (runs/DATASET-SETTING-METHOD-seedN)")
+    parser.add_argument("--jobs", type=int, default=1, help="sweep: number of runs at the same time, one core each")
+    parser.add_argument("--again", action="store_true", help="repeat a run even if an equal one is finished")
     parser.add_argument("--dry-run", action="store_true", help="show settings and expected work without running")
+    parser.add_argument(
+        "--early-stop",
+        metavar="ROUNDS",
+        help="end a position's rounds after this many without a better validation FAA (docs/studies.md)",
+    )
     progress_flags(parser)
     json_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    announce("loading", args.quiet)
+    if args.early_stop is not None:
+        args.set.append(f"train.early_stop={args.early_stop}")
     if args.federation or args.sites or args.test:
         return run_sites(args)
+    from profcil.studies.sweep import is_sweep
+
+    if is_sweep(selection_of(args), args.set):
+        return run_sweep(args)
     config = resolve_args(args)
     if config.dataset == SITES:
         raise ConfigError("the data of sites is in their folders; give --federation, --sites and --test")
@@ -55,9 +80,45 @@ def run(args: argparse.Namespace) -> int:
     from profcil.api import default_folder
     from profcil.engine.run import start
 
+    if reused := find_reused(config, args):
+        print(f"reused: {reused} has the same settings, data and code; --again repeats it", file=sys.stderr)
+        show(reused, args.json)
+        return 0
     out = Path(args.out) if args.out else default_folder(config)
     run_and_show(lambda observe: start(config, out, data_root(args), observe), out, args)
     return 0
+
+
+def find_reused(config: Any, args: argparse.Namespace) -> Path | None:
+    """A finished run that is the same as the one asked for: in --out, or else in any folder under runs/."""
+    from profcil.api import equal_run
+
+    if args.again or args.tensorboard:  # events are written while a run is computed
+        return None
+    return equal_run(config, args.out, data_root(args))
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    """Runs every combination of the values that were given, and prints one table."""
+    from profcil.cli.study import check_jobs, run_missing
+    from profcil.reporting.study_table import summarise, table_text
+    from profcil.reporting.sweep_table import sweep_cells as cells_of
+    from profcil.studies.sweep import sweep_cells
+
+    check_jobs(args.jobs)
+    if args.again:
+        raise ConfigError("--again repeats one run; to repeat a sweep give another folder with --out DIR")
+    if args.tensorboard:
+        raise ConfigError("--tensorboard is for one run, but several values were given; leave it out")
+    cells = with_notes(lambda: sweep_cells(args.recipe, selection_of(args), args.set))
+    args.out = args.out or SWEEPS
+    failures = run_missing(cells, args)
+    rows = summarise(cells, Path(args.out))
+    if args.json:
+        print_json(rows)
+    else:
+        print(f"{table_text(*cells_of(rows))}\n\nrun folders: {args.out}")
+    return 1 if failures else 0
 
 
 def run_sites(args: argparse.Namespace) -> int:
@@ -87,9 +148,11 @@ def run_and_show(work: Callable[[Any], Any], out: Path, args: argparse.Namespace
     """Runs or resumes with progress on stderr, then prints the result."""
     from profcil.cli.progress import run_observer
     from profcil.engine.run import Interrupted
+    from profcil.loggers.observer import make_loggers
 
+    loggers = make_loggers([*args.log, *(["tensorboard"] if args.tensorboard else [])])
     try:
-        with run_observer(out, quiet=args.quiet, tensorboard=args.tensorboard) as observe:
+        with run_observer(out, loggers, quiet=args.quiet) as observe:
             work(observe)
     except Interrupted as stop:
         raise KeyboardInterrupt(str(stop)) from None
@@ -101,7 +164,11 @@ def show(path: Path, as_json: bool) -> None:
     from profcil.reporting.tables import RESULT_COLUMNS, format_row, text_table
     from profcil.runs.reader import load_run, summarise_run
 
-    result = summarise_run(load_run(path))
+    run = load_run(path)
+    if left_out := run.facts.get("tally", {}).get("skipped_sums"):
+        note = f"{left_out:.0f} sums were left out, because fewer clients than privacy.sum_clients could take part"
+        print(f"profcil: note: {note}", file=sys.stderr)
+    result = summarise_run(run)
     if as_json:
         return print_json(result)
     print(text_table(list(RESULT_COLUMNS.values()), [format_row(result, RESULT_COLUMNS)]))
@@ -149,6 +216,7 @@ def expected_work(config: Any, world: Any) -> dict[str, Any]:
     parameters = sum(p.numel() for p in world.net.trainable(MODEL))
     model_bytes = sum(t.numel() * t.element_size() for t in weights)
     bundle = world.bundle
+    spending = {"privacy_spent_at_the_end": expected_spending(config, world)} if world.protection else {}
     sizes = {"classes": len(bundle.names), "training_examples": len(bundle.train), "test_examples": len(bundle.test)}
     return {
         **(sizes if config.dataset in (OWN, SITES) else {}),
@@ -156,8 +224,33 @@ def expected_work(config: Any, world: Any) -> dict[str, Any]:
         "rounds": positions * rounds,
         "warmup_rounds": warmup,
         "participants_per_round": counts,  # by position: there may be fewer clients with data than requested
+        **({"rounds_left_out_of_sums": left_out(config, counts)} if config.privacy.secure_sum else {}),
         "client_turns": rounds * sum(counts),
         "warmup_client_turns": warmup_turns,
         "model_parameters": parameters,
         "bytes_per_model_broadcast": model_bytes,
+        **spending,
     }
+
+
+def expected_spending(config: Any, world: Any) -> str:
+    """ε and δ of a whole run if all clients answer as planned, and the noise."""
+    from profcil import registry
+    from profcil.privacy.meter import Meter, planned_releases
+
+    method = registry.find("methods", config.method).METHOD(config.params)
+    protection = world.protection
+    rounds = config.train.rounds
+    releases = planned_releases(method, world.plan, rounds, config.warmup.rounds, protection.by_client)
+    epsilon = Meter(protection).planned(releases)
+    unit = config.privacy.unit
+    return (
+        f"ε = {epsilon:.4g} at δ = {config.privacy.delta:g} for each {unit}, by at most {releases:.0f} replies with "
+        f"noise multiplier {protection.multiplier:.4g}"
+    )
+
+
+def left_out(config: Any, counts: Sequence[int]) -> int:
+    """The rounds with too few participants for a secure sum, from the participants of each position."""
+    too_small = [0 < count < config.privacy.sum_clients for count in counts]
+    return config.train.rounds * sum(too_small)

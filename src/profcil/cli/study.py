@@ -13,14 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, count, data_dir, data_root, json_flag, print_json
-from profcil.errors import ConfigError
+from profcil.cli.parser import Parser, announce, data_dir, data_root, json_flag, print_json
+from profcil.errors import ConfigError, DataError, count, unknown
 
 
 def add(parser: Parser) -> None:
     parser.add_argument("study", help="built-in study or a TOML file")
     parser.add_argument("--out", metavar="DIR", default="runs/study", help="folder of the runs (runs/study)")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at the same time, one core each")
+    parser.add_argument(
+        "--launcher", default="local", help="local: run here; slurm: write a job array with a task per run (local)"
+    )
     parser.add_argument("--best", action="store_true", help="show only the best variant of each method, by mean FAA")
     parser.add_argument("--dry-run", action="store_true", help="only show what is done and how long the rest takes")
     add_selection_flags(parser)
@@ -40,27 +43,52 @@ def add_selection_flags(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.reporting.study_table import best_variants, markdown, plain_table, summarise
+    from profcil.reporting.study_table import best_variants, summarise, table_cells, table_text
+    from profcil.studies.checks import group_notes
     from profcil.studies.definition import list_cells
 
-    if args.jobs < 1:
-        raise ConfigError(f"--jobs is {args.jobs}, allowed is at least 1; leave it out for one run at a time")
+    announce("reading the study")
+    check_jobs(args.jobs)
     study = selected_study(args.study, args)
     cells = list_cells(study)
     out = Path(args.out)
-    for reason in broken_methods(study):
-        print(f"left out: {reason}", file=sys.stderr)
-    print(describe_work(cells, out, args.jobs), file=sys.stderr)
-    failures = 0 if args.dry_run else run_study(study, cells, args)
+    for note in group_notes(study):
+        print(note, file=sys.stderr)
+    if args.launcher != "local":
+        return write_jobs(cells, args, study.diagnose)
+    failures = run_missing(cells, args, study.diagnose)
     rows = summarise(cells, out)
     if args.best:
         rows = best_variants(rows)
     if args.json:
         print_json(rows)
     else:
-        table = plain_table(rows) if sys.stdout.isatty() else markdown(rows)
-        print(f"{table}\n\nrun folders: {out}")
+        print(f"{table_text(*table_cells(rows))}\n\nrun folders: {out}")
     return 1 if failures else 0
+
+
+def write_jobs(cells: list[Any], args: argparse.Namespace, diagnose: bool) -> int:
+    """Writes the unfinished runs as a job array, and says how to start it."""
+    from profcil.studies.checks import missing_data
+    from profcil.studies.launcher import LAUNCHERS, write_array
+
+    if args.launcher not in LAUNCHERS:
+        raise unknown("launcher", args.launcher, LAUNCHERS)
+    out = Path(args.out)
+    print(describe_work(cells, out, args.jobs), file=sys.stderr)
+    if lacking := missing_data(cells, out, data_root(args)):
+        print(lacking, file=sys.stderr)  # the nodes of a cluster may have what this machine lacks
+    script = None if args.dry_run else write_array(cells, out, data_root(args), args.jobs, diagnose)
+    if args.json:
+        print_json({"script": None if script is None else str(script)})
+    elif script is not None:
+        print(f"start the runs with `sbatch {script}`, then show them with the same command without --launcher")
+    return 0
+
+
+def check_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}, allowed is at least 1; leave it out for one run at a time")
 
 
 def selected_study(name: str, args: argparse.Namespace) -> Any:
@@ -70,29 +98,34 @@ def selected_study(name: str, args: argparse.Namespace) -> Any:
     return select_study(name, args.scale, args.seeds, args.methods, args.datasets, args.set)
 
 
-def run_study(study: Any, cells: list[Any], args: argparse.Namespace) -> int:
-    """Runs the unfinished cells and writes the mismatch files; the number of failed runs."""
+def run_missing(cells: list[Any], args: argparse.Namespace, diagnose: bool = False) -> int:
+    """Runs the unfinished cells and writes the mismatch files; the number of failed runs.
+
+    With --dry-run, and before anything is run, says how many runs there are and which data they lack.
+    """
     from profcil.cli.board import show_progress
     from profcil.cli.main import main
     from profcil.diagnostics.mismatch import write_mismatch
+    from profcil.studies.checks import missing_data
     from profcil.studies.definition import check_data
     from profcil.studies.scheduler import run_cells
 
     out = Path(args.out)
+    data = data_root(args)
+    print(describe_work(cells, out, args.jobs), file=sys.stderr)
+    lacking = missing_data(cells, out, data)
+    if args.dry_run:
+        if lacking:
+            print(lacking, file=sys.stderr)
+        return 0
+    if lacking:
+        raise DataError(lacking)
     out.mkdir(parents=True, exist_ok=True)
-    check_data(cells, out, data_root(args))
+    check_data(cells, out, data)
     with show_progress(cells, out, args.jobs) as report:
-        failures = run_cells(cells, out, data_root(args), args.jobs, study.diagnose, report, main)
+        failures = run_cells(cells, out, data, args.jobs, diagnose, report, main)
     write_mismatch(cells, out)
     return failures
-
-
-def broken_methods(study: Any) -> list[str]:
-    """Why plug-in methods are missing from a study that asks for a whole group of methods."""
-    from profcil import registry
-
-    asks_for_group = any(isinstance(variant.get("methods") or study.methods, str) for variant in study.variants)
-    return list(registry.broken_plugins("methods").values()) if asks_for_group else []
 
 
 def describe_work(cells: list[Any], out: Path, jobs: int) -> str:

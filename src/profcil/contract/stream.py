@@ -21,7 +21,7 @@ import torch
 from profcil import registry
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
 from profcil.data.loading import column_statistics, load_bundle
-from profcil.engine.payload import Block
+from profcil.engine.channel import Block
 from profcil.protocol.plan import assemble
 
 CLASSES = 8

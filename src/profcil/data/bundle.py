@@ -162,3 +162,13 @@ class Bundle:
     def to(self, device: str | torch.device) -> Bundle:
         validation = self.validation.to(device) if self.validation is not None else None
         return replace(self, train=self.train.to(device), test=self.test.to(device), validation=validation)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, copied asynchronously through pinned memory.
+
+    A copy from pageable memory would first synchronise the GPU.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

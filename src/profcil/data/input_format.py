@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from profcil.data._categories import one_hot
 from profcil.data._numbers import number_columns
 from profcil.data._tokens import FIRST, UNKNOWN, encode
 from profcil.errors import DataError
@@ -44,6 +45,8 @@ class InputFormat:
     vocabulary: int = 0  # texts: the number of token ids, including padding
     words: tuple[str, ...] = ()  # texts: the tokens in the order of their ids; empty = ids are hashes
     columns: tuple[str, ...] = ()  # tables and graphs: the names of the features, where they have names
+    # tables: the columns of categories, and the values of each; without values it is hashed
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @cached_property
     def word_ids(self) -> dict[str, int]:
@@ -72,7 +75,16 @@ class InputFormat:
         for name in self.columns:
             if name not in columns:
                 raise DataError(f"{where} has no column '{name}', which the model was trained on; add it")
-        return torch.from_numpy(number_columns(columns, self.columns, where).astype(np.float32))
+        if not self.categories:
+            return torch.from_numpy(number_columns(columns, self.columns, where).astype(np.float32))
+        categories = dict(self.categories)
+        parts = []
+        for name in self.columns:
+            if name in categories:
+                parts.append(one_hot(columns[name], categories[name]))
+            else:
+                parts.append(number_columns(columns, [name], where))
+        return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 
     def to_json(self) -> dict[str, Any]:
         """The format as JSON values, without fields that are empty."""
@@ -88,6 +100,8 @@ def input_format_of_json(values: Mapping[str, Any]) -> InputFormat:
     tuples: dict[str, Any] = {}
     for name, value in values.items():
         tuples[name] = tuple(value) if isinstance(value, list) else value
+    if "categories" in tuples:
+        tuples["categories"] = tuple((name, tuple(found)) for name, found in tuples["categories"])
     return InputFormat(**tuples)
 
 

@@ -33,7 +33,7 @@ def hello(message: Message, context: Context) -> Message:
 
     head, _ = unpack(message.content)
     try:
-        identity = identity_of(context.node_config, context.run_config)
+        identity = identity_of(context.node_config, context.run_config).told(head, int(head.get("position", 0)))
         answer = identity.hello(str(head["run"]))
     except ProfcilError as error:
         screen.cannot_join(str(error))
@@ -58,8 +58,9 @@ def handle(action: str, message: Message, context: Context) -> Message:
     from profcil.deploy.identity import identity_of
     from profcil.deploy.wire import read_request, response_records
 
-    identity = identity_of(context.node_config, context.run_config)
-    response = respond(action, read_request(message.content), identity)
+    request = read_request(message.content)
+    identity = identity_of(context.node_config, context.run_config).told(request.facts, request.when.position)
+    response = respond(action, request, identity)
     return Message(response_records(response), reply_to=message)
 
 

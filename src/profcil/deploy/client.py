@@ -13,10 +13,10 @@ from profcil.deploy import screen
 from profcil.deploy.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.store import SiteStore, remove_unused
 from profcil.deploy.wire import Request, Response
+from profcil.engine.channel import Inbox, Reply
 from profcil.engine.client import Client
 from profcil.engine.dictionary import DictionarySearch, dictionary_of
-from profcil.engine.fleet import make_guard
-from profcil.engine.payload import Inbox, Reply
+from profcil.engine.executor import make_guard
 from profcil.engine.warmup import warmup_setup
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError
@@ -48,6 +48,8 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     private = store.read_private(request.private_id)
     client = identity.make_client(world, request, private)
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
+    world.secret = identity.noise_secret(store)
+    reply = world.protected(client, inbox, reply)
     if reply.private is not None:
         store.write_private(request.next_private_id, reply.private, request.private_id)
     screen.ends(action, request.when, positions, time.monotonic() - began)
@@ -87,7 +89,7 @@ def method_at(world: World, stage: str) -> tuple[World, Any]:
 
 
 def run_turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:
-    replies = world.executor({client.id: method.turn(client, inbox)}, make_guard(world, client.when))
+    replies = world.executor({client.id: method.turn(client, inbox)}, make_guard(world.config.train, client.when))
     if client.id not in replies:
         raise Diverged(f"client {client.id} diverged and is skipped")
     return replies[client.id]

@@ -82,17 +82,32 @@ class LocalCluster:
             time.sleep(0.1)
 
     def start_node(
-        self, name: str, config: Mapping[str, Any], key: Path | None = None, trust: Path | None = None
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        key: Path | None = None,
+        trust: Path | None = None,
+        worker: bool = False,
+        allow: Path | None = None,
     ) -> None:
-        """Starts a SuperNode. `trust` is the root certificate; by default the cluster's own."""
+        """Starts a SuperNode. `trust` is the root certificate; by default the cluster's own. With `worker`, its
+        messages are computed by a worker that stays up. `allow` is a list of the apps that it runs; by default it runs
+        all."""
         pairs = " ".join(f'{k}="{v}"' if isinstance(v, str | Path) else f"{k}={v}" for k, v in config.items())
         options: list[object] = ["--insecure"]
         if self.secure:
             options = ["--root-certificates", trust or self.secure / "ca.crt"]
         if key:
             options += ["--auth-supernode-private-key", key]
-        options += ["--superlink", self.address, "--port", free_port()]
-        self.start(name, "flower-supernode", *options, "--node-config", pairs)
+        port = free_port()
+        options += ["--superlink", self.address, "--port", port]
+        if worker:
+            options += ["--isolation", "process"]
+            self.start(f"{name}-worker", "profcil", "deploy", "worker", "--port", port)
+        program: list[object] = ["flower-supernode"]
+        if allow:
+            program = [sys.executable, "-m", "profcil.deploy.supernode", "--allow-apps", allow]
+        self.start(name, *map(str, [*program, *options, "--node-config", pairs]))
 
     def flwr(self, *args: object, timeout: float = 120) -> subprocess.CompletedProcess:
         """Runs a `flwr` command and waits for its end."""
@@ -225,9 +240,11 @@ def is_finished(run: Path) -> bool:
         return False
 
 
-def start_federation(cluster: LocalCluster, app: Path, nodes: Sequence[Mapping[str, Any]]) -> None:
+def start_federation(
+    cluster: LocalCluster, app: Path, nodes: Sequence[Mapping[str, Any]], worker: bool = False
+) -> None:
     """Starts the SuperLink and the nodes, and submits the app."""
     cluster.start_superlink()
     for i, config in enumerate(nodes):
-        cluster.start_node(f"node{i}", config)
+        cluster.start_node(f"node{i}", config, worker=worker)
     cluster.submit(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,7 @@ from profcil.deploy.mailbox import event_fields
 from profcil.deploy.status import from_one
 from profcil.deploy.texts import one_line
 from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes
-from profcil.engine.channel import COUNT_BYTES, When
-from profcil.engine.payload import Reply
+from profcil.engine.channel import COUNT_BYTES, Reply, When
 from profcil.engine.reply_checks import ReplyRequirements, fault
 
 
@@ -25,9 +25,12 @@ class Exchange:
     when: When
     requests: Mapping[int, Request]
     terms: Mapping[int, ReplyRequirements]  # what each reply must look like
+    most_bytes: float = math.inf  # of one reply
     accepted: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # client → reason
+    false: set[int] = field(default_factory=set)  # the refused clients whose replies have the wrong content
     with_private: set[int] = field(default_factory=set)  # clients that stored new private tensors
+    diverged: set[int] = field(default_factory=set)  # clients that claim a divergence
     wire: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})  # bytes as Flower sends them
 
     @property
@@ -42,27 +45,33 @@ class Exchange:
         up = sum(payload_bytes(reply.blocks) + COUNT_BYTES for reply in self.accepted.values())
         return {"down": down, "up": up}
 
-    def receive(self, client: int, message: Message) -> str:
-        """Accepts or refuses a reply. Returns the kind of error that the client reported, or an empty string."""
-        self.wire["up"] += wire_bytes([message])
+    def receive(self, client: int, message: Message) -> None:
+        """Accepts or refuses a reply."""
         try:
             if message.has_error():
                 raise UnreadableMessage(f"the client failed ({message.error.reason})")
-            response = read_response(message.content)
+            response = read_response(message.content, self.most_bytes)
         except UnreadableMessage as error:
             self.refused[client] = one_line(error)
-            return ""
-        if reason := self.reason_to_refuse(client, response):
+            return
+        self.wire["up"] += wire_bytes([message])
+        if reason := response.error or mismatch(response, client, self.when):
             self.refused[client] = one_line(reason)
-            return response.error_kind
+            if response.error_kind == "diverged":
+                self.diverged.add(client)
+            return
+        if reason := fault(response.reply, self.terms[client]):
+            self.refused[client] = one_line(reason)
+            self.false.add(client)
+            return
         self.accepted[client] = response.reply
         if response.has_private:
             self.with_private.add(client)
-        return ""
 
-    def reason_to_refuse(self, client: int, response: Response) -> str:
-        """Why a response is not used; empty if it is."""
-        return response.error or mismatch(response, client, self.when) or fault(response.reply, self.terms[client])
+    @property
+    def most_diverged(self) -> bool:
+        """Whether most of the clients claim a divergence. A single claim has no evidence, and may be a lie."""
+        return 2 * len(self.diverged) > len(self.requests)
 
     def as_event(self, seconds: float) -> dict[str, Any]:
         """The outcome as an event for the run folder."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.engine.channel import When
+from profcil.engine.admission import knowledge
+from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import Client
-from profcil.engine.payload import Inbox, Reply
 from profcil.engine.phases import Trained
 from profcil.engine.reply_checks import ReplyRequirements
 from profcil.engine.world import World
@@ -35,23 +35,14 @@ class ReplyForecast:
     def terms(
         self, action: str, world: World, method: Any, when: When, client: int, inbox: Inbox, limit: float = 1000.0
     ) -> ReplyRequirements:
-        """The terms of one client's reply.
-
-        Its classes are those that it has had so far or was sent. Its examples are at most as many as it has.
-        """
-        plan = world.plan
+        """The terms of one client's reply."""
         run = self.run_turns if action == "turn" else self.run_surveys
         replies = run(world, method, when, client, inbox)
-        observed = {y for p in range(when.position + 1) for y in plan.observed(client, p)}
-        received = {y for b in inbox.values() for y in b.labels}
-        examples = plan.clean.owned(client) if when.before_stream else plan.samples(client, when.position)
         return ReplyRequirements(
             expected=replace(replies[0], blocks=all_blocks(replies)),
             required=frozenset.intersection(*(frozenset(r.blocks) for r in replies)),
             kinds=method.kinds,
-            classes=frozenset(observed | received),
-            most=len(examples),
-            confidence=float(getattr(method.params, "neighbours", 1.0)),
+            known=knowledge(world, method, when, client, inbox),
             limit=limit,
         )
 
@@ -61,7 +52,8 @@ class ReplyForecast:
         for moment in earlier_moments(world, when, client):
             reply = run_untrained_turn(method, dummy_client(world, moment, client, None), inbox)
             privates.append(reply.private)
-        replies = [run_untrained_turn(method, dummy_client(world, when, client, p), inbox) for p in privates]
+        clients = [dummy_client(world, when, client, p) for p in privates]
+        replies = [world.protected(c, inbox, run_untrained_turn(method, c, inbox)) for c in clients]
         self.private = {**self.private, client: replies[-1].private} if method.surveys(when) else {}
         return replies
 
@@ -71,7 +63,7 @@ class ReplyForecast:
         first, second = (dummy_client(world, when, client, p) for p in (None, self.private.pop(client, None)))
         silent = replace(first, id=client, current=first.current[:1], cache={}, kept={})
         with torch.no_grad():
-            return [method.survey(c, inbox) for c in (first, second, silent)]
+            return [world.protected(c, inbox, method.survey(c, inbox)) for c in (first, second, silent)]
 
 
 def all_blocks(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -107,7 +99,8 @@ def dummy_client(world: World, when: When, client: int, private: Private) -> Cli
     plan = world.plan
     early = when.before_stream
     classes = [y for p in range(plan.positions) for y in plan.observed(client, p)]
-    each = max(EXAMPLES_PER_CLASS, getattr(world.config.params, "min_support", 1))
+    least = (world.config.privacy.min_support, getattr(world.config.params, "min_support", 1))
+    each = max(EXAMPLES_PER_CLASS, *least)
     examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes, each))
     current = classes if early else plan.observed(client, when.position)
     return Client(
@@ -120,6 +113,7 @@ def dummy_client(world: World, when: When, client: int, private: Private) -> Cli
         net=world.net,
         settings=replace(world.config.train, epochs=1),
         private=private,
+        **world.limits(),
     )
 
 

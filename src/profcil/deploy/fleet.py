@@ -17,9 +17,8 @@ from profcil.deploy.mailbox import Mailbox, event_fields
 from profcil.deploy.node_registry import NodeRegistry, RecordEvent
 from profcil.deploy.policy import Policy
 from profcil.deploy.wire import Request
-from profcil.engine.channel import ClientBlocks, When
+from profcil.engine.channel import ClientBlocks, Reply, When
 from profcil.engine.loop import RunState
-from profcil.engine.payload import Reply
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure
 
@@ -52,6 +51,7 @@ class FlowerFleet:
         self.record_event = record_event
         self.forecast = ReplyForecast()
         self.started = False
+        self.false: dict[int, str] = {}  # clients with false replies since the loop last asked, and the reasons
         self.sites: dict[str, Mapping[str, str]] = {}  # how each client that was connected computes
 
     # -- connected clients ------------------------------------------------------------------------------------------
@@ -125,10 +125,15 @@ class FlowerFleet:
                 c: self.make_request(world, state, when, c, blocks_for_client)
                 for c, blocks_for_client in parcels.items()
             }
-            exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels})
-            self.run(exchange, world)
+            most_bytes = self.policy.max_message_mb * 1e6
+            exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels}, most_bytes)
+            self.run(exchange)
+            if exchange.most_diverged and world.config.train.on_divergence == "fail":
+                raise Diverged(exchange.refused[min(exchange.diverged)])
             self.update_books(exchange, state, again=attempt > 0)
             accepted |= exchange.accepted
+            self.false |= {c: exchange.refused[c] for c in exchange.false}
+            self.false = {c: reason for c, reason in self.false.items() if c not in exchange.accepted}
             if len(accepted) >= needed:
                 return accepted
         raise TooFewClients(
@@ -146,10 +151,16 @@ class FlowerFleet:
             private_id=state.held.get(client, {}).get(PRIVATE_ID, 0),
             next_private_id=when.position * when.rounds + when.round + 1,
             seen=() if when.before_stream else tuple(sorted(world.plan.seen(when.position))),
-            facts=self.run_facts,
+            facts={**self.run_facts, **self.site_facts(world, client)},
         )
 
-    def run(self, exchange: Exchange, world: World) -> None:
+    def site_facts(self, world: World, client: int) -> dict[str, str]:
+        """What a site is told about a run that has grown: the terms, and from which position on it takes part."""
+        joined = world.plan.joined[client] if world.plan.joined else 0
+        terms = {name: str(value) for name, value in self.registry.terms.items() if name == "federation"}
+        return {**terms, "joined": str(joined)} if joined else terms
+
+    def run(self, exchange: Exchange) -> None:
         """Sends the requests and waits until all clients have replied or the deadline has passed."""
         start = time.monotonic()
         nodes = {c: node for c in exchange.requests if (node := self.registry.node_of(c)) is not None}
@@ -157,7 +168,8 @@ class FlowerFleet:
         pending, exchange.wire["down"] = self.mailbox.send(exchange.action, exchange.requests, nodes, ttl)
         end = time.monotonic() + self.policy.deadline
         while True:
-            self.receive_replies(exchange, pending, world)
+            for id, message in self.mailbox.fetch(pending).items():
+                exchange.receive(pending.pop(id), message)
             if not pending or time.monotonic() > end:
                 break
             time.sleep(POLL_SECONDS)
@@ -165,14 +177,6 @@ class FlowerFleet:
             self.mailbox.overdue[id] = (client, exchange.when)
             self.registry.remove(nodes[client])  # it is sent a hello before it is asked again
         self.record_event(exchange.as_event(time.monotonic() - start))
-
-    def receive_replies(self, exchange: Exchange, pending: dict[str, int], world: World) -> None:
-        """Reads the replies that have arrived, and removes them from the pending ones."""
-        for id, message in self.mailbox.fetch(pending).items():
-            client = pending.pop(id)
-            error_kind = exchange.receive(client, message)
-            if error_kind == "diverged" and world.config.train.on_divergence == "fail":
-                raise Diverged(exchange.refused[client])
 
     def update_books(self, exchange: Exchange, state: RunState, again: bool) -> None:
         """Updates which blocks each client holds, and the counts of the round."""
@@ -189,6 +193,11 @@ class FlowerFleet:
 
     def facts(self) -> Mapping[str, float]:
         return self.mailbox.take_counts()
+
+    def false_replies(self) -> Mapping[int, str]:
+        found = self.false
+        self.false = {}
+        return found
 
 
 def with_all_blocks_sent(blocks_for_client: ClientBlocks) -> ClientBlocks:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from profcil.deploy.execution import execution_facts
-from profcil.deploy.federation import declaration_error, read_federation
+from profcil.deploy.federation import Federation, declaration_error, read_federation
 from profcil.deploy.node_registry import Hello
 from profcil.deploy.run_config import config_from_text
 from profcil.deploy.site import Site, read_site
@@ -33,6 +33,10 @@ class PartitionIdentity:
     home: Path
     recipe: str
 
+    def told(self, facts: Mapping[str, Any], position: int) -> PartitionIdentity:
+        """Nothing changes: the plan of a dataset is complete at the start."""
+        return self
+
     def hello(self, run: str) -> Hello:
         store = SiteStore(self.home, run, self.client)
         return Hello(self.client, store.stored_digests(), execution=execution_facts(config_from_text(self.recipe)))
@@ -49,6 +53,10 @@ class PartitionIdentity:
                     "give it the same data and the same version of profcil"
                 )
 
+    def noise_secret(self, store: SiteStore) -> int | None:
+        """None: noise is drawn from the seed, as in the simulation. All nodes have all data, so there is no secret."""
+        return None
+
     def make_client(self, world: World, request: Request, private: dict[str, Tensor] | None) -> Client:
         return world.client(request.client, request.when, private)
 
@@ -61,13 +69,24 @@ class SiteIdentity:
     home: Path
     recipe: str
     federation: str
+    position: int = 0  # the terms are those at this position
+    joined: int = 0  # the position from which the site takes part
+
+    def told(self, facts: Mapping[str, Any], position: int) -> SiteIdentity:
+        """The identity under the terms that the server gives."""
+        federation = str(facts.get("federation") or self.federation)
+        return replace(self, federation=federation, position=position, joined=int(facts.get("joined", 0)))
+
+    def terms(self) -> Federation:
+        return read_federation(self.federation).at(self.position)
 
     def site(self) -> Site:
-        return read_site(self.folder, read_federation(self.federation))
+        terms = self.terms()
+        return read_site(self.folder, terms).restricted(terms, self.joined)
 
     def hello(self, run: str) -> Hello:
         site = self.site()
-        if reason := declaration_error(site.declaration(), read_federation(self.federation)):
+        if reason := declaration_error(site.declaration(), self.terms()):
             raise DataError(f"{self.folder} cannot take part: {reason}; correct its manifest")
         store = SiteStore(self.home, run, site.client)
         execution = execution_facts(config_from_text(self.recipe))
@@ -75,13 +94,16 @@ class SiteIdentity:
 
     def make_world(self) -> World:
         config = config_from_text(self.recipe)
-        federation = read_federation(self.federation)
+        federation = self.terms()
         site = self.site()
         plan = site.plan(federation, config.stream, config.seed)
         return build_world(config, federation.bundle(site.examples), plan)
 
     def check_matches_server(self, world: World, facts: Mapping[str, str]) -> None:
         """Nothing to compare: the server does not have the site's data. It checks replies against the declaration."""
+
+    def noise_secret(self, store: SiteStore) -> int | None:
+        return store.noise_secret()
 
     def make_client(self, world: World, request: Request, private: dict[str, Tensor] | None) -> Client:
         client = world.client(0, request.when, private)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, Message
 
 from profcil.deploy.node_registry import RecordEvent
-from profcil.deploy.wire import Request, block_digest, request_records, to_array_record, wire_bytes
-from profcil.engine.channel import When
-from profcil.engine.payload import Block
+from profcil.deploy.texts import one_line
+from profcil.deploy.wire import PARSE_ERRORS, Request, block_digest, request_records, to_array_record, wire_bytes
+from profcil.engine.channel import Block, When
 
 MESSAGE_TYPES = {"turn": "train.turn", "survey": "query.survey"}
 Prepared = tuple[Block, str, ArrayRecord]  # a block, its digest and its arrays
@@ -56,7 +56,7 @@ class Mailbox:
     def fetch(self, pending: Mapping[str, int]) -> dict[str, Message]:
         """New replies to pending messages, by message id. Duplicates and replies to overdue messages are dropped."""
         found: dict[str, Message] = {}
-        for message in self.grid.pull_messages([*pending, *self.overdue]):
+        for message in self.pull([*pending, *self.overdue]):
             id = message.metadata.reply_to_message_id
             if id in pending and id not in found:
                 found[id] = message
@@ -64,6 +64,16 @@ class Mailbox:
                 self.drop(id, pending)
             self.overdue.pop(id, None)
         return found
+
+    def pull(self, ids: Sequence[str]) -> list[Message]:
+        """The messages that have arrived. If Flower cannot decode one, those that came with it are lost, too."""
+        try:
+            return list(self.grid.pull_messages(ids))
+        except PARSE_ERRORS as error:
+            if isinstance(error, OSError):  # the network
+                raise
+            self.record_event({"event": "unreadable", "reason": one_line(f"{type(error).__name__}: {error}")})
+            return []
 
     def drop(self, id: str, pending: Mapping[str, int]) -> None:
         """Counts a reply that is not used, and records it as an event."""

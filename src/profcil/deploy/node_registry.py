@@ -1,7 +1,7 @@
 """Which node computes for which client. Flower's node ids are random, so each new node is sent a hello.
 
-The first node that answers as a client computes for it until it disconnects or misses a deadline. Another node that
-claims the same client is used only after that. A node that missed a deadline is sent a new hello, and is used again
+The first node that answers as a client computes for it, and binds the client to its key (`bindings`). A node with
+another key that claims the same client is refused. A node that missed a deadline is sent a new hello, and is used again
 once it has answered.
 """
 
@@ -14,12 +14,13 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from profcil import __version__
+from profcil.deploy.bindings import Bindings, node_keys
 from profcil.deploy.execution import read_execution
 from profcil.deploy.texts import one_line
 from profcil.deploy.wire import UnreadableMessage, pack, unpack
 
 HELLO = "query.hello"  # Flower's message type
-PERMANENT_ERRORS = {1, 2}  # Flower's codes for an app that cannot be loaded, or that raised an error
+PERMANENT_ERRORS = {1, 2, 7}  # Flower's codes for an app that cannot be loaded, raised an error, or is not allowed
 MAX_CLIENTS = 10_000_000
 LONGEST_REASON = 500  # characters of a sentence that a site sends
 RecordEvent = Callable[[Mapping[str, Any]], None]  # writes an event into the run folder
@@ -43,9 +44,12 @@ class SiteFault(UnreadableMessage):
         self.site = site
 
 
-def hello_request(run: str, enrolled: Iterable[int] | None = None) -> RecordDict:
-    """A hello. `enrolled` are the clients of a run that has begun; another site learns from it that it is left out."""
-    return pack({"run": run, "enrolled": None if enrolled is None else sorted(enrolled)}, {})
+def hello_request(
+    run: str, enrolled: Iterable[int] | None = None, terms: Mapping[str, Any] | None = None
+) -> RecordDict:
+    """A hello. `enrolled` are the clients of a run that has begun; another site learns from it that it comes later.
+    `terms` are the federation, where it has changed, and the position that comes next."""
+    return pack({"run": run, "enrolled": None if enrolled is None else sorted(enrolled), **(terms or {})}, {})
 
 
 def fault_response(site: str, reason: str) -> RecordDict:
@@ -59,7 +63,7 @@ def hello_response(hello: Hello) -> RecordDict:
 
 
 def read_hello(content: RecordDict) -> Hello:
-    head, _ = unpack(content)
+    head, _ = unpack(content, most=0)
     try:
         if head["as"] != __version__:
             raise UnreadableMessage(f"the node runs profcil {head['as']}, the server {__version__}")
@@ -74,19 +78,30 @@ def read_hello(content: RecordDict) -> Hello:
         raise UnreadableMessage(f"the message is not a hello ({error})") from None
 
 
+class ForeignClaim(UnreadableMessage):
+    """A node that claims a client of another key, or declares other data than before."""
+
+    def __init__(self, client: int, reason: str) -> None:
+        super().__init__(reason)
+        self.client = client
+
+
 class NodeRegistry:
     """The connected nodes and their clients, as of the last `update`."""
 
-    def __init__(self, grid: Any, run: str, record_event: RecordEvent) -> None:
+    def __init__(self, grid: Any, run: str, record_event: RecordEvent, bindings: Bindings | None = None) -> None:
         self.grid = grid
         self.run = run
         self.record_event = record_event
+        self.bindings = bindings or Bindings()
+        self.keys: dict[int, str] = {}  # by connected node
         self.hellos: dict[int, Hello] = {}  # by node, in the order in which they answered
         self.joined: dict[int, Mapping[str, str]] = {}  # clients that have just joined, and the blocks they hold
         self.pending: dict[str, int] = {}  # message → node, for hellos without an answer yet
         self.rejected: set[int] = set()  # nodes whose answer was not a valid hello
         self.faults: dict[str, str] = {}  # by the name that a site gives: why it cannot take part
         self.enrolled: Collection[int] | None = None  # sites of a run that has begun; None: not known, or no sites
+        self.terms: dict[str, Any] = {}  # of the federation, as sites are told them
 
     def node_of(self, client: int) -> int | None:
         """The node that computes for a client, or None."""
@@ -94,7 +109,9 @@ class NodeRegistry:
 
     def update(self) -> None:
         """Removes disconnected nodes, sends hellos to new ones and reads the answers that have arrived."""
-        online = set(self.grid.get_node_ids())
+        self.keys = node_keys(self.grid)
+        online = set(self.keys)
+        self.rejected &= online  # a node that comes back may have been corrected
         for node in [n for n in self.hellos if n not in online]:
             self.record_event({"event": "left", "client": self.hellos[node].client})
             self.remove(node)
@@ -107,8 +124,13 @@ class NodeRegistry:
         new = sorted(nodes)
         if not new:
             return
-        ids = self.grid.push_messages([Message(hello_request(self.run, self.enrolled), node, HELLO) for node in new])
+        requests = [Message(hello_request(self.run, self.enrolled, self.terms), node, HELLO) for node in new]
+        ids = self.grid.push_messages(requests)
         self.pending |= {id: node for id, node in zip(ids, new, strict=True) if id}
+
+    def ask_again(self) -> None:
+        """Sends a hello to all nodes that have answered one. They declare their data anew."""
+        self.send_hellos(self.hellos.keys() - set(self.pending.values()))
 
     def receive(self, message: Message) -> None:
         """Reads a node's answer to a hello."""
@@ -124,14 +146,24 @@ class NodeRegistry:
         except UnreadableMessage as error:
             self.rejected.add(node)
             reason = one_line(error, LONGEST_REASON)
-            event = {"event": "refused", "node": node, "reason": reason}
+            event: dict[str, Any] = {"event": "refused", "node": node, "reason": reason}
             if isinstance(error, SiteFault):
                 self.faults[error.site] = reason
                 event["site"] = error.site
+            elif isinstance(error, ForeignClaim):
+                event |= {"event": "claimed twice", "client": error.client}
             self.record_event(event)
 
     def add(self, node: int, hello: Hello) -> None:
         """Registers a node. It computes for its client unless another node already does."""
+        key = self.keys.get(node, f"node {node}")
+        position = int(self.terms.get("position", 0))
+        if reason := self.bindings.bind(hello.client, key, hello.site, position):
+            raise ForeignClaim(hello.client, reason)
+        known = self.hellos.get(node)
+        if known is not None and known.client == hello.client:  # it was asked again
+            self.hellos[node] = hello
+            return
         first = self.node_of(hello.client) is None
         self.hellos[node] = hello
         if first:

@@ -25,6 +25,8 @@ class Policy(Checked):
     join: float = setting(
         120.0, "seconds to wait for clients at the start, and whenever too few are connected", low=0.0
     )
+    max_message_mb: float = setting(1000.0, "largest reply that is decoded, in MB", low=0.001)
+    rebind: bool = setting(False, "a client whose node is gone may come back with another key; for nodes without keys")
     norm_limit: float = setting(1000.0, "largest size of a tensor in a reply, in multiples of the expected", low=1.0)
 
 

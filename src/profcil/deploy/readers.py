@@ -26,6 +26,8 @@ from profcil.data.own.images import class_images
 from profcil.data.own.records import read_records
 from profcil.errors import DataError, nearest
 
+NOT_DECLARED = -1  # the label of a class that the federation may declare later
+
 if TYPE_CHECKING:
     from profcil.deploy.federation import Federation
 
@@ -46,9 +48,21 @@ def read_examples(path: Path, federation: Federation) -> Examples:
         raise DataError(
             f"{path} cannot be read as {federation.modality} data ({error}); docs/deployment.md describes the format"
         ) from None
+    if federation.grows:
+        examples = known_by_class(examples)
     if not len(examples):
         raise DataError(f"{path} has no examples; put labelled data there")
     return examples
+
+
+def known_by_class(examples: Examples) -> Examples:
+    """The examples of known classes, sorted by class id. Classes that are declared later have larger ids, so the number
+    of an example stays the same."""
+    order = examples.y.sort(stable=True).indices
+    order = order[examples.y[order] != NOT_DECLARED]
+    if isinstance(examples, Nodes):
+        return Nodes(examples.x, examples.edges, examples.y[order], examples.nodes[order])
+    return Rows(examples.x[order], examples.y[order])
 
 
 def read_test_examples(path: Path, federation: Federation) -> Examples:
@@ -63,6 +77,8 @@ def read_test_examples(path: Path, federation: Federation) -> Examples:
 
 def class_id(name: str, federation: Federation, path: Path) -> int:
     if name not in federation.classes:
+        if federation.grows:
+            return NOT_DECLARED
         raise DataError(
             f"{path} has the label '{name}', which is not a class of the federation; "
             f"{nearest(name, federation.classes)}"

@@ -8,11 +8,12 @@ from typing import Any
 
 from profcil.deploy.federation import Federation
 from profcil.errors import ConfigError
-from profcil.resolve import RunConfig, finish, merge, read_preset, read_recipe, to_toml
+from profcil.resolve import RunConfig, chosen_setting, finish, merge, read_preset, read_recipe, to_toml
 
 
 def config_to_text(config: RunConfig) -> str:
     """The configuration as TOML."""
+    check_deployable(config)
     return to_toml(config)
 
 
@@ -20,11 +21,22 @@ def config_from_text(text: str) -> RunConfig:
     """The configuration that `config_to_text` wrote."""
     try:
         values = tomllib.loads(text)
-        return finish(values, str(values["method"]), [])
+        config = finish(values, str(values["method"]), [])
     except (tomllib.TOMLDecodeError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"the app's recipe is not a complete recipe ({error}); write the app again with `profcil deploy app`"
         ) from None
+    check_deployable(config)
+    return config
+
+
+def check_deployable(config: RunConfig) -> None:
+    """Refuses secure sums: without them, a deployment would send the replies that they are meant to hide."""
+    if config.privacy.secure_sum:
+        raise ConfigError(
+            "secure sums run in simulation only, so a deployment cannot have privacy.secure_sum = true; leave it out, "
+            "or try it with `profcil run`"
+        )
 
 
 def sites_config(federation: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:
@@ -37,10 +49,13 @@ def sites_config(federation: Federation, recipe: str | None, flags: Mapping[str,
     preset = chosen.pop("preset", None)
     given = read_recipe(recipe, chosen)
     method = str({**given, **chosen}.get("method", "promax"))
-    given = merge(given, read_preset(preset, "sites", method))
+    setting = chosen_setting({**given, **chosen}, sets)
+    given = merge(given, read_preset(preset, "sites", method, setting))
     values = merge(defaults, merge(given, chosen))
     values = merge(values, fixed)
     config = finish(values, str(values.get("method", "promax")), sets)
     if config.evaluate != "test":
         raise ConfigError("sites have no validation data, so --evaluate must be test; leave out --evaluate")
+    if config.train.early_stop:
+        raise ConfigError("sites have no validation data, which --early-stop needs; leave out --early-stop")
     return config

@@ -27,7 +27,7 @@ def connected(client: int, site: str, enrolled: Collection[int] | None) -> None:
     """The answer to the server's hello."""
     who = f"site {site}" if site else f"client {client}"
     if enrolled is not None and client not in enrolled:
-        left_out(f"the run began without {who}; it stays left out until a new run begins")
+        say(f"connected as {who}; the run has begun without it, and it takes part from the next position on")
     else:
         say(f"connected as {who}; waiting")
 

@@ -17,6 +17,7 @@ import torch
 
 from profcil import registry as plugins
 from profcil.deploy.fleet import FlowerFleet
+from profcil.deploy.growth import SiteGrowth
 from profcil.deploy.mailbox import Mailbox
 from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy
@@ -24,8 +25,9 @@ from profcil.engine import dictionary
 from profcil.engine.channel import When
 from profcil.engine.device import device_of
 from profcil.engine.dictionary import prepare_dictionary
-from profcil.engine.loop import RunState, stream, task_totals
-from profcil.engine.run import Observer, RunRecorder, settings_of
+from profcil.engine.evaluation import task_totals
+from profcil.engine.loop import RunState, stream
+from profcil.engine.run import Observer, RunRecorder, has_plan, settings_of
 from profcil.engine.warmup import WarmupResult, compute
 from profcil.engine.world import World
 from profcil.errors import RunFolderError
@@ -97,7 +99,9 @@ def serve(
         recorder.facts |= {"run": registry.run, "config": {**settings_of(config), "deployed": "flower"}}
         mailbox = Mailbox(registry.grid, events.record)
         world.fleet = fleet = FlowerFleet(mailbox, registry, policy, run_facts, events.record)
-        recorder.facts["sites"] = fleet.sites
+        recorder.facts |= {"sites": fleet.sites, "keys": registry.bindings.known}
+        if isinstance(world.growth, SiteGrowth):
+            recorder.facts["enrolment"] = world.growth.enrolment.to_json()
         if folder.has_state:
             resume_run(recorder, fleet, events)
         else:
@@ -153,9 +157,14 @@ def resume_run(recorder: DeploymentRecorder, fleet: FlowerFleet, events: EventBu
             raise RunFolderError(
                 f"{recorder.folder.path} was started with another {what}; give the same data and settings"
             )
+    if not has_plan(
+        recorder.folder.path, saved["plan"]
+    ):  # the server was killed before it wrote the plan that has grown
+        recorder.folder.save_plan(recorder.world.plan)
     recorder.hold(state, lines)
     recorder.continue_from(saved)
     fleet.sites |= saved.get("sites", {})
-    recorder.facts["sites"] = fleet.sites
+    fleet.registry.bindings.known |= saved.get("keys", {})
+    recorder.facts |= {"sites": fleet.sites, "keys": fleet.registry.bindings.known}
     events.attach(recorder)
     recorder.record({"event": "resumed", "pid": os.getpid(), "position": state.position, "round": state.round})

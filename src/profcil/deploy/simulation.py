@@ -10,18 +10,28 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from profcil.config import SITES
-from profcil.data.bundle import Examples, Nodes, Rows
-from profcil.deploy.federation import Federation, complete_orders, declaration_error, parse_toml, read_federation
+from profcil.data.bundle import Bundle, Examples, Nodes, Rows
+from profcil.deploy.enrolment import Enrolment, extend_scores, record_growth, replace_plan
+from profcil.deploy.federation import (
+    LAST_POSITION,
+    Federation,
+    declaration_error,
+    joined_positions,
+    parse_toml,
+    read_federation,
+)
 from profcil.deploy.readers import read_test_examples
 from profcil.deploy.site import Site, read_site
 from profcil.engine import run as engine
 from profcil.engine.device import device_of
 from profcil.engine.executor import prepare
+from profcil.engine.loop import RunState
 from profcil.engine.run import Observer
 from profcil.engine.world import World, build_world
 from profcil.engine.world import make_world as make_dataset_world
@@ -54,11 +64,11 @@ class SimulatedSites:
         if config.accelerate == "auto":
             prepare(device_of(config.device).type)
         federation = read_federation(self.federation)
-        sites = read_sites(self.folders, federation)
-        clients = sorted(sites)
-        examples = joined([sites[client].examples for client in clients])
-        bundle = federation.bundle(examples, read_test_examples(self.test, federation))
-        return build_world(config, bundle, sites_plan(federation, sites, config))
+        sites = read_sites(self.folders, federation.at(LAST_POSITION))
+        growth = SimulatedGrowth(self.test, federation, sites, config)
+        world = build_world(config, growth.bundle(), growth.plan())
+        world.growth = growth
+        return world
 
 
 def read_simulated_sites(path: Path) -> SimulatedSites:
@@ -86,9 +96,60 @@ def start(sites: SimulatedSites, config: RunConfig, out: Path, observe: Observer
 
 def make_world(config: RunConfig, data: Path) -> World:
     """The world of a run that has begun: of sites, or of a dataset. `data` is what its run.json gives as `data_dir`."""
-    if config.dataset == SITES:
-        return read_simulated_sites(data).make_world(config)
-    return make_dataset_world(config, data)
+    if config.dataset != SITES:
+        return make_dataset_world(config, data)
+    world = read_simulated_sites(data).make_world(config)
+    run = Path(data).with_name("run.json")
+    position = (
+        json.loads(run.read_text(encoding="utf-8")).get("enrolment", {}).get("position", 0) if run.exists() else 0
+    )
+    assert isinstance(world.growth, SimulatedGrowth)
+    for earlier in range(1, position + 1):
+        world.growth.advance(world, earlier)
+    return world
+
+
+class SimulatedGrowth:
+    """What joins and is declared between the positions of a simulation: as the federation and the manifests say."""
+
+    def __init__(self, test: Path, federation: Federation, sites: Mapping[int, Site], config: RunConfig) -> None:
+        self.test = test
+        self.federation = federation
+        self.sites = sites
+        self.config = config
+        self.examples = joined([sites[client].examples for client in sorted(sites)])
+        self.terms = federation.at(0)
+        self.enrolment = Enrolment().extended(self.terms, self.offers(), 0)
+        if not self.enrolment.declarations:
+            raise ConfigError("no site takes part from the first position on; correct `joins` in a manifest")
+
+    def __call__(self, world: World, state: RunState) -> dict[str, Any]:
+        before = self.enrolment
+        if state.position <= before.position or not self.advance(world, state.position):
+            return {}
+        extend_scores(world, state)
+        return record_growth(state, before, self.enrolment, self.terms)
+
+    def advance(self, world: World, position: int) -> bool:
+        """Takes what is new at a position into the plan. Returns whether anything is."""
+        self.terms = self.federation.at(position)
+        before = self.enrolment
+        after = before.extended(self.terms, self.offers(), position)
+        if after.is_like(before):
+            return False
+        self.enrolment = after
+        replace_plan(world, self.plan(), self.bundle())
+        return True
+
+    def offers(self) -> dict[int, dict[str, Any]]:
+        """What the sites declare under the present terms."""
+        return {client: site.restricted(self.terms).declaration() for client, site in self.sites.items()}
+
+    def bundle(self) -> Bundle:
+        return self.terms.bundle(self.examples, read_test_examples(self.test, self.terms))
+
+    def plan(self) -> Plan:
+        return sites_plan(self.terms, self.sites, self.enrolment, self.config)
 
 
 def read_sites(folders: Sequence[Path], federation: Federation) -> dict[int, Site]:
@@ -107,20 +168,22 @@ def read_sites(folders: Sequence[Path], federation: Federation) -> dict[int, Sit
     return found
 
 
-def sites_plan(federation: Federation, sites: Mapping[int, Site], config: RunConfig) -> Plan:
+def sites_plan(federation: Federation, sites: Mapping[int, Site], enrolment: Enrolment, config: RunConfig) -> Plan:
     """The plan that the server of a deployment makes, with the numbers of the real examples."""
     labels = []
     owners = []
     for client in sorted(sites):
         y = sites[client].examples.y.numpy()
-        is_declared = np.isin(y, list(sites[client].counts))
+        counts = enrolment.declarations.get(client, {}).get("counts", {})
+        is_declared = np.isin(y, [int(label) for label in counts])
         labels.append(y)
         owners.append(np.where(is_declared, client, -1))
-    orders = [sites[c].order if c in sites else {} for c in range(len(federation.sites))]
-    complete = complete_orders(orders, len(federation.tasks))
+    joined_at = joined_positions(federation, enrolment.declarations)
     y = np.concatenate(labels)
     owner = np.concatenate(owners)
-    return assemble(y, owner, federation.task_ids(), complete, config.stream, config.seed)
+    orders = enrolment.order_array()
+    tasks = federation.task_ids()
+    return assemble(y, owner, tasks, orders, config.stream, config.seed, joined_at, federation.declared)
 
 
 def joined(parts: Sequence[Examples]) -> Examples:

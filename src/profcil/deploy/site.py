@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,22 @@ class Site:
     examples: Examples
     order: Mapping[int, int]  # position → task, for positions at which the site has data
     counts: Mapping[int, int]  # class id → number of examples used
+    joins: int = 0  # the first position at which the site wants to take part
 
     def declaration(self) -> dict[str, Any]:
         """What the site tells the server about its data, as JSON values."""
-        return {
+        declaration = {
             "order": {str(position): task for position, task in self.order.items()},
             "counts": {str(label): count for label, count in self.counts.items()},
         }
+        return {**declaration, "joins": self.joins} if self.joins else declaration
+
+    def restricted(self, federation: Federation, joined: int = 0) -> Site:
+        """The site with the positions from `joined` on, and the tasks that the federation has."""
+        tasks = federation.task_ids()
+        order = {p: t for p, t in self.order.items() if p >= joined and t < len(tasks)}
+        arriving = {y for t in order.values() for y in tasks[t]}
+        return replace(self, order=order, counts={y: n for y, n in self.counts.items() if y in arriving})
 
     def plan(self, federation: Federation, settings: StreamSettings, seed: int) -> Plan:
         """A plan with this site as its only client, client 0. Examples of undeclared classes are left out."""
@@ -59,7 +68,15 @@ def read_site(folder: Path, federation: Federation) -> Site:
             "remove the class from the manifest or add examples"
         )
     client = federation.sites.index(manifest["site"])
-    return Site(client, examples, order, {y: counts[y] for y in declared})
+    return Site(client, examples, order, {y: counts[y] for y in declared}, read_joins(manifest, path))
+
+
+def read_joins(manifest: Mapping[str, Any], path: Path) -> int:
+    """The first position at which a site wants to take part, counted from 0."""
+    joins = manifest.get("joins", 1)
+    if type(joins) is not int or joins < 1:
+        raise DataError(f"{path} gives joins = {joins!r}, allowed is a position from 1 on; correct it or leave it out")
+    return joins - 1
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -95,6 +112,7 @@ def read_positions(
 def class_ids(entry: Mapping[str, Any], federation: Federation) -> Iterator[int]:
     """The ids of the classes that a position of a manifest names."""
     for name in entry.get("classes", []):
-        if name not in federation.classes:
+        if name in federation.classes:
+            yield federation.classes.index(name)
+        elif not federation.grows:  # otherwise it may be declared later
             raise unknown("class", str(name), federation.classes)
-        yield federation.classes.index(name)

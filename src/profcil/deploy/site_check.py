@@ -19,7 +19,7 @@ from profcil.config import OwnSettings
 from profcil.data.own.graphs import read_graph_folder
 from profcil.data.own.images import class_images, header
 from profcil.data.own.records import read_records
-from profcil.deploy.federation import Federation, declaration_error, read_federation
+from profcil.deploy.federation import LAST_POSITION, Federation, declaration_error, read_federation
 from profcil.deploy.site import KEYS, read_site
 from profcil.errors import ConfigError, ProfcilError, file_error, nearest
 
@@ -53,6 +53,7 @@ class SiteCheck:
     declaration: dict[str, Any] | None = None
     method: str = ""
     sends: dict[str, str] = field(default_factory=dict)  # kind of block → in words
+    app: str = ""  # the digest of the app that the site would run; empty if no app was given, or without Flower
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "folder": str(self.folder), "can_join": not self.faults}
@@ -61,14 +62,17 @@ class SiteCheck:
 def read_terms(path: Path) -> tuple[Federation, str]:
     """The federation, and the method if it is known. `path` is a federation.toml, or the folder of an app."""
     project = path / "pyproject.toml" if path.is_dir() else path
-    text = project.read_text(encoding="utf-8")
+    try:
+        text = project.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{project} cannot be read as TOML: {error}; correct that place") from None
     if project.name != "pyproject.toml":
         return read_federation(text, str(path)), ""
     try:
         settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
         method = str(tomllib.loads(settings["recipe"])["method"])
         federation = str(settings["federation"])
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+    except (tomllib.TOMLDecodeError, RecursionError, KeyError, TypeError):
         raise ConfigError(
             f"{project} is not an app of `profcil deploy app`; give its folder or a federation.toml"
         ) from None
@@ -86,6 +90,7 @@ def check_site(folder: Path, terms: Federation | None, method: str = "") -> Site
             "the federation's terms are unknown; give --federation FILE, a federation.toml or the folder of an app"
         )
         return result
+    terms = terms.at(LAST_POSITION)  # with the classes that are declared later
     result.modality = terms.modality
     check_name(result, manifest, terms)
     check_positions(result, manifest, terms)
@@ -104,7 +109,7 @@ def check_manifest(result: SiteCheck) -> dict[str, Any]:
         return {}
     try:
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, RecursionError, UnicodeDecodeError, OSError) as error:
         result.faults.append(f"{path} cannot be read as TOML: {error}; correct that place")
         return {}
     for key in KEYS:
@@ -135,6 +140,7 @@ def check_positions(result: SiteCheck, manifest: Mapping[str, Any], terms: Feder
         found = list(dict.fromkeys(tasks_of(names, terms)))
         result.positions.append({"position": number, "classes": names, "tasks": [task + 1 for task in found]})
         result.faults += position_faults(number, names, found, tasks, terms)
+        result.notes += [f"position {number} has {not_yet(name)}" for name in names if may_come(name, terms)]
         tasks += found
 
 
@@ -151,7 +157,7 @@ def position_faults(
 ) -> Iterator[str]:
     """What is wrong with one position."""
     for name in names:
-        if name not in terms.classes:
+        if name not in terms.classes and not terms.grows:
             hint = nearest(name, terms.classes)
             yield f"position {number} has the class '{name}', which the federation has not; {hint}"
     if len(found) > 1:
@@ -160,7 +166,7 @@ def position_faults(
     for task in found:
         if task in earlier:
             yield f"task {task + 1} comes again at position {number}; list all its classes at one position"
-    if names and number > len(terms.tasks):
+    if names and number > len(terms.tasks) and (found or not terms.grows):
         yield f"there is a position {number}, but the federation has {len(terms.tasks)} positions; remove it"
 
 
@@ -240,11 +246,22 @@ def count_labels(result: SiteCheck, path: Path, labels: Any, terms: Federation) 
     if not counts:
         result.faults.append(f"{path} has no examples; put labelled data there")
     for name, count in result.classes.items():
-        if name not in terms.classes:
+        if may_come(name, terms):
+            result.notes.append(f"{path} has {count} examples of {not_yet(name)}")
+        elif name not in terms.classes:
             result.faults.append(
                 f"{path} has {count} examples with the label '{name}', which is not a class of the federation; "
                 f"{nearest(name, terms.classes)}"
             )
+
+
+def may_come(name: str, terms: Federation) -> bool:
+    """Whether a name is no class of the federation, which may declare more classes."""
+    return terms.grows and name not in terms.classes
+
+
+def not_yet(name: str) -> str:
+    return f"the class '{name}', which the federation has not declared; it is left aside until then"
 
 
 def check_declared(result: SiteCheck, terms: Federation) -> None:
@@ -320,3 +337,6 @@ def sent_lines(result: SiteCheck) -> Iterator[str]:
         yield f"  {result.method} exchanges {kind} with the server: {words}"
     if not result.sends:
         yield "  the method's messages; give --federation APP or --method NAME to see their kinds"
+    if result.app:
+        yield f"the site would run the app {result.app}"
+        yield "  a line for the file of `profcil-supernode --allow-apps FILE`, if you have read the app's files"

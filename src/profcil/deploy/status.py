@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from profcil.deploy.texts import one_line
+from profcil.errors import count
 from profcil.runs.reader import check_folder, explain_read_errors, is_locked, parse_event, parse_file, parse_json_table
 
 Made = TypeVar("Made")
 LONGEST_LINE = 10_000  # characters; a line lists every client
-PROBLEMS = ("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed")
+PROBLEMS = (
+    *("absent", "left", "late reply dropped", "second reply dropped", "claimed twice", "refused", "resumed"),
+    "unreadable",
+)
 
 
 def status(path: Path) -> dict[str, Any]:
@@ -43,6 +47,8 @@ def read_status(path: Path) -> dict[str, Any]:
         "payload_bytes": sum(sum(e["payload"].values()) for e in asked),
         "left_out": left_out(events),
         "trouble": count_problems(events),
+        "dropped": count_dropped(events),
+        "quarantined": sorted({c for e in events for c in e.get("quarantined", [])}),
         "clients": count_replies(asked),
         "sites": facts.get("sites", {}),
     }
@@ -70,16 +76,26 @@ def count_problems(events: list[dict[str, Any]]) -> dict[str, int]:
     return {k: n for k, n in sorted(counts.items()) if n}
 
 
+def count_dropped(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """How many replies of each client were dropped by robust aggregation, and the last reason."""
+    found: dict[str, dict[str, Any]] = {}
+    for e in events:
+        for client, reason in e.get("dropped", {}).items():
+            earlier = found.get(client, {"replies": 0})
+            found[client] = {"replies": earlier["replies"] + 1, "reason": reason}
+    return {client: found[client] for client in sorted(found, key=int)}
+
+
 def left_out(events: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Who takes no part in the run, and why: sites, nodes that were refused, and clients without a usable reply."""
     found: dict[str, str] = {}
     names: dict[int, str] = {}  # of the sites that take part, by client
     for e in events:
-        if e["event"] in ("left out", "refused") and "reason" in e:
+        if e["event"] in ("left out", "refused", "claimed twice") and "reason" in e:
             who = f"site {e['site']}" if e.get("site") else f"node {e.get('node')}"
             found[who] = e["reason"]
-        elif e["event"] == "enrolled":
-            names = dict(zip(e.get("clients", []), e["sites"], strict=False))
+        elif e["event"] in ("enrolled", "extended"):
+            names |= dict(zip(e.get("clients", []), e["sites"], strict=False))
             for name in e["sites"]:
                 found.pop(f"site {name}", None)
         elif e["event"] == "joined":  # the site has come back
@@ -117,7 +133,9 @@ def site_lines(sites: dict[str, dict[str, str]]) -> Iterator[str]:
         return
     kinds = Counter(tuple(facts.items()) for facts in sites.values())
     usual = dict(kinds.most_common(1)[0][0])
-    yield f"execution at {kinds.total()} sites: " + ", ".join(f"{k} {v}" for k, v in usual.items() if v != "none")
+    yield f"execution at {count(kinds.total(), 'site')}: " + ", ".join(
+        f"{k} {v}" for k, v in usual.items() if v != "none"
+    )
     for client, facts in sites.items():
         if others := [f"{k} {v}" for k, v in facts.items() if v != usual.get(k)]:
             yield f"client {client} computes differently, so that bits may differ: {', '.join(others)}"
@@ -147,6 +165,9 @@ def description_lines(s: dict[str, Any]) -> Iterator[str]:
         yield f"a simulation in one process; {s['bytes'] or 0:,} bytes sent in the stream"
     else:
         yield from reply_lines(s)
+    for client, facts in s["dropped"].items():
+        ending = "; it is not asked again" if int(client) in s["quarantined"] else ""
+        yield f"client {client}: {facts['replies']} replies dropped, last because {facts['reason']}{ending}"
     if s["accuracy"]:
         yield "accuracy by task: " + ", ".join("–" if a is None else f"{a:.1f}" for a in s["accuracy"])
     if s["metrics"]:

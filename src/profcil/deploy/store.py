@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,12 +18,13 @@ from pathlib import Path
 from torch import Tensor
 
 from profcil.deploy.wire import block_digest
-from profcil.engine.payload import Block
-from profcil.io.atomic_files import read_tensors, write_tensors
+from profcil.engine.channel import Block
+from profcil.io.atomic_files import read_tensors, write_tensors, write_text
 from profcil.io.cache_folder import cache_folder, make_private_folder
 
 UNUSED_DAYS = 30  # a run's files are removed when they have not been used for this long
 SECONDS_PER_DAY = 86400
+SECRET_BYTES = 32
 
 
 def default_home() -> Path:
@@ -86,6 +88,14 @@ class SiteStore:
         for path in self.path.glob("private-*.safetensors"):
             if path not in needed:
                 path.unlink(missing_ok=True)
+
+    def noise_secret(self) -> int:
+        """A random number that never leaves this folder. Noise on replies is drawn from it; a reply that is requested
+        again has the same noise."""
+        path = self.path / "noise-secret"
+        if not path.exists():
+            write_text(path, secrets.token_hex(SECRET_BYTES))
+        return int(path.read_text(), 16)
 
     def block_path(self, name: str) -> Path:
         return self.path / f"block-{short_hash(name)}.safetensors"

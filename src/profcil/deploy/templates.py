@@ -87,7 +87,8 @@ SITE_ENV = """\
 SUPERLINK=$host:$port
 # The folder with manifest.toml and the data. The node only reads it.
 SITE_FOLDER=/srv/profcil/data
-# A folder with ca.crt and this site's own key (node-0, node-1, ...), renamed to node.key.
+# A folder with ca.crt, this site's own key (node-0, node-1, ...), renamed to node.key, and allowed-apps.txt: the
+# digests of the apps that this site runs, one a line.
 KEY_FOLDER=/etc/profcil
 """
 
@@ -100,7 +101,8 @@ services:
       dockerfile: Containerfile
     user: "$user"              # a user who can read the site's folder and its key
     command:
-      - flower-supernode
+      - profcil-supernode      # Flower's flower-supernode, which runs only the apps on the list
+      - --allow-apps=/keys/allowed-apps.txt
       - --superlink=$${SUPERLINK}
       - --root-certificates=/keys/ca.crt
       - --auth-supernode-private-key=/keys/node.key
@@ -139,7 +141,9 @@ Environment=HOME=/var/lib/profcil
 Environment=FLWR_HOME=/var/lib/profcil/flower
 $unit_environment
 StateDirectory=profcil
-ExecStart=/opt/profcil/bin/flower-supernode --superlink $${SUPERLINK} --root-certificates $${KEY_FOLDER}/ca.crt \\
+# Flower's flower-supernode, which runs only the apps on the list.
+ExecStart=/opt/profcil/bin/profcil-supernode --allow-apps $${KEY_FOLDER}/allowed-apps.txt \\
+    --superlink $${SUPERLINK} --root-certificates $${KEY_FOLDER}/ca.crt \\
     --auth-supernode-private-key $${KEY_FOLDER}/node.key \\
     --node-config 'site="$${SITE_FOLDER}" home="/var/lib/profcil/sites"'
 Restart=on-failure
@@ -177,8 +181,10 @@ program that wrote them. certs/ is for tests; use certificates of your organisat
 5. The server: start server/compose.yaml or server/profcil-server.service.
 6. Register the nodes' public keys, once for each:
    `FLWR_HOME=$folder/server flwr supernode register certs/node-0.pub deployment`.
-7. Give each site the folder site/, the Containerfile, certs/ca.crt and its own certs/node-N (as node.key),
-   nothing else. It fills in site.env and starts site/compose.yaml or site/profcil-site.service.
+7. Give each site the folder site/, the Containerfile, certs/ca.crt and its own certs/node-N (as node.key), and the
+   folder app/ to read, nothing else. `profcil deploy check SITE --federation app` prints the app's digest, which the
+   site writes into allowed-apps.txt beside its key. It fills in site.env and starts site/compose.yaml or
+   site/profcil-site.service.
 8. Begin: `FLWR_HOME=$folder/server flwr run app deployment`. `profcil status $runs/deployed` shows how it goes.
 
 docs/deployment.md says what is sent and what the limits are.

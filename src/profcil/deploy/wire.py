@@ -1,12 +1,13 @@
 """Blocks, requests and responses as Flower records: tensors as arrays, the rest as one line of JSON, never pickle.
 
-Flower splits large arrays into chunks itself. Received messages are checked as they are read; `UnreadableMessage` says
-what is wrong with one.
+Flower splits large arrays into chunks itself. Received messages are bounded before they are decoded and checked as they
+are read; `UnreadableMessage` says what is wrong with one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from profcil.engine.channel import When
-from profcil.engine.payload import KINDS, Block, Inbox, Reply
+from profcil.deploy.bounds import check_size, read_array, read_head
+from profcil.engine.channel import KINDS, Block, Inbox, Reply, When
 from profcil.io.atomic_files import digest
 
 HEAD = "head"  # the name of the record with the JSON header
@@ -80,10 +81,12 @@ def pack(head: Mapping[str, Any], blocks: Mapping[str, Block], arrays: Mapping[s
     return RecordDict({HEAD: ConfigRecord({"json": text}), **records})
 
 
-def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Block]]:
-    """The header and blocks that `pack` was given. Anything else raises `UnreadableMessage`."""
+def unpack(content: RecordDict, most: float = math.inf) -> tuple[dict[str, Any], dict[str, Block]]:
+    """The header and blocks that `pack` was given. Anything else, or more bytes than `most`, raises
+    `UnreadableMessage`."""
     try:
-        head = json.loads(str(content.config_records[HEAD]["json"]))
+        check_size(content, most)
+        head = read_head(content, HEAD)
         records = {key.removeprefix(BLOCK_PREFIX): r for key, r in content.array_records.items()}
         if set(records) != set(head["blocks"]):
             raise ValueError("the header and the arrays name different blocks")
@@ -96,8 +99,7 @@ def read_block(name: str, header: list[Any], record: ArrayRecord) -> Block:
     kind, labels, version = header
     if kind not in KINDS or not all(type(y) is int for y in labels):
         raise ValueError(f"block {name} has an unknown kind, or labels that are not class ids")
-    # An array read from bytes is read-only, and torch needs memory it may write to.
-    tensors = {k: torch.from_numpy(a.numpy().copy()) for k, a in record.items()}
+    tensors = {k: torch.from_numpy(read_array(a)) for k, a in record.items()}
     return Block(kind, tensors, tuple(labels), int(version))
 
 
@@ -145,8 +147,9 @@ def response_records(response: Response) -> RecordDict:
     return pack(head, reply.blocks)
 
 
-def read_response(content: RecordDict) -> Response:
-    head, blocks = unpack(content)
+def read_response(content: RecordDict, most: float = math.inf) -> Response:
+    """The response in a message of at most `most` bytes."""
+    head, blocks = unpack(content, most)
     try:
         notes = {str(k): float(v) for k, v in head["notes"].items()}
         return Response(

@@ -17,8 +17,9 @@ import numpy as np
 from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 from profcil.metrics.client_first import accuracy
+from profcil.runs.identity import WITHOUT_EFFECT, read_json
 from profcil.runs.reader import Run, load_run
-from profcil.studies.definition import WITHOUT_EFFECT, Cell, is_finished, read_json
+from profcil.studies.definition import Cell, is_finished
 
 if TYPE_CHECKING:
     from profcil.protocol.plan import Plan
@@ -94,7 +95,7 @@ def same_but_weak(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
 
 def relevant_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that results depend on, without those of the weak task."""
-    irrelevant = (*WITHOUT_EFFECT, "device", "keep_memories")
+    irrelevant = (*WITHOUT_EFFECT, "device", "keep_memories", "keep_states")
     settings = {key: value for key, value in config.items() if key not in irrelevant}
     stream = config["stream"]
     without_weak = {key: value for key, value in stream.items() if not key.startswith("weak_")}

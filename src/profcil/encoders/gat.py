@@ -33,7 +33,7 @@ class GAT(nn.Module):
         weight = self.first.lin.weight
         if kept is not None:
             weight = weight * kept
-        edges = with_self_loops(edges, len(x))
+        edges = with_self_loops(edges, x.shape[0])
         x = self.project(x, weight)
         x = F.pad(x, (0, 0, 0, 1))  # adds a node for dropped edges
         x = F.elu(self.first(x, edges))

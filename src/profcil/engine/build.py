@@ -81,9 +81,10 @@ def encoder_fault(base: Any, own_generator: bool) -> str:
 
 
 def held_out(bundle: Bundle, config: RunConfig) -> Bundle:
-    """The data with a validation part, if the run is evaluated on one: the dataset's own, or a tenth of the training
-    examples of each class."""
-    if config.evaluate == "test" or bundle.validation is not None:
+    """The data with a validation part, if the run is evaluated on one or stops by one: the dataset's own, or a tenth of
+    the training examples of each class."""
+    is_needed = config.evaluate == "validation" or config.train.early_stop
+    if not is_needed or bundle.validation is not None:
         return bundle
     y = bundle.train.y
     chosen = torch.zeros(len(y), dtype=torch.bool)

@@ -1,4 +1,9 @@
-"""The channel between clients and server: payloads are filtered and metered here, and unchanged blocks are left out.
+"""What clients and server exchange, and the channel between them, which meters it. Noise is added before, at the
+client (`privacy/`).
+
+A block of tensors has a kind, under which the ledger counts it, the class ids of its rows, and a version. The version
+is the time on the server's clock at which the block was last written. Methods write blocks; `ServerState` sets the
+versions.
 
 `transfer = "changed"` sends a block only to a client that does not hold its current version, under its own or its
 original name, and a client returns only the blocks that its turn has changed. `transfer = "full"` is the paper's
@@ -8,17 +13,110 @@ results, because clients compute with the same tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from profcil.engine.payload import Block, Inbox, Reply, ServerState
+from torch import Tensor
+
 from profcil.errors import Failure
 from profcil.metrics.ledger import HEADER, Ledger
-from profcil.model.net import MODEL
+from profcil.model.net import MODEL, Weights
 
-Filter = Callable[[Reply], Reply]  # noise, masking, minimum support: applied to what leaves a client
+KINDS = ("model", "memory", "statistics", "transport", "replay", "generator", "prototype")
 COUNT_BYTES = 8  # for the number of examples in a reply
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tensors that are sent and replaced together."""
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    labels: tuple[int, ...] = ()
+    version: int = 0
+    origin: str = ""  # the block that this one was copied from, with the same version; see `also`
+    row_bound: float = 0.0  # of a sum over examples: the largest norm of a row (`Client.bounded`); 0 = none is known
+
+    @property
+    def bytes(self) -> int:
+        """The size of the tensors."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+    @property
+    def header_bytes(self) -> int:
+        """The size of the class ids, four bytes each. The ledger counts them apart; the paper's formulas omit them."""
+        return 4 * len(self.labels)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """Everything that the server of a method stores between two rounds."""
+
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    clock: int = 0
+
+    def put(self, **blocks: Block) -> ServerState:
+        """The state with these blocks written, each under a new version."""
+        clock = self.clock + 1
+        written = {name: replace(block, version=clock, origin="") for name, block in blocks.items()}
+        return ServerState({**self.blocks, **written}, clock)
+
+    def also(self, **names: str) -> ServerState:
+        """The state with copies of blocks under further names, e.g. start="base". A copy does not change when its
+        original is replaced. A client that holds the original is not sent the copy."""
+        copies = {new: replace(self.blocks[name], origin=name) for new, name in names.items()}
+        return replace(self, blocks={**self.blocks, **copies})
+
+    def drop(self, *names: str) -> ServerState:
+        """The state without these blocks."""
+        others = {n: b for n, b in self.blocks.items() if n not in names}
+        return replace(self, blocks=others)
+
+    def only(self, *names: str) -> ServerState:
+        """The state with these blocks alone; a name without a block is left out."""
+        kept = {n: b for n, b in self.blocks.items() if n in names}
+        return replace(self, blocks=kept)
+
+    def put_weights(self, weights: Weights) -> ServerState:
+        """The state with these model blocks written."""
+        blocks = {name: Block("model", tensors) for name, tensors in weights.items()}
+        return self.put(**blocks)
+
+    def weights(self) -> Weights:
+        return weights_of(self.blocks)
+
+    def get(self, name: str) -> Block | None:
+        return self.blocks.get(name)
+
+
+Inbox = Mapping[str, Block]  # the blocks that a client computes with: those sent now and those it held already
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client returns: the blocks that it changed or measured, and the number of examples used for them."""
+
+    client: int
+    samples: int
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    private: Mapping[str, Tensor] | None = None  # stays on the client, for its next turn
+    notes: Mapping[str, float | Tensor] = field(default_factory=dict)  # for the log; numbers once the turn has ended
+    members: tuple[int, ...] = ()  # of a summed reply: the clients in the sum, of which `client` is the first
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients that the reply is from."""
+        return self.members or (self.client,)
+
+    def weights(self) -> Weights:
+        return weights_of(self.blocks)
+
+
+def weights_of(blocks: Mapping[str, Block]) -> Weights:
+    """The model blocks among some blocks."""
+    return {name: dict(b.tensors) for name, b in blocks.items() if b.kind == "model"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +151,9 @@ class Channel:
     ledger: Ledger
     transfer: str = "changed"
     kinds: frozenset[str] | None = None  # the kinds of blocks that the method declares; None = all
-    filters: Sequence[Filter] = ()
     held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
+    dropped: dict[int, str] = field(default_factory=dict)  # clients whose replies were not used in this round, and why
+    facts: Counter[str] = field(default_factory=Counter)  # of the round, for the log
 
     @contextmanager
     def round(self, clients: Sequence[int]) -> Iterator[None]:
@@ -74,7 +173,11 @@ class Channel:
         """The blocks that a client needs for its turn. The ledger counts those that have to be sent."""
         wanted = {n: state.blocks[n] for n in names if n in state.blocks}
         holds = self.held.get(client, {})
-        missing = [n for n, b in wanted.items() if b.version not in (holds.get(n), holds.get(b.origin))]
+        missing = []
+        for name, block in wanted.items():
+            held = (holds.get(name), holds.get(block.origin))
+            if block.version not in held:
+                missing.append(name)
         blocks_for_client = ClientBlocks(wanted)
         blocks_for_client.sent = tuple(wanted if self.transfer == "full" else missing)
         self._book(when, client, "down", [wanted[n] for n in blocks_for_client.sent], 0)
@@ -84,8 +187,6 @@ class Channel:
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:
         """The reply as the server receives it, without the client's private tensors."""
-        for apply_filter in self.filters:
-            reply = apply_filter(reply)
         returned = list(reply.blocks.values())
         if self.transfer == "full" and when.stage != "refresh":
             unchanged = [n for n in inbox if n in MODEL and n not in reply.blocks]
@@ -107,7 +208,17 @@ class Channel:
             kinds[HEADER] = kinds.get(HEADER, 0) + block.header_bytes
         if extra:
             kinds[HEADER] = kinds.get(HEADER, 0) + extra
+        self.record(when, client, direction, kinds)
+
+    def record(self, when: When, client: int, direction: str, kinds: Mapping[str, int]) -> None:
+        """Adds the bytes of one message to the ledger, by kind."""
         self.ledger.record(when.stage, when.position, when.round, client, direction, kinds)
+
+    def take_facts(self) -> dict[str, float]:
+        """The facts since the last call."""
+        facts = {name: float(count) for name, count in self.facts.items()}
+        self.facts.clear()
+        return facts
 
 
 def stored_bytes(blocks: Mapping[str, Block]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -10,14 +12,13 @@ import torch
 from torch import Tensor
 
 from profcil.config import TrainSettings
-from profcil.data.bundle import Examples, Inputs
-from profcil.engine.channel import When
-from profcil.engine.payload import Block
+from profcil.data.bundle import Examples, Inputs, to_device
+from profcil.engine.channel import Block, When
 from profcil.engine.phases import Batch, Source, Train, source_of
+from profcil.memory.linear import clipped
 from profcil.model.net import Net, Weights
 from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import derive_seed
-from profcil.tensors import to_device
 
 Fact = TypeVar("Fact")
 
@@ -53,6 +54,9 @@ class Client:
     cache: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features under blocks, for this position
     kept: dict[Any, Any] = field(default_factory=dict)  # results of `once`, for this position
     extra_bytes: int = 0  # client memory that the method used in this turn
+    bound: float = math.inf  # norm to which rows are clipped before they are summed
+    min_support: int = 1  # a class with fewer examples is in no statistics
+    summed: bool = False  # whether its replies are summed with those of others, so that statistics must be sums
 
     def once(self, name: Hashable, make: Callable[[], Fact]) -> Fact:
         """A value that is constant during a position. It is computed on first use."""
@@ -133,12 +137,16 @@ class Client:
             loss=loss,
             source=source,
             settings=settings,
-            epochs=share_of(self.budget, epochs or settings.epochs),
+            epochs=self.affordable(epochs or settings.epochs),
             seed=self.number(name),
             proximal=proximal,
             constants=constants,
             inputs=inputs,
         )
+
+    def affordable(self, epochs: int) -> int:
+        """The local epochs that this client computes of a number of planned ones: all, but for the weakened task."""
+        return epochs if self.budget == 1 else share_of(self.budget, epochs)
 
     def features(self, lens: Lens, index: Tensor | None = None) -> Tensor:
         """Features of the current examples, or of the rows in `index`, without gradients. A broadcast block has a
@@ -146,6 +154,22 @@ class Client:
         if index is not None:
             return embed(self.net, lens, self.examples, index)
         return embed_once(self.net, lens, self.examples, self.current, self.cache, self.id)
+
+    def with_support(self, features: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """The features of the current examples whose class has at least `min_support` of them; for each the index of
+        its class; and these classes."""
+        count = Counter(self.y_list)
+        labels = tuple(y for y in self.labels if count[y] >= self.min_support)
+        if labels == self.labels:
+            return features, self.rank, labels
+        row = {label: i for i, label in enumerate(labels)}
+        kept = [i for i, label in enumerate(self.y_list) if label in row]
+        rank = self.tensor([row[self.y_list[i]] for i in kept])
+        return features[self.tensor(kept)], rank, labels
+
+    def bounded(self, rows: Tensor) -> Tensor:
+        """The rows, those longer than `bound` shortened to it, so that no example adds more than that to a sum."""
+        return rows if math.isinf(self.bound) else clipped(rows, self.bound)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Counts a tensor as extra client memory, and returns it."""
@@ -159,7 +183,8 @@ def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
     if isinstance(lens, BlockFeatures):
         lens = lens.compute
     if callable(lens):
-        return torch.cat([lens(net, examples.inputs(chunk)) for chunk in index.split(examples.chunk)])
+        chunks = index.split(examples.chunk)
+        return torch.cat([lens(net, examples.inputs(chunk)) for chunk in chunks])
     tensors = lens.tensors if isinstance(lens, Block) else lens
     net.load({"base": dict(tensors)})
     return net.embed(examples, index)

@@ -12,22 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from profcil import __version__
-from profcil.config import Checked
-from profcil.engine.channel import Channel, When
+from profcil.config import Checked, plain
+from profcil.engine.channel import Block, Channel, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Turn
+from profcil.engine.summed_replies import Additive
 from profcil.engine.warmup import cache_lock
 from profcil.engine.world import World
 from profcil.io.atomic_files import read_tensors, write_tensors
 from profcil.io.cache_folder import cache_folder
 from profcil.methods.base import Method
+from profcil.methods.parts.addends import PlainSum
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.dictionary import Dictionary
@@ -44,6 +45,7 @@ class DictionarySearch(Method):
 
     Params = Checked
     kinds = frozenset({"memory", "statistics"})
+    additive: ClassVar[Additive] = {"sums": PlainSum()}
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(Checked())
@@ -106,6 +108,12 @@ def cache_key(world: World, dictionary: Dictionary) -> str:
         "class": f"{type(dictionary).__module__}.{type(dictionary).__qualname__}",
         "dictionary": {name: str(value) for name, value in sorted(vars(dictionary).items())},
     }
+    if world.config.robust.aggregation != "mean":
+        facts["aggregation"] = world.config.robust.aggregation
+    if world.protection:
+        facts["rounds"] = 0
+    if world.config.privacy.secure_sum:
+        facts["privacy"] = plain(world.config.privacy)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -119,7 +127,11 @@ def prepare_dictionary(world: World, method: Method, watch: Watch, find: Find) -
 def dictionary_of(world: World, method: Method) -> Dictionary | None:
     """The dictionary that a method uses with this model and data."""
     no_inputs = world.bundle.train.inputs(world.bundle.train.y[:0])
-    return method.dictionary(world.net, no_inputs)
+    dictionary = method.dictionary(world.net, no_inputs)
+    least = world.config.privacy.min_support
+    if dictionary and least > 1:
+        dictionary.min_support = max(dictionary.min_support, least)
+    return dictionary
 
 
 def find_entries(world: World, dictionary: Dictionary, watch: Watch) -> DictionaryResult:
@@ -150,8 +162,9 @@ def compute(world: World, dictionary: Dictionary, watch: Watch) -> DictionaryRes
     state = RunState(server, Scores.empty(0, torch.zeros(0).numpy()), Ledger())
     channel = Channel(state.ledger, world.config.transfer, held=state.held)
     clients = dictionary_participants(world.plan)
-    for r in range(dictionary.rounds):
-        when = When("dictionary", 0, r, dictionary.rounds)
+    rounds = 0 if world.protection else dictionary.rounds  # noise would drown what the entries gain from the data
+    for r in range(rounds):
+        when = When("dictionary", 0, r, rounds)
         state.server, facts = play(world, method, state, channel, clients, when)
         watch("dictionary", when, facts)
     entries = dict(state.server.blocks["dictionary"].tensors)

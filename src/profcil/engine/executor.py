@@ -7,6 +7,7 @@ without that package everything runs by the reference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from profcil.config import TrainSettings
 from profcil.engine import steps
-from profcil.engine.payload import Reply
+from profcil.engine.channel import Reply, When
 from profcil.engine.phases import Train, Trained, Turn
+from profcil.errors import Diverged
 from profcil.model.net import Net
 
 if TYPE_CHECKING:
@@ -89,6 +92,90 @@ class Executor:
         return facts | (self.acceleration.report() if self.acceleration is not None else {})
 
 
+def read_back(replies: Mapping[int, Reply], unread: Sequence[tuple[Train, Trained]], guard: Guard) -> dict[int, Reply]:
+    """The replies of the clients whose phases are all usable, with numbers instead of tensors in their notes. All
+    losses and largest values on a GPU are read back in one copy. A loss in a reply's notes is one of these tensors."""
+    tensors: list[Any] = []
+    for _, result in unread:
+        tensors += [result.loss, result.max_abs]
+    values = read_values(tensors)
+    failed = set()
+    for phase, result in unread:
+        known = replace(result, loss=values[id(result.loss)], max_abs=values[id(result.max_abs)])
+        if not guard(phase, known):
+            failed.add(phase.client)
+    kept = {}
+    for client, reply in replies.items():
+        if client not in failed:
+            notes = {}
+            for name, note in reply.notes.items():
+                number = values.get(id(note), note)
+                notes[name] = float(number)
+            kept[client] = replace(reply, notes=notes)
+    return kept
+
+
+def read_values(tensors: Sequence[Any]) -> dict[int, float]:
+    """The values of scalar tensors by the `id` of the tensor, read in one copy."""
+    if not tensors:
+        return {}
+    stacked = torch.stack(list(tensors))
+    return dict(zip(map(id, tensors), stacked.tolist(), strict=True))
+
+
+def advance(
+    turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict[int, Reply]
+) -> dict[int, Train]:
+    """Sends each turn its result and returns the phases that the turns yield next. The replies of finished turns are
+    added to `replies`."""
+    phases: dict[int, Train] = {}
+    for client, result in results.items():
+        try:
+            phases[client] = turns[client].send(result)  # type: ignore[arg-type]
+        except StopIteration as end:
+            replies[client] = end.value
+    return phases
+
+
+def make_guard(settings: TrainSettings, when: When) -> Guard:
+    """A check of each phase's result, so that no diverged client is averaged. By `train.on_divergence` the run ends
+    with an error that names the client, or continues without it."""
+
+    def guard(phase: Train, result: Trained) -> bool:
+        loss = float(result.loss)
+        if is_finite(phase, result) and abs(loss) <= settings.loss_limit:
+            return True
+        if settings.on_divergence == "skip-client":
+            return False
+        place = f"position {when.position + 1}, {when.stage} {when.round + 1}"
+        raise Diverged(
+            f"client {phase.client} diverged at {place} ({phase.name}, loss {loss:.3g}); "
+            "lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
+        )
+
+    return guard
+
+
+def is_finite(phase: Train, result: Trained) -> bool:
+    """Whether the trained parameters of a phase have no NaN and no infinity."""
+    if result.max_abs is not None:
+        return math.isfinite(result.max_abs)
+    tensors = [t for block in phase.blocks for t in result.weights[block].values()]
+    return finite([t for t in tensors if t.numel()])
+
+
+def finite(tensors: list[Tensor]) -> bool:
+    """Whether no value is NaN or infinite. Norms (on a GPU) and extremes (on a CPU) are fast and propagate NaN."""
+    if tensors[0].is_cuda:
+        extremes = list(torch._foreach_norm(tensors, torch.inf))
+    else:
+        extremes = [extreme for tensor in tensors for extreme in torch.aminmax(tensor)]
+    return bool(torch.isfinite(torch.stack(extremes)).all())
+
+
+# -- the package accel ------------------------------------------------------------------------------------------------
+
+
 def make_acceleration(net: Net, workers: int) -> Acceleration | None:
     """The accelerated path; None where the package `accel` is absent."""
     try:
@@ -129,41 +216,3 @@ def examine_machine() -> dict[str, Any]:
     except ModuleNotFoundError:
         return {}
     return acceleration.examine_machine()
-
-
-def read_back(replies: Mapping[int, Reply], unread: Sequence[tuple[Train, Trained]], guard: Guard) -> dict[int, Reply]:
-    """The replies of the clients whose phases are all usable, with numbers instead of tensors in their notes. All
-    losses and largest values on a GPU are read back in one copy. A loss in a reply's notes is one of these tensors."""
-    values = read_values([tensor for _, result in unread for tensor in (result.loss, result.max_abs)])
-    failed = set()
-    for phase, result in unread:
-        known = replace(result, loss=values[id(result.loss)], max_abs=values[id(result.max_abs)])
-        if not guard(phase, known):
-            failed.add(phase.client)
-    kept = {}
-    for client, reply in replies.items():
-        if client not in failed:
-            numbers = {name: values.get(id(note), note) for name, note in reply.notes.items()}
-            kept[client] = replace(reply, notes={name: float(number) for name, number in numbers.items()})
-    return kept
-
-
-def read_values(tensors: Sequence[Any]) -> dict[int, float]:
-    """The values of scalar tensors by the `id` of the tensor, read in one copy."""
-    if not tensors:
-        return {}
-    return dict(zip(map(id, tensors), torch.stack(list(tensors)).tolist(), strict=True))
-
-
-def advance(
-    turns: Mapping[int, Turn], results: Mapping[int, Trained | None], replies: dict[int, Reply]
-) -> dict[int, Train]:
-    """Sends each turn its result and returns the phases that the turns yield next. The replies of finished turns are
-    added to `replies`."""
-    phases: dict[int, Train] = {}
-    for client, result in results.items():
-        try:
-            phases[client] = turns[client].send(result)  # type: ignore[arg-type]
-        except StopIteration as end:
-            replies[client] = end.value
-    return phases

@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.engine.channel import Channel, When, stored_bytes
-from profcil.engine.client import FeatureKey, embed_once
+from profcil.engine.admission import admit, count_strikes, still_asked
+from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When, stored_bytes
+from profcil.engine.client import FeatureKey
 from profcil.engine.client_store import ClientStore
-from profcil.engine.payload import Reply, ServerState
+from profcil.engine.early_stop import stop_early
+from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, examine, sum_by_task
+from profcil.engine.summed_replies import sum_replies
 from profcil.engine.world import World
 from profcil.methods.base import Method
-from profcil.metrics.alignment import compare_means
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.privacy.meter import Meter
+from profcil.privacy.support import without_rare_classes
 from profcil.protocol.participation import participants
 
 
@@ -37,10 +40,13 @@ class RunState:
     round: int = 0  # the next round to compute
     client_bytes: int = 0  # largest extra memory that a client needed
     server_bytes: int = 0  # largest memory that the server held beyond the model
+    strikes: dict[int, int] = field(default_factory=dict)  # client → rounds in which its replies were dropped
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
+    stopping: dict[str, float] = field(default_factory=dict)  # of early stopping: best FAA, rounds since, stopped
     evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
 
+NOT_SUMMED = {"clients", "skipped", "loss", "dropped", "quarantined"}  # facts of a round that are not in the tally
 Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
 
 
@@ -48,20 +54,35 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
     """Computes the stream from the state's position and round to the end."""
     channel = Channel(state.ledger, world.config.transfer, method.kinds, held=state.held)
     rounds = world.config.train.rounds
+    quarantine = world.config.robust.quarantine
     while state.position < world.plan.positions:
+        open_position(world, state, watch)
         while state.round < rounds:
             when = When("round", state.position, state.round, rounds)
-            clients = participants(world.plan, when.position, when.round)
+            drawn = participants(world.plan, when.position, when.round)
+            clients = still_asked(drawn, state.strikes, quarantine)
+            if world.protection:
+                Meter(world.protection).check(method, world.plan, state.ledger.entries, clients, when)
             with channel.round(clients):
                 server, facts = play(world, method, state, channel, clients, when)
             state.server = server
             state.round += 1
             state.server_bytes = max(state.server_bytes, stored_bytes(server.blocks))
-            for name in facts.keys() - {"clients", "skipped", "loss"}:
+            facts |= count_strikes(state.strikes, channel.dropped, quarantine)
+            for name in facts.keys() - NOT_SUMMED:
                 state.tally[name] = state.tally.get(name, 0.0) + facts[name]
-            watch("round", when, facts)
+            watch("round", when, facts | stop_early(world, method, state, when))
         close_position(world, method, state, watch)
     return state
+
+
+def open_position(world: World, state: RunState, watch: Watch) -> None:
+    """Between two positions clients may join and classes may be declared: both change the plan from here on."""
+    if world.growth is None or state.position == 0 or state.round > 0:
+        return
+    facts = world.growth(world, state)
+    if facts:
+        watch("extended", When("round", state.position, 0, world.config.train.rounds), facts)
 
 
 def close_position(world: World, method: Method, state: RunState, watch: Watch) -> None:
@@ -72,13 +93,17 @@ def close_position(world: World, method: Method, state: RunState, watch: Watch) 
         state.server = method.end_position(state.server, when)
     state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
     features = evaluation_features(world, method, state.server, state.evaluated)
-    correct = evaluate(world, method, state.server, state.position, features)
+    right = evaluate(world, method, state.server, state.position, features)
+    correct = sum_by_task(world, right, state.position)
     state.scores.correct[state.position] = correct
     alignment = examine(world, method, state.server, state.position, features)
     state.position += 1
     state.round = 0
+    state.stopping = {}
     world.forget_features()
-    watch("position", when, {"correct": correct.tolist(), "alignment": alignment})
+    classes = class_accuracy(world, right, when.position)
+    facts = {"correct": correct.tolist(), "classes": classes, "alignment": alignment}
+    watch("position", when, facts)
 
 
 def play(
@@ -87,6 +112,7 @@ def play(
     """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
     it. Returns the server's new state and facts for the log."""
     server = state.server
+    channel.dropped = {}
     world.forget_features({block.version for block in server.blocks.values()})
     seconds = 0.0  # of training on the server
     if method.opens(server, when):
@@ -101,14 +127,14 @@ def play(
     facts = round_facts(clients, replies)
     if method.server_gradients:
         facts["server_seconds"] = seconds + more_seconds
-    return server, {**facts, **world.fleet.facts()}
+    return server, {**facts, **channel.take_facts(), **world.fleet.facts()}
 
 
 def round_facts(clients: Sequence[int], replies: Sequence[Reply]) -> dict[str, Any]:
     """Facts of a round for the log: number of participants, those without a usable reply, mean loss, and the sums of
     all other notes, e.g. how many replayed examples were asked for and served."""
     loss = sum(reply.notes.get("loss", 0.0) for reply in replies) / len(replies) if replies else None
-    skipped = sorted(set(clients) - {reply.client for reply in replies})
+    skipped = sorted(set(clients) - {client for reply in replies for client in reply.clients})
     facts: dict[str, Any] = {"clients": len(clients), "skipped": skipped, "loss": loss}
     names = {name for reply in replies for name in reply.notes} - {"loss", "extra_bytes"}
     for name in sorted(names):
@@ -139,13 +165,17 @@ def refresh(
 ) -> ServerState:
     """Collects the participants' statistics under the server's model. Returns the server's state with them."""
     asked = replace(when, stage="refresh")
+    if world.config.privacy.secure_sum:  # the sum of few others and of clients without a new report would reveal them
+        clients = [c for c in clients if c not in method.reported(server)]
     with torch.no_grad():
         names = method.survey_blocks(server, asked)
-        reached = world.fleet.reach(world, state, asked, clients)
+        reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, asked, clients))
         inboxes = {c: channel.down(c, server, names, asked) for c in reached}
         done = world.fleet.surveys(world, method, state, asked, inboxes)
         note_memory(state, done)
-        statistics = [channel.up(inboxes[c], done[c], asked) for c in sorted(done)]
+        statistics = receive(world, method, channel, server, inboxes, done, asked)
+        if world.protection:
+            statistics = without_rare_classes(statistics, world.config.privacy.min_support)
         return method.absorb(server, statistics, asked)
 
 
@@ -159,75 +189,50 @@ def turns(
     server: ServerState | None = None,
 ) -> list[Reply]:
     """Computes the participants' turns. Broadcasts and replies pass through the channel. The replies are in the order
-    of client ids, whatever the order of execution."""
+    of client ids, whatever the order of execution; with secure sums it is one reply."""
     server = server or state.server
-    reached = world.fleet.reach(world, state, when, clients)
+    reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, when, clients))
     inboxes = {c: channel.down(c, server, method.broadcast_to(c, server, when), when) for c in reached}
     done = world.fleet.turns(world, method, state, when, inboxes)
-    replies = []
     for c in sorted(done):
         if done[c].private is not None:
             state.private[c] = dict(done[c].private or {})
-        replies.append(channel.up(inboxes[c], done[c], when))
     note_memory(state, done)
-    return replies
+    return receive(world, method, channel, server, inboxes, done, when)
+
+
+def enough_for_a_sum(world: World, channel: Channel, clients: Sequence[int]) -> Sequence[int]:
+    """The clients; none of them if sums are secure and so few clients could not hide in one. The log counts this."""
+    settings = world.config.privacy
+    if not settings.secure_sum or len(clients) >= settings.sum_clients:
+        return clients
+    if clients:
+        channel.facts["skipped_sums"] += 1
+    return ()
+
+
+def receive(
+    world: World,
+    method: Method,
+    channel: Channel,
+    server: ServerState,
+    inboxes: Mapping[int, Inbox],
+    done: Mapping[int, Reply],
+    when: When,
+) -> list[Reply]:
+    """The replies that the method aggregates. With secure sums it is one reply, their sum; with robust aggregation they
+    are those that pass its rules."""
+    config = world.config
+    if config.privacy.secure_sum:
+        classes = () if when.before_stream else sorted(world.plan.current(when.position))
+        return sum_replies(done, method.additive, classes, config.privacy, config.seed, channel, when)
+    replies = [channel.up(inboxes[c], done[c], when) for c in sorted(done)]
+    if config.robust.aggregation == "mean":
+        return replies
+    return admit(world, method, channel, server, when, inboxes, replies)
 
 
 def note_memory(state: RunState, replies: Mapping[int, Reply]) -> None:
     """Notes the largest extra memory that a client needed for its reply."""
     needed = [int(reply.notes.get("extra_bytes", 0)) for reply in replies.values()]
     state.client_bytes = max([state.client_bytes, *needed])
-
-
-@torch.no_grad()
-def evaluation_features(
-    world: World, method: Method, server: ServerState, cache: dict[FeatureKey, Tensor] | None = None
-) -> Tensor:
-    """The features of the evaluation examples that the method computes its scores from; once a position.
-
-    `cache` holds those of the evaluation before. Features under a block that has not changed since are reused.
-    """
-    examples = world.evaluation_examples
-    index = torch.arange(len(examples), device=world.device)
-    cache = {} if cache is None else cache
-    present = {block.version for block in server.blocks.values()}
-    for key in [key for key in cache if key[2] not in present]:
-        del cache[key]
-    features = method.views(server, lambda lens: embed_once(world.net, lens, examples, index, cache, "evaluation"))
-    world.net.load(server.weights())
-    return features
-
-
-@torch.no_grad()
-def evaluate(world: World, method: Method, server: ServerState, position: int, features: Tensor) -> np.ndarray:
-    """Correct predictions per task, arg-max over Y^(p); −1 for tasks that are not introduced yet."""
-    examples = world.evaluation_examples
-    tasks = world.plan.tasks
-    seen = sorted(world.plan.seen(position))
-    allowed = torch.tensor(seen, device=world.device)
-    scores = method.scores(world.net, server, features)
-    guess = allowed[scores[:, allowed].argmax(1)]
-    correct = torch.bincount(examples.y[guess == examples.y], minlength=world.bundle.facts.classes).cpu().numpy()
-    return np.array([correct[list(t)].sum() if set(t) <= set(seen) else -1 for t in tasks], dtype=np.int64)
-
-
-@torch.no_grad()
-def examine(
-    world: World, method: Method, server: ServerState, position: int, features: Tensor
-) -> dict[str, dict[str, Any]]:
-    """How well the stored means of old classes agree with the true ones, for each memory of the method."""
-    current = world.plan.current(position)
-    found = {}
-    for name, (memory, project) in method.memories(world.net, server).items():
-        rows = [i for i, y in enumerate(memory.labels) if y not in current]
-        if rows:
-            labels = tuple(memory.labels[i] for i in rows)
-            means = memory.tensors["mean"][rows]
-            found[name] = compare_means(means, project(features), world.evaluation_examples.y, labels)
-    return found
-
-
-def task_totals(world: World) -> np.ndarray:
-    """The number of evaluation examples of each task."""
-    count = torch.bincount(world.evaluation_examples.y.cpu(), minlength=world.bundle.facts.classes).numpy()
-    return np.array([count[list(t)].sum() for t in world.plan.tasks], dtype=np.int64)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Examples
-from profcil.engine.payload import Reply
+from profcil.engine.channel import Reply
 from profcil.model.net import TAIL, Weights
 
 Batch = dict[str, Any]  # tensors with a leading batch axis, the phase's constants, and "rng"

@@ -1,8 +1,8 @@
-"""Validates replies that arrive over a network, and says why a reply is refused.
+"""Validates replies and says why a reply is refused.
 
-An example reply, `expected`, gives the allowed blocks, their tensors, types and shapes, and the usual size of their
-values. Rows for classes are allowed only for classes that the client has declared. The functions are pure: the caller
-decides what happens to a refused reply.
+Two kinds of checks: of its form, against an example reply (`ReplyRequirements`), for replies that arrive over a
+network; and of its values, against what the client can know (`Knowledge`), wherever replies are not trusted. The
+functions are pure: the caller decides what happens to a refused reply.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from profcil.engine.payload import Block, Reply
+from profcil.engine.channel import Block, Reply
+from profcil.engine.moment_checks import wrong_matrices, wrong_moments
 
 MAX_NOTES = 32
 MAX_NOTE_NAME = 40  # characters
@@ -26,8 +27,20 @@ LOG_FIELDS = frozenset(
         *("event", "stage", "position", "round", "seconds", "clients", "skipped", "correct", "alignment"),
         *("resident_mb", "server_seconds", "envelope_bytes", "resent_bytes", "refused_replies", "silent_clients"),
         *("late_replies", "client", "node", "reason", "answered", "silent", "refused", "payload", "wire", "pid"),
+        *("dropped", "dropped_replies", "quarantined", "skipped_sums"),
     }
 )
+ROWS_BY_CLASS = ("statistics", "transport")  # kinds of blocks in which a class has one row
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What one client can know and have."""
+
+    classes: frozenset[int]  # that it has declared or was sent
+    most: int  # the largest number of examples it can have used
+    confidence: float = math.inf  # the largest confidence
+    noised: bool = False  # whether it adds noise: counts may then be negative, and moments may not fit each other
 
 
 @dataclass(frozen=True)
@@ -37,9 +50,7 @@ class ReplyRequirements:
     expected: Reply  # a valid reply with every block and tensor that is allowed
     required: frozenset[str]  # the blocks that must be there
     kinds: frozenset[str]  # the kinds of blocks that the method declares
-    classes: frozenset[int]  # the classes that this client has declared
-    most: int  # the largest number of examples it can have used
-    confidence: float = math.inf  # the largest confidence
+    known: Knowledge
     limit: float = 1000.0  # the largest root mean square of a tensor, in multiples of the expected one
 
 
@@ -51,15 +62,32 @@ def fault(reply: Reply, terms: ReplyRequirements) -> str:
 def faults(reply: Reply, terms: ReplyRequirements) -> Iterator[str]:
     """Reasons to refuse a reply. Later checks assume that the earlier ones found nothing."""
     least = min(1, terms.expected.samples)  # in some methods a reply uses no examples
-    if not least <= reply.samples <= terms.most:
-        yield f"it claims {reply.samples} examples where {least} to {terms.most} are possible"
+    if reply.samples < least:
+        yield f"it claims {reply.samples} examples where {least} to {terms.known.most} are possible"
     yield from wrong_notes(reply)
     yield from unexpected_blocks(reply.blocks, terms)
+    more = max(1.0, reply.samples / max(1, terms.expected.samples))
     for name, block in reply.blocks.items():
         like = terms.expected.blocks[name]
-        reasons = chain(wrong_tensors(block, like), wrong_values(block, like, reply.samples, terms))
-        for reason in reasons:
+        for reason in wrong_tensors(block, like):
             yield f"block {name}: {reason}"
+    yield from impossible(reply, terms.known)
+    for name, block in reply.blocks.items():
+        for reason in too_large(block, terms.expected.blocks[name], more * terms.limit):
+            yield f"block {name}: {reason}"
+
+
+def impossible(reply: Reply, known: Knowledge) -> Iterator[str]:
+    """Values that no client with this knowledge can have computed. Later checks assume that the earlier ones found
+    nothing."""
+    if not 0 <= reply.samples <= known.most:
+        yield f"it claims {reply.samples} examples where 0 to {known.most} are possible"
+    for name, block in reply.blocks.items():
+        moments = iter(()) if known.noised else wrong_moments(block)
+        for reason in chain(wrong_labels(block, known), wrong_values(block, known), moments):
+            yield f"block {name}: {reason}"
+    if not known.noised:
+        yield from wrong_matrices(reply)
 
 
 def wrong_notes(reply: Reply) -> Iterator[str]:
@@ -120,31 +148,45 @@ def fits(tensor: Tensor, wanted: Tensor, block: Block, like: Block) -> bool:
     return len(wanted) == len(like.labels) and len(tensor) == len(block.labels)
 
 
-def wrong_values(block: Block, like: Block, samples: int, terms: ReplyRequirements) -> Iterator[str]:
-    """Undeclared classes, negative counts, and values that are NaN, infinite or too large."""
-    if unknown := sorted(set(block.labels) - terms.classes):
+def wrong_labels(block: Block, known: Knowledge) -> Iterator[str]:
+    """Undeclared classes, and classes with several rows where there may be one."""
+    if unknown := sorted(set(block.labels) - known.classes):
         yield f"it has rows for class {unknown[0]}, which the client never declared"
+    if block.kind in ROWS_BY_CLASS and len(set(block.labels)) < len(block.labels):
+        yield "it has several rows for one class"
+
+
+def wrong_values(block: Block, known: Knowledge) -> Iterator[str]:
+    """Values that are NaN or infinite, and counts and confidences outside their range."""
     for name, tensor in block.tensors.items():
-        if not tensor.is_floating_point() or name not in like.tensors:
-            if tensor.numel() and tensor.dtype != torch.bool and bool((tensor < 0).any()):
-                yield f"tensor {name} has negative counts"
-        elif not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             yield f"tensor {name} has values that are not finite"
-        else:
-            more = max(1.0, samples / max(1, terms.expected.samples))
-            yield from implausible_values(name, tensor, like.tensors[name], more, terms)
+        elif known.noised:
+            continue
+        elif name == "count" and not is_count(tensor, known.most, block):
+            yield f"tensor {name} has counts outside 0 to {known.most}, of all classes together"
+        elif name == "confidence" and not within(tensor, known.confidence * (1 + 1e-5)):
+            yield f"tensor {name} is outside 0 to {known.confidence:g}"
+        elif not tensor.is_floating_point() and not within(tensor, math.inf):
+            yield f"tensor {name} has negative counts"
 
 
-def implausible_values(name: str, tensor: Tensor, like: Tensor, more: float, terms: ReplyRequirements) -> Iterator[str]:
-    """Counts and confidences outside their range, and tensors with an implausible root mean square. Sums over examples
-    grow with the number of examples, so the expected size is multiplied by `more`, the ratio of these numbers."""
-    if name == "count" and not within(tensor, terms.most):
-        yield f"tensor {name} has counts outside 0 to {terms.most}"
-    if name == "confidence" and not within(tensor, terms.confidence * (1 + 1e-5)):
-        yield f"tensor {name} is outside 0 to {terms.confidence:g}"
-    largest = terms.limit * more * (size(like) + 1)
-    if name != "count" and size(tensor) > largest:
-        yield f"tensor {name} is absurdly large (root mean square {size(tensor):.3g}, expected near {size(like):.3g})"
+def is_count(tensor: Tensor, most: int, block: Block) -> bool:
+    """Whether these are whole numbers of at most so many examples. Rows by class count each example once."""
+    whole = tensor.double()
+    total = float(whole.sum()) if block.kind in ROWS_BY_CLASS else 0.0
+    return within(whole, most) and total <= most and bool((whole == whole.round()).all())
+
+
+def too_large(block: Block, like: Block, limit: float) -> Iterator[str]:
+    """Tensors with an implausible root mean square. Sums over examples grow with the number of examples, and so must
+    the limit."""
+    for name, tensor in block.tensors.items():
+        if not tensor.is_floating_point() or name == "count" or name not in like.tensors:
+            continue
+        expected = size(like.tensors[name])
+        if size(tensor) > limit * (expected + 1):
+            yield f"tensor {name} is absurdly large (root mean square {size(tensor):.3g}, expected near {expected:.3g})"
 
 
 def within(tensor: Tensor, most: float) -> bool:

@@ -20,22 +20,26 @@ from profcil.engine.channel import When
 from profcil.engine.client_store import ClientStore
 from profcil.engine.device import device_of, processor_name, usable_cores
 from profcil.engine.dictionary import DictionaryResult, find_entries, prepare_dictionary
-from profcil.engine.loop import RunState, stream, task_totals
+from profcil.engine.evaluation import task_totals
+from profcil.engine.loop import RunState, stream
 from profcil.engine.snapshots import save_memory
 from profcil.engine.warmup import WarmupResult, warm
 from profcil.engine.world import World, make_world
 from profcil.errors import Failure, ProfcilError, RunFolderError
 from profcil.io.interrupts import ignore_interrupts
 from profcil.metrics.client_first import summary, summary_so_far
-from profcil.metrics.ledger import Ledger, stream_bytes
+from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.privacy.meter import BudgetSpent, Meter
 from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, plugin_origins, resolve, values_of
 from profcil.runs.folder import RunFolder
+from profcil.runs.identity import run_identity
 from profcil.runs.saved_model import NAME as MODEL_FILE
 from profcil.runs.saved_model import save_model
 from profcil.runs.settings_check import check_settings, flatten_settings
 
+FREE_SETTINGS = ("device", "threads", "workers", "keep_states")
 SAVE_SECONDS = 60  # a state is saved after a round if the last saved one is older than this
 MIN_SAVE_SECONDS = 10  # and after a position if it is older than this; less is computed again faster than it is saved
 
@@ -52,7 +56,7 @@ class Progress:
     when: When  # stage, position and round, counted from 0
     done: int  # rounds of the stage, and their total
     total: int
-    facts: dict[str, Any]  # of a round: clients, skipped, loss; of a position: correct, alignment
+    facts: dict[str, Any]  # of a round: clients, skipped, loss; of a position: correct, classes, alignment
     so_far: dict[str, Any] = field(default_factory=dict)  # after a position: faa, cta, af (percent), bytes
 
 
@@ -181,6 +185,10 @@ def finish(recorder: RunRecorder, method: Any) -> Path:
             stream(recorder.world, method, recorder.state, recorder.watch)
             recorder.folder.wait_until_written()
         recorder.save_model(method)
+    except BudgetSpent:
+        recorder.save()
+        recorder.folder.wait_until_written()
+        raise
     except KeyboardInterrupt:
         with ignore_interrupts():
             recorder.save()
@@ -193,10 +201,10 @@ def finish(recorder: RunRecorder, method: Any) -> Path:
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Every setting by its dotted path, except those that choose where a run is computed. These may change when it is
-    resumed."""
+    """Every setting by its dotted path, except those that may change when a run is resumed: where it is computed, and
+    how many states it keeps."""
     values = flatten_settings(json.loads(json.dumps(values_of(config))))
-    return {name: value for name, value in values.items() if name not in ("device", "threads", "workers")}
+    return {name: value for name, value in values.items() if name not in FREE_SETTINGS}
 
 
 class RunRecorder:
@@ -208,6 +216,7 @@ class RunRecorder:
     def __init__(self, world: World, folder: RunFolder, observe: Observer, data_dir: Path) -> None:
         self.world = world
         self.folder = folder
+        folder.keep_states = world.config.keep_states
         self.observe = observe
         self.facts: dict[str, Any] = {
             "config": settings_of(world.config),
@@ -215,6 +224,7 @@ class RunRecorder:
             "data": world.bundle.fingerprint,
             "data_dir": str(Path(data_dir).absolute()),
             "version": __version__,
+            "identity": run_identity(world.config),
             "environment": environment(world),
             "seconds": 0.0,
             "warmup_seconds": 0.0,
@@ -233,10 +243,12 @@ class RunRecorder:
         copy = replace(
             state,
             scores=Scores(state.scores.correct.copy(), state.scores.total),
-            ledger=Ledger(list(state.ledger.entries)),
+            ledger=replace(state.ledger, entries=list(state.ledger.entries)),
             held=dict(state.held),
             private=state.private.copy(),
+            strikes=dict(state.strikes),
             tally=dict(state.tally),
+            stopping=dict(state.stopping),
         )
         self.whole = (copy, events)
 
@@ -244,26 +256,43 @@ class RunRecorder:
         """Takes over the facts of the part that earlier processes computed."""
         of_this_process = ("environment", "version", "data_dir")
         self.facts |= {name: value for name, value in saved.items() if name not in of_this_process}
+        if saved.get("identity") != run_identity(self.world.config):
+            self.facts["identity"] = {}  # two versions of the code, or two kinds of device
         self.before = saved["seconds"]
         self.earlier = list(saved.get("execution", []))
         self.began = time.perf_counter()
 
     def watch(self, what: str, when: When, facts: dict[str, Any]) -> None:
         """Called after every warm-up round, round and position: reports it, writes an event, saves if it is due."""
-        self.observe(self.progress(what, when, facts))
+        progress = self.progress(what, when, facts)
+        if what != "extended":
+            self.observe(progress)
         if when.before_stream:
             return
         seconds = round(self.before + time.perf_counter() - self.began, 3)
         event = {"event": what, "position": when.position, "round": when.round, "seconds": seconds}
-        event |= {name: value for name, value in facts.items() if name not in event}  # notes overwrite nothing
+        known = (*event, "enrolment")  # notes overwrite nothing
+        event |= {name: value for name, value in facts.items() if name not in known}
+        event |= progress.so_far
         if what == "position":
             event["resident_mb"] = resident_mb()
             self.save_memory(when.position)
         line = json.dumps(event) + "\n"
         self.folder.append(line)
         self.hold(self.state, self.whole[1] + line)
-        if self.save_is_due(what):
+        if what == "extended":
+            self.save_extension(facts)
+        elif self.save_is_due(what):
             self.save()
+
+    def save_extension(self, facts: Mapping[str, Any]) -> None:
+        """Saves the state with the plan and the data that it has from now on. The plan's file comes last: a resumed run
+        writes it again where it is not that of the state."""
+        self.facts |= {"plan": self.world.plan.digest, "data": self.world.bundle.fingerprint}
+        self.facts["enrolment"] = facts["enrolment"]
+        self.save()
+        self.folder.wait_until_written()
+        self.folder.save_plan(self.world.plan)
 
     def progress(self, what: str, when: When, facts: dict[str, Any]) -> Progress:
         """How many rounds of the warm-up or of the stream are done."""
@@ -279,7 +308,7 @@ class RunRecorder:
         """FAA, CTA and AF as if the stream had ended after a position, and the bytes sent until then."""
         scores = self.state.scores
         metrics = summary_so_far(scores.correct, scores.total, self.world.plan.orders, position)
-        return {**metrics, "bytes": stream_bytes(self.state.ledger.entries)}
+        return {**metrics, "bytes": self.state.ledger.stream_bytes}
 
     def save_memory(self, position: int) -> None:
         """Writes the class means of a position, if the setting `keep_memories` is on."""
@@ -296,11 +325,12 @@ class RunRecorder:
         if age > SAVE_SECONDS:
             return True
         ended = self.state.position == self.world.plan.positions
-        return what == "position" and (age > MIN_SAVE_SECONDS or ended)
+        return what == "position" and (age > MIN_SAVE_SECONDS or ended or self.folder.keep_states > 0)
 
     def save(self) -> None:
         """Saves the state after the last complete round, and the facts about the run so far."""
         world = self.world
+        self.seal()
         state, events = self.whole
         self.facts["seconds"] = self.before + time.perf_counter() - self.began
         self.facts["peak_memory_mb"] = max(self.facts.get("peak_memory_mb", 0.0), peak_memory_mb(world))
@@ -310,11 +340,21 @@ class RunRecorder:
         self.facts["execution"] = [*self.earlier, world.executor.report()]
         self.facts["date"] = datetime.now(UTC).date().isoformat()  # of the last saved state
         self.facts["done"] = state.position == world.plan.positions
-        self.facts["bytes"] = stream_bytes(state.ledger.entries)
+        self.facts["bytes"] = state.ledger.stream_bytes
+        if world.protection:
+            self.facts["privacy"] = Meter(world.protection).facts(state.ledger.entries)
         if self.facts["done"]:
             self.facts["metrics"] = summary(state.scores.correct, state.scores.total, world.plan.orders)
         self.folder.save(state, events, self.facts)
         self.saved = time.perf_counter()
+
+    def seal(self) -> None:
+        """Drops the first entries of a long ledger and the first events, once they are on the disk."""
+        entries, characters = self.folder.seal()
+        state, events = self.whole
+        for ledger in (state.ledger, self.state.ledger):
+            ledger.seal(entries)
+        self.whole = (state, events[characters:])
 
     def save_model(self, method: Any) -> None:
         """Writes the model file of a finished run."""

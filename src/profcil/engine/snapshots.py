@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.engine.loop import evaluation_features
-from profcil.engine.payload import ServerState
+from profcil.engine.channel import ServerState
+from profcil.engine.evaluation import evaluation_features
 from profcil.engine.world import World
 from profcil.io.atomic_files import write_tensors
 from profcil.metrics.alignment import oracle_means

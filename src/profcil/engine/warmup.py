@@ -24,19 +24,19 @@ from torch import Tensor
 
 from profcil import __version__, registry
 from profcil.config import Checked, plain, setting
-from profcil.engine.channel import Channel, When
+from profcil.data.bundle import to_device
+from profcil.engine.channel import Channel, Inbox, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.world import World
 from profcil.io.atomic_files import read_tensors, write_tensors
 from profcil.io.cache_folder import cache_folder, make_private_folder
 from profcil.methods.base import Method, reply
+from profcil.methods.parts.addends import ModelMean
 from profcil.metrics.ledger import Ledger
 from profcil.model.losses import consistency
 from profcil.model.net import MODEL, Net, Weights
 from profcil.randomness import torch_generator
-from profcil.tensors import to_device
 
 BLOCKS = ("base", "projector")
 OPTIMISER = ("optimiser", "lr", "momentum", "weight_decay", "decay", "clip")  # settings that the warm-up has, too
@@ -53,6 +53,7 @@ class Warmup(Method):
     """Contrastive federated averaging."""
 
     Params = WarmupParams
+    additive = dict.fromkeys(BLOCKS, ModelMean())
 
     @property
     def sent(self) -> tuple[str, ...]:
@@ -118,6 +119,12 @@ def cache_key(world: World) -> str:
     }
     if world.executor.acceleration is None:  # also with "auto", where the package accel is absent
         facts["accelerate"] = "off"
+    if c.robust.aggregation != "mean":
+        facts["aggregation"] = c.robust.aggregation
+    if world.protection:
+        facts["privacy"] = [plain(c.privacy), world.protection.multiplier, world.protection.clients]
+    if c.privacy.secure_sum:
+        facts["privacy"] = plain(c.privacy)
     if from_plugin := registry.origin("encoders", encoder):
         facts["brought"] = from_plugin  # the key is part of the hash
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,36 +1,107 @@
-"""Everything that a run computes with: data, plan, model and device. Creates clients from them on demand."""
+"""Everything that a run computes with: data, plan, model and device. Creates clients from them on demand.
+
+The loop decides which clients are asked for what. A fleet says which of them can be reached and returns their replies.
+`LocalFleet` is the simulation, with all clients in this process. A deployment is another fleet for the same loop.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from profcil import registry
 from profcil.config import OWN
-from profcil.data.bundle import Bundle, Examples
+from profcil.data.bundle import Bundle, Examples, to_device
 from profcil.data.loading import load_bundle
 from profcil.engine.build import held_out, make_net
-from profcil.engine.channel import When
+from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
-from profcil.engine.executor import Executor, prepare
-from profcil.engine.fleet import Fleet, LocalFleet
+from profcil.engine.executor import Executor, make_guard, prepare
 from profcil.engine.server import Server
+from profcil.engine.summed_replies import check_secure_sums
 from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
+from profcil.privacy.plan import make_protection
+from profcil.privacy.protection import Protection
 from profcil.protocol.plan import Plan, make_plan
 from profcil.protocol.weak_task import weakened
 from profcil.randomness import torch_generator
 from profcil.resolve import RunConfig
-from profcil.tensors import to_device
+
+if TYPE_CHECKING:
+    from profcil.engine.loop import RunState
 
 CACHED_CLIENTS = 64  # clients whose local examples (for graphs, their subgraphs) stay in memory
+Inboxes = Mapping[int, Inbox]  # by client
+
+
+class Fleet(Protocol):
+    """Computes turns and surveys. A client without a reply could not answer, or its reply is not usable."""
+
+    def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
+        """The clients that can be asked now. Nothing is sent to the others, and nothing is metered for them."""
+
+    def turns(
+        self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes
+    ) -> Mapping[int, Reply]: ...
+
+    def surveys(
+        self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes
+    ) -> Mapping[int, Reply]: ...
+
+    def facts(self) -> Mapping[str, float]:
+        """Facts of the last round for the log."""
+
+    def false_replies(self) -> Mapping[int, str]:
+        """The clients whose replies were refused since the last call because their values are false, and why."""
+
+
+class LocalFleet:
+    """All clients in this process. Their private tensors are part of the run's state."""
+
+    def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
+        return clients
+
+    def turns(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
+        clients = {c: world.client(c, when, state.private.get(c)) for c in inboxes}
+        started = {c: method.turn(clients[c], inboxes[c]) for c in inboxes}
+        replies = world.executor(started, make_guard(world.config.train, when))
+        return {c: world.protected(clients[c], inboxes[c], reply) for c, reply in replies.items()}
+
+    def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
+        replies = {}
+        for c, inbox in inboxes.items():
+            client = world.client(c, when, state.private.get(c))
+            replies[c] = world.protected(client, inbox, method.survey(client, inbox))
+        return replies
+
+    def facts(self) -> Mapping[str, float]:
+        return {}
+
+    def false_replies(self) -> Mapping[int, str]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the plan gives a client at a position."""
+
+    current: Tensor  # the rows of its examples that have labels now
+    y_list: list[int]  # these labels
+    seen: tuple[int, ...] = ()  # Y^(p)
+    budget: float = 1.0  # share of the local epochs
+
+
+# Called with the run's state before a position. Clients that join and classes that are declared change the plan.
+# Returns what changed, for the log.
+Growth = Callable[["World", Any], dict[str, Any]]
 
 
 @dataclass
@@ -46,6 +117,9 @@ class World:
     kept: tuple[Any, dict[Any, Any]] = (None, {})  # a position, and what clients computed once in it
     shares: OrderedDict[int, tuple[Tensor, Examples]] = field(default_factory=OrderedDict)
     fleet: Fleet = field(default_factory=LocalFleet)  # computes the clients' turns
+    growth: Growth | None = None
+    protection: Protection | None = None  # noise on replies, if there is any
+    secret: int | None = None  # from which the noise is drawn; None = the run's seed
 
     @property
     def device(self) -> torch.device:
@@ -59,43 +133,59 @@ class World:
         return part
 
     def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
-        """A client at one moment. Before the stream all its examples are current, and no class counts as seen."""
+        """A client at one moment."""
         _, examples = self.share(id)
         kept = self.kept_at(when)
-        if (id, "current") not in kept:
-            self.store_current(id, when)
-        seen: tuple[int, ...] = ()
-        budget = 1.0
-        if not when.before_stream:
-            seen = tuple(sorted(self.plan.seen(when.position)))
-            budget = self.budget(id, when.position)
+        if (id, "assignment") not in kept:
+            kept[id, "assignment"] = self.assign(id, when)
+        given: Assignment = kept[id, "assignment"]
+        kept[id, "y_list"] = given.y_list
         return Client(
             id=id,
             when=when,
             seed=self.config.seed,
             examples=examples,
-            current=kept[id, "current"],
-            seen=seen,
+            current=given.current,
+            seen=given.seen,
             net=self.net,
             settings=self.config.train,
-            budget=budget,
+            budget=given.budget,
             private=private,
             cache=self.features,
             kept=kept,
+            **self.limits(),
+            summed=self.config.privacy.secure_sum,
         )
 
-    def store_current(self, id: int, when: When) -> None:
-        """Computes the rows of a client's current examples and their labels as Python integers, for this position."""
+    def limits(self) -> dict[str, Any]:
+        """What limits the statistics of a client: the length of its features, and the least examples of a class. Where
+        noise hides single examples, a class with few of them is left out by the server, after the noise: which classes
+        a client leaves out would reveal an example."""
+        settings = self.config.privacy
+        if self.protection is None:
+            return {"min_support": settings.min_support}
+        return {"bound": settings.bound, "min_support": settings.min_support if self.protection.by_client else 1}
+
+    def protected(self, client: Client, inbox: Inbox, reply: Reply) -> Reply:
+        """A client's reply as it may leave the client."""
+        if self.protection is None:
+            return reply
+        secret = self.config.seed if self.secret is None else self.secret
+        return self.protection.protect(reply, inbox, client.when, len(client.current), secret)
+
+    def assign(self, id: int, when: When) -> Assignment:
+        """What the plan gives a client at this position. Before the stream all its examples are current, and no class
+        counts as seen."""
         owned, examples = self.share(id)
         if when.before_stream:
             ids = torch.from_numpy(self.plan.clean.owned(id))
-            current = owned
-        else:
-            ids = torch.from_numpy(self.plan.samples(id, when.position).copy())
-            current = to_device(ids, self.device)
-        kept = self.kept_at(when)
-        kept[id, "current"] = examples.rows(current, owned)
-        kept[id, "y_list"] = self.labels[ids].tolist()
+            return Assignment(examples.rows(owned, owned), self.labels[ids].tolist())
+        ids = torch.from_numpy(self.plan.samples(id, when.position).copy())
+        current = to_device(ids, self.device)
+        seen = tuple(sorted(self.plan.seen(when.position)))
+        is_weak = self.plan.orders[id, when.position] == self.config.stream.weak_task
+        budget = self.weak_epochs if is_weak else 1.0
+        return Assignment(examples.rows(current, owned), self.labels[ids].tolist(), seen, budget)
 
     def kept_at(self, when: When) -> dict[Any, Any]:
         """What clients have computed at this position. Results of another position are dropped."""
@@ -109,11 +199,6 @@ class World:
         seen = tuple(sorted(self.plan.seen(when.position)))
         no_inputs = self.bundle.train.inputs(self.bundle.train.y[:0])
         return Server(when, self.config.seed, seen, self.net, no_inputs, self.executor.repeated)
-
-    def budget(self, id: int, position: int) -> float:
-        """The share of the local epochs that a client has at a position."""
-        is_weak = self.plan.orders[id, position] == self.config.stream.weak_task
-        return self.weak_epochs if is_weak else 1.0
 
     def share(self, id: int) -> tuple[Tensor, Examples]:
         """The ids of all examples of a client over the whole stream, and the examples it computes on."""
@@ -146,7 +231,7 @@ def make_world(config: RunConfig, data_dir: Path) -> World:
 
 
 def load_data(config: RunConfig, data_dir: Path) -> Bundle:
-    """The data of a run, with a validation part if the run is evaluated on one."""
+    """The data of a run, with a validation part if the run is evaluated on one or stops by one."""
     more = (config.own,) if config.dataset == OWN else ()
     bundle = held_out(load_bundle(config.dataset, data_dir, config.seed, *more), config)
     clients = config.stream.clients
@@ -168,6 +253,7 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
     """The world for given data and a plan: sets the threads, moves the data to the device, builds model and
     executor."""
     method = registry.find("methods", config.method).METHOD(config.params)
+    check_secure_sums(config, method.additive, summable_methods)
     workers = set_threads(config, bundle)
     labels = bundle.train.y
     bundle = bundle.to(device_of(config.device))
@@ -177,4 +263,10 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
     no_inputs = bundle.train.inputs(bundle.train.y[:0])
     method.attach(net, no_inputs, torch_generator(config.seed, "model", registry.short_name(config.method)))
     executor = Executor(net, config.accelerate, workers, config.model.precision)
-    return World(config, bundle, plan, net, executor, labels, weak_epochs)
+    protection = make_protection(config, method, plan, net, no_inputs)
+    return World(config, bundle, plan, net, executor, labels, weak_epochs, protection=protection)
+
+
+def summable_methods() -> list[str]:
+    """The methods whose replies can be summed securely."""
+    return [name for name, module in registry.usable("methods").items() if module.METHOD.additive]

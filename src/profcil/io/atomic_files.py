@@ -152,6 +152,19 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         return None
 
 
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """The facts in the header of a file by `write_tensors`, without long texts; None if it cannot be read. The tensors
+    are not read, and the digest is not compared."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
 def digest(tensors: Mapping[str, Tensor], text: str) -> str:
     """A hash of names, shapes, types and values, and of a text."""
     import torch

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from profcil.tensors import to_device
+from profcil.data.bundle import to_device
 
 FLOOR = 1e-8  # ε of the variance, where rounding would make it negative
 

@@ -9,7 +9,7 @@ solved from all their examples. The functions take and return tensors, in float6
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
@@ -20,8 +20,10 @@ from profcil.errors import Failure
 
 ROUNDING = 1e-6  # a variance below this share of the mean square is rounding, since reports are sent in float32
 NO_VARIANCE = 1e-5  # the share that is added to the diagonal instead of such a variance
+TINY = 1e-30  # a divisor that is smaller counts as this
 FLOOR = 1e-9  # a within-class variance below this share of the mean squared feature counts as zero
 TILE = 512  # rows and columns of a large matrix that are processed at a time
+DOUBLINGS = 40  # of what is added to a covariance with noise, at most
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # shares of the mean diagonal, tried in turn if Cholesky fails
 
 
@@ -33,6 +35,9 @@ class Summary:
     count: Tensor  # [classes]
     mean: Tensor  # [classes, d]
     gram: Tensor  # [d + 1, d + 1], Σ ũũᵀ
+    bound: float = math.inf  # to which the length of features was clipped
+    noise: float = 0.0  # variance of the noise on each number of G beside the diagonal
+    sum_noise: Tensor | None = None  # [classes], variance of the noise on each number of count · mean
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,13 @@ def append_one(u: Tensor) -> Tensor:
     """ũ = [u; 1] in float64."""
     ones = u.new_ones(len(u), 1)
     return torch.cat([u.double(), ones.double()], 1)
+
+
+def clipped(rows: Tensor, bound: float) -> Tensor:
+    """The rows, those longer than the bound shortened to it."""
+    length = rows.norm(dim=1, keepdim=True).clamp(min=TINY)
+    shorter: Tensor = rows * (bound / length).clamp(max=1.0)
+    return shorter
 
 
 def support_mask(y: Tensor, minimum: int) -> Tensor:
@@ -90,15 +102,19 @@ def add(a: Summary, b: Summary, in_place: bool = False) -> Summary:
     count = a.count.new_zeros(len(labels))
     width = a.mean.shape[1]
     sums = a.mean.new_zeros(len(labels), width)
+    noise = count.clone()
     for part in (a, b):
         places = [labels.index(y) for y in part.labels]
         rows = torch.tensor(places, dtype=torch.long, device=sums.device)
         sums[rows] += part.count[:, None] * part.mean
         count[rows] += part.count
+        if part.sum_noise is not None:
+            noise[rows] += part.sum_noise
     mean = sums / count[:, None]
     gram = a.gram if in_place else a.gram.to(torch.float64, copy=True)
     gram += b.gram
-    return Summary(tuple(labels), count, mean, gram)
+    bound = min(a.bound, b.bound)
+    return Summary(tuple(labels), count, mean, gram, bound, a.noise + b.noise, None if math.isinf(bound) else noise)
 
 
 def within_class_covariance(s: Summary) -> Tensor:
@@ -131,7 +147,21 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     squares = group_means(sums, last) / total
     varies = variances > ROUNDING * squares
     penalty = torch.where(varies, shrink * variances, NO_VARIANCE * squares)
-    return discriminants(s.mean, add_to_diagonal(cov, penalty))
+    if s.sum_noise is None:
+        return discriminants(s.mean, add_to_diagonal(cov, penalty))
+    return noised_discriminants(s, add_to_diagonal(without_noise(cov, s), penalty))
+
+
+def without_noise(cov: Tensor, s: Summary) -> Tensor:
+    """A covariance with noise, made positive: the largest eigenvalue that noise alone has (2√(variance·d), Wigner) is
+    added to the diagonal, doubled until it is enough. Noise on the means makes the covariance smaller, too."""
+    edge = 2 * math.sqrt(s.noise * len(cov)) / s.count.sum()
+    for doubled in range(DOUBLINGS):
+        raised = add_to_diagonal(cov, 2**doubled * edge)
+        _, failed = torch.linalg.cholesky_ex(raised)
+        if not int(failed):
+            break
+    return raised
 
 
 def discriminants(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,6 +169,15 @@ def discriminants(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
     weight = solve(cov, mean.T).T
     bias = -0.5 * (weight * mean).sum(1)
     return weight, bias
+
+
+def noised_discriminants(s: Summary, cov: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from means with noise: what noise alone adds to wᵀμ on average is taken off the bias. It differs from
+    class to class with their counts, and would decide between them."""
+    assert s.sum_noise is not None
+    weight, bias = discriminants(s.mean, cov)
+    trace = torch.cholesky_inverse(cholesky(cov)).trace()
+    return weight, bias + 0.5 * trace * s.sum_noise / s.count**2
 
 
 def group_means(variances: Tensor, last: int) -> Tensor:
@@ -308,11 +347,24 @@ def packed_factor(u: Tensor) -> Tensor:
 
 def gram_of_factor(packed: Tensor, width: int) -> Tensor:
     """RᵀR of a packed factor with `width` columns."""
+    factor = unpack_factor(packed, width)
+    return factor.T @ factor
+
+
+def unpack_factor(packed: Tensor, width: int) -> Tensor:
+    """R of a packed factor with `width` columns, in float64."""
     rows = factor_rows(packed.numel(), width)
     factor = packed.new_zeros(rows, width, dtype=torch.float64)
     upper = torch.ones_like(factor, dtype=torch.bool).triu()
     factor[upper] = packed.double()
-    return factor.T @ factor
+    return factor
+
+
+def sent_gram(tensors: Mapping[str, Tensor], width: int) -> Tensor:
+    """The second-moment matrix of a report: packed as it is, or as a factor with `width` columns."""
+    if "gram" in tensors:
+        return unpack(tensors["gram"])
+    return gram_of_factor(tensors["factor"], width)
 
 
 def factor_rows(numbers: int, width: int) -> int:

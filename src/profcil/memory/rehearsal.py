@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from profcil.data.bundle import to_device
 from profcil.memory.bank import Bank
-from profcil.tensors import to_device
 
 
 def pseudo_features(

@@ -6,7 +6,7 @@ passed in and returned. The defaults are FedAvg, so a method overrides only what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client, Lens
-from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
+from profcil.engine.summed_replies import Additive
 from profcil.model import losses
 from profcil.model.dictionary import Dictionary
 from profcil.model.net import MODEL, Net, Weights
@@ -48,6 +48,7 @@ class Method:
     Params: ClassVar[type] = Params
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph", "table"})
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
+    additive: ClassVar[Additive] = {}  # block → how it is a sum over clients, for secure sums; empty = it is none
     server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
     regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
 
@@ -62,6 +63,22 @@ class Method:
             return ""
         supported = ", ".join(sorted(cls.modalities))
         return f"{cls.__name__} is made for {supported}, not for {given}"
+
+    def exposed(self, unit: str) -> str:
+        """Why noise cannot protect what the method sends, for the unit example or client; empty if it can."""
+        name = type(self).__name__
+        if raw := sorted(self.kinds - {"model", "memory", "statistics", "transport"}):
+            return f"{name} sends blocks of kind {raw[0]}, which noise does not protect; choose another method"
+        if unit == "example":
+            return (
+                f"{name} sends model updates, which noise for single examples does not protect; set privacy.unit = "
+                "client, or choose prolin with base_rounds = 0"
+            )
+        return ""
+
+    def releases(self, rounds: Sequence[When]) -> int:
+        """How many replies with content a client sends at most, if it takes part in these rounds of one position."""
+        return sum(1 + self.surveys(when) for when in rounds)
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
         """Adds the method's own trainable blocks to the model (`net.attach`), initialised with this generator. `like`
@@ -119,6 +136,10 @@ class Method:
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """The server's state after the statistics of `survey`."""
         raise NotImplementedError
+
+    def reported(self, state: ServerState) -> Collection[int]:
+        """Clients that are not asked for statistics again in this position, because the server has theirs."""
+        return ()
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """The server's state at the end of a position."""

@@ -5,6 +5,9 @@ contributes zero; prototypes measured under the local model after training; the 
 clients (the paper's Eq. 6; the authors' code takes the plain mean); the nearest prototype as the classifier, with
 `predict = "prototype"`.
 
+Choose it when: clients may share class means in addition to the model. On the benchmarks here it forgets as much as
+FedAvg.
+
 Stored: on the server the prototypes of every class; on a client nothing.
 
 Adapted: the original has personal models and shares prototypes only. Here one global model is evaluated, so weights are
@@ -34,12 +37,12 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.methods.base import Method, Params, Samples, reply
 from profcil.methods.parts.prototypes import class_means, merge, no_prototypes, report, rows_of, tables
+from profcil.model.layers import distances_between
 from profcil.model.losses import cross_entropy
 from profcil.model.net import MODEL, Net, Tail, Weights
 
@@ -115,7 +118,7 @@ class FedProto(Method):
             return net.classify(features)
         rows, known = tables(state.blocks["prototypes"], net.classes, self.params.prototypes)
         z = net.tail.adapt(features)
-        to_each_row = torch.cdist(z, rows.flatten(0, 1))
+        to_each_row = distances_between(z, rows.flatten(0, 1))
         distance = to_each_row.view(z.shape[0], *rows.shape[:2])
         return -distance.amin(2).masked_fill(~known, torch.inf)
 

@@ -2,6 +2,9 @@
 
 Kept: the objective CE + (μ/2)‖w − w_g‖² over all parameters. BatchNorm's running statistics are not in the term.
 
+Choose it when: clients drift apart within a round and you want FedAvg with one more term. It does not prevent
+forgetting on the benchmarks here.
+
 Stored: on the server nothing; on a client nothing.
 
 Adapted: as FedAvg. `mu` = 0.01 is the value most federated class-incremental studies use.
@@ -12,10 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profcil.config import setting
+from profcil.engine.channel import Inbox, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Inbox, weights_of
 from profcil.engine.phases import Turn
 from profcil.methods.base import Method, Params, reply
+from profcil.methods.parts.addends import MODEL_MEANS
 from profcil.model.net import MODEL
 
 
@@ -31,6 +35,7 @@ class FedProx(Method):
 
     Params = FedProxParams
     params: FedProxParams
+    additive = MODEL_MEANS
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         allowed = client.allowed(self.label_space(client, inbox))

@@ -7,6 +7,9 @@ vectors, which are means of word vectors. A client gets up to 3 foreign adaptive
 its own by the mean of cos·1[cos > 0.7] over pairs of centroids. They are frozen. Each is a separate convolution, scaled
 by a trainable α that starts at its share of the scores, and is added to the local features through a projection.
 
+Choose it when: the data are texts and clients may exchange sparse parameters of their tasks. It is far below its
+authors' figures here.
+
 Stored: on the server gates, sparse adaptives and topic centroids of every client's tasks, and the deployed model
 beside the shared parts; on a client gates, adaptives and foreign projection of its latest task, the filters it came
 to, one quadratic for the tasks before, and within a position the foreign adaptives as they were sent.
@@ -41,9 +44,8 @@ from torch import Tensor
 from profcil.config import setting
 from profcil.data.bundle import Inputs
 from profcil.encoders.textcnn import TextCNN
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Turn
 from profcil.methods.base import Method, Params, reply
 from profcil.methods.parts import banks

@@ -4,6 +4,9 @@ Kept: no rehearsal, and only the model is sent. Each client trains a surrogate v
 by the rule v ← v − η(∇ℓ + q(v − w^g)) with q = (1 − λ)/2λ. The contribution of each parameter along that path is its
 importance Ω, and later local training adds the penalty c·Σ Ω_i (w_i − w*_i)² for leaving the reference w*.
 
+Choose it when: nothing but the model may be sent and a client can store three models. With its authors' coefficients it
+is level with FedAvg here.
+
 Stored: on the server nothing; on a client importance, pending importance and a reference model, three models in size.
 
 Adapted to client-specific orders: a client counts positions by its own participation. Its first turn in a position has
@@ -39,10 +42,10 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
+from profcil.engine.channel import Inbox, weights_of
 from profcil.engine.client import Client
-from profcil.engine.optim import Optimiser, clip_
-from profcil.engine.payload import Inbox, weights_of
 from profcil.engine.phases import Batch, Turn, cut
+from profcil.engine.steps import Optimiser, clip_
 from profcil.methods.base import Method, Params, reply
 from profcil.methods.parts.importance import importance, path_integral, penalty
 from profcil.model.net import MODEL, Net, Tensors, Weights

@@ -7,6 +7,8 @@ potential; old centroids never move. The loss of an example is ‖x − x̂‖²
 class, replays them decoded by the old model, and re-encodes them once a position as f_new(g_old(m)). Old classes for
 which it has no codes are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at which λ and the prior balance.
 
+Choose it when: the data are images, and clients may store latent codes and train a decoder.
+
 Stored: on the server a centroid of every class, and within a position the model it started from; on a client latent
 codes, up to B of a class, and within a position that model.
 
@@ -42,9 +44,8 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
 from profcil.methods.base import Method, Samples, reply, sent_blocks, with_replay

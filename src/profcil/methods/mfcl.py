@@ -7,6 +7,9 @@ arg-max. Their loss has three terms: CE over current classes on real examples; C
 over old and current classes on real and generated examples; 0.1·Σ_k (w_k·z − w_k·z*)²/K along the K rows of the old
 head, on both.
 
+Choose it when: the data are images, clients may store nothing, the server may train, and a generator is cheaper to send
+than images.
+
 Stored: on the server a generator, which classes were trained, and within a position the model it started from; on a
 client nothing of its own, but the generator and that model as they were sent.
 
@@ -40,9 +43,8 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
 from profcil.methods.base import Samples

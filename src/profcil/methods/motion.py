@@ -11,6 +11,9 @@ weights and never trained. It is replaced by the mean of five topological quanti
 and without randomness: degree, clustering, PageRank, eigenvector centrality, spread of the neighbours' degrees.
 Betweenness and closeness need all shortest paths and are left out.
 
+Choose it when: the data are graphs and clients may store a coarse graph of their past. It is the strongest baseline on
+homogeneous graphs.
+
 Stored: on the server nothing; on a client its past as a coarse graph.
 
 Adapted: a client coarsens once a position, in its first turn of the next one, under the broadcast model; the released
@@ -41,9 +44,8 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Nodes
-from profcil.engine.channel import When
+from profcil.engine.channel import Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client, embed
-from profcil.engine.payload import Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.methods.base import Method, Params, Samples, reply, with_replay
 from profcil.methods.parts.coarsening import coarse_graph, merge_nodes, retention_score

@@ -8,6 +8,8 @@ shared random network, with the count; the server infers label and mean from it 
 few Adam steps that bring the global model's logits on these pseudo-nodes close to those of the clients' models, by
 Σ w·mean|z_g − z_c|.
 
+Choose it when: the data are graphs, clients may store raw nodes, and the server may train.
+
 Stored: on the server inverted class means with counts of every client and position, and a random network; on a client
 raw nodes, up to B of a class.
 
@@ -43,9 +45,8 @@ from torch import Tensor
 
 from profcil.config import setting
 from profcil.data.bundle import Inputs, Nodes
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
 from profcil.memory.bank import measure

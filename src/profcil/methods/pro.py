@@ -11,10 +11,11 @@ of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) o
 global refresh), `proximal = 0`, and `warmup.rounds = 0` of the protocol.
 
 Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-class covariance matrix that all classes
-share, in place of a diagonal spread per class. At every refresh clients also send the scatter of their features around
-their class means, and the server pools it exactly. It stores the mean matrix of all positions, weighted by their
-examples: how a moved base changes the covariance of old classes is unknown. With `closed_head` predictions come from a
-linear discriminant head, solved from the remembered means and this matrix, in place of adapter and head.
+share, in place of a diagonal spread per class. With `closed_head` predictions come from a linear discriminant head,
+solved from the remembered means and this matrix, in place of adapter and head. `keep_scores` adds a loss that keeps the
+scores of remembered classes while the base moves. (`shared_covariance`, `pro_evaluation` and `kept_scores` in `parts`.)
+
+Choose it when: only class means and spreads may leave a client, and the warmed-up base needs little training.
 
 Stored: on the server mean, diagonal spread and count of every class, and one covariance matrix where it is shared; on a
 client nothing.
@@ -26,52 +27,40 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Inputs
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState, weights_of
 from profcil.engine.phases import Batch, Features, Train, Turn
-from profcil.memory import covariance, linear
-from profcil.memory.bank import Bank, empty_bank, moments_of_rows, pool, restore, update
-from profcil.memory.covariance import Covariance
-from profcil.memory.rehearsal import Rehearsal, pseudo_features
-from profcil.methods.base import Method, Samples, reply, sent_blocks, with_replay
-from profcil.methods.parts import reports, solved_head
-from profcil.methods.parts.kept_scores import score_constants
-from profcil.methods.parts.memory_blocks import (
-    bank_of,
-    block_of,
-    block_of_covariance,
-    block_of_moments,
-    covariance_of,
-    moments_of,
-    with_tensor,
-)
+from profcil.memory.bank import Bank, empty_bank, moments_of_rows
+from profcil.memory.rehearsal import Rehearsal
+from profcil.methods.base import reply, sent_blocks, with_replay
+from profcil.methods.parts import kept_scores, reports, shared_covariance
+from profcil.methods.parts.addends import MODEL_MEANS, ClassRows
+from profcil.methods.parts.memory_blocks import bank_of, block_of, block_of_moments, refreshed_bank
+from profcil.methods.parts.pro_evaluation import ProEvaluation
 from profcil.methods.parts.pro_settings import ProParams
 from profcil.model import losses
-from profcil.model.losses import contrast, cross_entropy, soft_cross_entropy
+from profcil.model.losses import contrast, cross_entropy
 from profcil.model.net import MODEL, TAIL, Net, Tail, Weights
 from profcil.randomness import torch_generator
 
-STARTING = ("starting_base", "starting_adapter", "starting_head")  # copies of a position's first model
-
-
 Banks = dict[str, Bank]  # by the names of `Pro.banks`
-Loss = Callable[[Net, Batch], Tensor]
+Loss = Callable[[Any, Batch], Tensor]  # of a net, or of its tail where a phase trains on features
 
 
-class Pro(Method):
+class Pro(ProEvaluation):
     """PRO."""
 
     Params = ProParams
     params: ProParams
     kinds = frozenset({"model", "memory", "statistics"})
+    additive = MODEL_MEANS | {"memory_moments": ClassRows(), "adapted_moments": ClassRows()}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
         """Adds a second base where one is stored: the position's starting base, which is frozen while a client fits."""
@@ -114,92 +103,53 @@ class Pro(Method):
         return when.round == max(0, plastic_rounds - 1)
 
     def fit(self, client: Client, inbox: Inbox, plastic: bool) -> Train:
-        """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss in plastic rounds, proximal term."""
-        if plastic:
-            return self.fit_model(client, inbox)
-        return self.fit_tail(client, inbox)
-
-    def fit_model(self, client: Client, inbox: Inbox) -> Train:
-        """Fitting in a plastic round: base, adapter and head move."""
+        """Current-task fitting, Eq. (plastic): supervised loss, auxiliary loss in plastic rounds, proximal term. In
+        frozen rounds adapter and head move, on current features of the broadcast base."""
+        p = self.params
         weights = model_of(inbox)
-        blocks: tuple[str, ...] = MODEL
-        loss: Loss = self.fit_loss
-        classes = competing(client, inbox, self.params.fit_space)
-        constants = {"allowed": client.allowed(classes)}
-        if self.params.auxiliary:
+        blocks: tuple[str, ...] = MODEL if plastic else TAIL
+        loss: Loss = self.fit_loss if plastic else self.tail_loss
+        source = None if plastic else Features(client.features(inbox["base"]), client.y)
+        if plastic and p.auxiliary:
             weights["projector"] = fresh_projector(client)
             blocks = (*MODEL, "projector")
             loss = self.plastic_loss
+        allowed = client.allowed(competing(client, inbox, p.fit_space))
+        how = phase_settings(p, client, "fit")
+        phase = client.train("fit", weights, blocks, loss, source, proximal=p.proximal, settings=how, allowed=allowed)
         if "starting_head" in inbox:
-            start = inbox["starting_base"].tensors
-            weights["starting_base"] = {k: client.keep(t) for k, t in start.items()}
-            constants |= score_constants(client, inbox)
-            loss = self.score_keeping_loss
-        how = phase_settings(self.params, client, "fit")
-        pull = self.params.proximal
-        phase = client.train("fit", weights, blocks, loss, proximal=pull, settings=how)
-        return replace(phase, constants=constants)
-
-    def fit_tail(self, client: Client, inbox: Inbox) -> Train:
-        """Fitting in a frozen round: adapter and head move, on current features of the broadcast base."""
-        weights = model_of(inbox)
-        source = Features(client.features(inbox["base"]), client.y)
-        allowed = client.allowed(competing(client, inbox, self.params.fit_space))
-        how = phase_settings(self.params, client, "fit")
-        pull = self.params.proximal
-        return client.train("fit", weights, TAIL, self.tail_loss, source, proximal=pull, settings=how, allowed=allowed)
+            phase = kept_scores.extended(phase, self.score_keeping_loss, client, inbox)
+        return phase
 
     def plastic_loss(self, net: Net, batch: Batch) -> Tensor:
         """Supervised loss on a weak view, and the contrastive regulariser between two strong views."""
+        loss, _, _ = self.loss_of_views(net, batch)
+        return loss
+
+    def loss_of_views(self, net: Net, batch: Batch) -> tuple[Tensor, Inputs, Tensor]:
+        """The loss of a plastic round, the weak view, and its features."""
         x = batch["inputs"]
         rng = batch["rng"]
-        first = net.strong(x, rng)
-        second = net.strong(x, rng)
-        weak = net.weak(x, rng)
-        a, b, u = net.encode(first, second, weak)
-        auxiliary = self.contrast_views(net, a, b)
-        loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
-        return loss + self.params.auxiliary * auxiliary
-
-    def contrast_views(self, net: Net, a: Tensor, b: Tensor) -> Tensor:
-        """The contrastive loss between the features of two views."""
-        return contrast(net.project(a), net.project(b), self.params.temperature)
-
-    def score_keeping_loss(self, net: Net, batch: Batch) -> Tensor:
-        """The fitting loss plus a distillation loss on the scores of remembered classes (Li and Hoiem, 2016).
-
-        The position's starting head scores features of its starting base and of the moving base; the loss is the
-        cross-entropy between the two. Both bases see the same views in the same mode. A target of the round's
-        broadcast model would move along with the base from round to round.
-        """
-        x = batch["inputs"]
-        rng = batch["rng"]
-        strong = (net.strong(x, rng), net.strong(x, rng)) if self.params.auxiliary else ()
+        strong: tuple[Inputs, ...] = ()
+        if self.params.auxiliary:
+            first = net.strong(x, rng)
+            second = net.strong(x, rng)
+            strong = (first, second)
         weak = net.weak(x, rng)
         *pair, u = net.encode(*strong, weak)
         loss = cross_entropy(net.classify(u), batch["y"], batch["allowed"])
-        if self.params.auxiliary:
-            loss = loss + self.params.auxiliary * self.contrast_views(net, *pair)
-        with torch.no_grad():
-            before = net.starting_base(*weak)  # type: ignore[operator]
-        scores = self.kept_scores(net, batch, u)
-        target = self.kept_scores(net, batch, before)
-        kept = soft_cross_entropy(scores, target, batch["remembered"])
+        if pair:
+            a, b = map(net.project, pair)
+            auxiliary = contrast(a, b, self.params.temperature)
+            loss = loss + self.params.auxiliary * auxiliary
+        return loss, weak, u
+
+    def score_keeping_loss(self, net: Net, batch: Batch) -> Tensor:
+        """The loss of a plastic round, and that of kept scores (beyond the paper)."""
+        loss, weak, u = self.loss_of_views(net, batch)
+        kept = kept_scores.loss(net, batch, weak, u, self.params.keep_temperature)
         weight: Tensor = self.params.keep_scores * batch["remembered_weight"]
         return loss + weight * kept
-
-    def kept_scores(self, net: Net, batch: Batch, u: Tensor) -> Tensor:
-        """Scores of the position's starting head, divided by the temperature: of the closed head where it predicts,
-        else of adapter and head. In float32, because scores of a closed head are small differences of large numbers."""
-        with torch.autocast(u.device.type, enabled=False):
-            u = u.float()
-            if self.params.closed_head:
-                scores = F.linear(u, batch["starting_weight"], batch["starting_bias"])
-            else:
-                adapter = {k: batch[f"starting_{k}"] for k in net.adapter}
-                head = {"weight": batch["starting_weight"]}
-                scores = Tail(adapter, head, net.cosine).classify(u)
-            return scores / self.params.keep_temperature
 
     tail_loss = staticmethod(losses.classification)
 
@@ -227,18 +177,9 @@ class Pro(Method):
             source = Rehearsal(z, client.y_list, banks["adapted"], quota=p.quota, noise=p.noise)
             return client.train("rehearse", weights, ("head",), self.head_loss, source, settings=how, allowed=allowed)
         memory = banks.get("memory")
-        factor = self.factor(client, inbox)
+        factor = shared_covariance.factor_for(client, inbox) if self.shares_covariance else None
         source = Rehearsal(features, client.y_list, memory, quota=p.quota, noise=p.noise, factor=factor)
         return client.train("rehearse", weights, TAIL, self.tail_loss, source, settings=how, allowed=allowed)
-
-    def factor(self, client: Client, inbox: Inbox) -> Tensor | None:
-        """The factor of the shared covariance; None without one, or before anything is remembered. It is computed once
-        for each version of the matrix."""
-        if not self.shares_covariance or not inbox["memory"].labels:
-            return None
-        block = inbox["covariance"]
-        made = client.once(("factor", block.version), lambda: covariance.factor(covariance_of(block).matrix))
-        return client.keep(made)
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
         """Cross-entropy of the head on adapted features."""
@@ -248,41 +189,41 @@ class Pro(Method):
     # -- the statistics of a client -----------------------------------------------------------------------------------
 
     def surveys(self, when: When) -> bool:
-        refreshes = bool(self.banks) and self.params.refresh == "global"
-        return refreshes and self.refresh_due(when)
-
-    def refresh_due(self, when: When) -> bool:
-        """Whether the memory is refreshed after this round."""
+        """Whether the memory is refreshed under the aggregated model after this round."""
         at = self.params.refresh_at
-        if at == "frozen":
-            following = replace(when, round=when.round + 1)
-            return when.final or not self.plastic(following)
         at_the_end = when.final and at != "freeze"
         at_the_freeze = self.last_plastic(when) and at != "final"
-        return at_the_end or at_the_freeze
+        refreshes = bool(self.banks) and self.params.refresh == "global"
+        return refreshes and (at_the_end or at_the_freeze)
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        space = ("base", "adapter") if "adapted" in self.banks else ("base",)
-        return (*space, "reported_clients")
+        return ("base", "adapter") if "adapted" in self.banks else ("base",)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        if reports.has_reported(client, inbox):
-            return Reply(client.id, len(client.current))
         features = client.features(inbox["base"])
         measured = self.statistics(client, weights_of(inbox), features)
         return Reply(client.id, len(client.current), measured)
 
     def statistics(self, client: Client, weights: Weights, features: Tensor) -> dict[str, Block]:
-        """Class-level moments of the current data, one block per bank."""
-        moments = {"memory": moments_of_rows(features, client.rank, client.labels)}
+        """Class-level moments of the current data, one block per bank. Classes with too few examples are left out."""
+        features, rank, labels = client.with_support(features)
+        if not labels:
+            return {}
+        bounded = client.bounded(features)
+        moments = {"memory": moments_of_rows(bounded, rank, labels)}
         if "adapted" in self.banks:
             z = Tail(weights["adapter"], {}).adapt(features)
-            moments["adapted"] = moments_of_rows(z, client.rank, client.labels, radius=True)
-        blocks = {f"{name}_moments": block_of_moments(moments[name]) for name in self.banks}
+            moments["adapted"] = moments_of_rows(client.bounded(z), rank, labels, radius=True)
+        blocks = {f"{name}_moments": block_of_moments(moments[name], client.bound) for name in self.banks}
         if self.shares_covariance:
-            scatter = covariance.packed_scatter(features, client.rank, moments["memory"].mean)
-            blocks["memory_moments"] = with_tensor(blocks["memory_moments"], scatter=scatter)
+            blocks["memory_moments"] = shared_covariance.with_scatter(blocks["memory_moments"], bounded, rank)
         return blocks
+
+    def exposed(self, unit: str) -> str:
+        """A scatter around the client's own means is no sum over examples."""
+        if self.shares_covariance:
+            return f"{type(self).__name__} sends a scatter, which is no sum over examples; set covariance = diagonal"
+        return super().exposed(unit)
 
     # -- the server ---------------------------------------------------------------------------------------------------
 
@@ -313,79 +254,46 @@ class Pro(Method):
         state = super().begin({b: weights[b] for b in MODEL})
         banks = {name: block_of(empty[name]) for name in self.banks}
         state = state.put(**banks)
-        if not self.shares_covariance:
-            return state
-        zeros = like.new_zeros(width, width, dtype=torch.float64)
-        nothing = Covariance(zeros, 0)
-        return state.put(covariance=block_of_covariance(nothing))
+        if self.shares_covariance:
+            state = state.put(covariance=shared_covariance.empty_block(like))
+        return state
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         needed = (*MODEL, *self.memory_blocks)
         if not self.plastic(when):
             return needed
-        kept = [name for name in STARTING if name in state.blocks]
+        kept = [name for name in kept_scores.STARTING if name in state.blocks]
         return (*needed, *kept)
 
     def aggregate(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """FedAvg. Without global refresh, local statistics are stored until the position ends."""
         state = super().aggregate(state, replies, when)
         if self.params.refresh == "local" and self.last_plastic(when):
-            for r in replies:
-                moments = {name: block for name, block in r.blocks.items() if name.endswith("_moments")}
-                state = reports.store(state, r.client, moments)
+            state = reports.store(state, replies)
         return state
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """Memory refresh. If clients report in several rounds, it starts anew from the memory before the first report,
-        with all reports."""
-        if self.params.refresh_at != "frozen" or not self.refresh_due(when):
-            return self.refresh_memory(state, replies, when)
-        fresh = [r for r in replies if r.blocks]
-        if not fresh:
-            return state
-        state = reports.gather(state, fresh, self.memory_blocks)
-        return self.refresh_memory(state, reports.stored(state), when)
-
-    def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
-        """The state with the memory refreshed by these reports, Eq. (global-memory-refresh)."""
-        for name in self.banks:
-            found = sent_blocks(replies, f"{name}_moments")
+        """The state with the memory refreshed by the clients' statistics, Eq. (global-memory-refresh)."""
+        for name in self.memory_blocks:
+            bank = "memory" if name == "covariance" else name
+            found = sent_blocks(replies, f"{bank}_moments")
             if found:
-                state = self.refresh_bank(state, name, found, when)
-        measured = sent_blocks(replies, "memory_moments")
-        if measured and self.shares_covariance:
-            state = self.refresh_covariance(state, measured, when)
+                state = self.refresh_block(state, name, found, when)
         return state
 
-    def refresh_bank(self, state: ServerState, name: str, found: Sequence[Block], when: When) -> ServerState:
-        """The state with one bank refreshed. A second refresh within a position first restores the measured classes to
-        their values before the first, so that no example counts twice."""
+    def refresh_block(self, state: ServerState, name: str, found: Sequence[Block], when: When) -> ServerState:
+        """The state with one block of the memory refreshed. A second refresh within a position starts from the values
+        before the first, so that no example counts twice."""
         backup = f"{name}_before_refresh"
-        now = state.blocks[name]
-        before = state.get(backup) or now
-        fresh = pool([moments_of(block) for block in found])
-        bank = restore(bank_of(now), bank_of(before), fresh.labels)
-        refreshed = update(bank, fresh, self.params.merge)
-        state = state.put(**{name: block_of(refreshed)})
-        return self.with_backup(state, backup, before, when)
-
-    def refresh_covariance(self, state: ServerState, found: Sequence[Block], when: When) -> ServerState:
-        """The state with the covariance blended with that of the current examples, weighted by counts. A second refresh
-        within a position starts from the matrix before the first, so that no example counts twice."""
-        backup = "covariance_before_refresh"
-        before = state.get(backup) or state.blocks["covariance"]
-        parts = [moments_of(block) for block in found]
-        scatters = [block.tensors["scatter"] for block in found]
-        fresh = covariance.pool(parts, scatters, pool(parts))
-        blended = covariance.blend(covariance_of(before), fresh)
-        state = state.put(covariance=block_of_covariance(blended))
-        return self.with_backup(state, backup, before, when)
-
-    def with_backup(self, state: ServerState, name: str, before: Block, when: When) -> ServerState:
-        """The state with a backup if another refresh follows within the position, else without it."""
-        if self.params.refresh_at == "both" and not when.final:
-            return state.put(**{name: before})
-        return state.drop(name)
+        before = state.get(backup) or state.blocks[name]
+        if name == "covariance":
+            fresh = shared_covariance.refreshed(before, found)
+        else:
+            fresh = refreshed_bank(state.blocks[name], before, found, self.params.merge)
+        state = state.put(**{name: fresh})
+        if self.params.refresh_at == "both" and not when.final:  # another refresh follows
+            return state.put(**{backup: before})
+        return state.drop(backup)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """Refreshes the memory from pending local statistics, and removes what is needed within a position only."""
@@ -394,74 +302,10 @@ class Pro(Method):
         state = reports.without_reports(state)
         backups = [f"{name}_before_refresh" for name in self.memory_blocks]
         state = state.drop(*backups)
-        return self.with_starting_model(state) if self.params.keep_scores else state
-
-    def with_starting_model(self, state: ServerState) -> ServerState:
-        """The state with copies of the base and the head that the next position starts from, for `keep_scores`."""
-        if not self.params.closed_head:
-            return state.also(starting_base="base", starting_adapter="adapter", starting_head="head")
-        labels = state.blocks["memory"].labels
-        if not labels:
+        if not self.params.keep_scores:
             return state
-        solved = self.solve_head(state).tensors
-        weight = solved["weight"].float()
-        bias = solved["bias"].float()
-        head = Block("memory", {"weight": weight, "bias": bias}, labels)
-        return state.put(starting_head=head).also(starting_base="base")
-
-    # -- prediction ---------------------------------------------------------------------------------------------------
-
-    def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:
-        """Scores of adapter and head, or of the closed head. With the latter a class without memory never wins over one
-        that has it."""
-        if not self.params.closed_head:
-            return super().scores(net, state, features)
-        head = state.get(solved_head.NAME) or self.solve_head(state)
-        return solved_head.scores_of(head, features, net.classes)
-
-    def solve_head(self, state: ServerState) -> Block:
-        """The linear discriminant head, a row for each remembered class."""
-        memory = state.blocks["memory"]
-        mean = memory.tensors["mean"].double()
-        if not memory.labels:
-            return solved_head.solved_head((), mean, mean[:, 0])
-        matrix = covariance_of(state.blocks["covariance"]).matrix
-        shrunk = covariance.shrunk(matrix, self.params.shrink)
-        weight, bias = linear.discriminants(mean, shrunk)
-        return solved_head.solved_head(memory.labels, weight, bias)
-
-    def deployed(self, state: ServerState) -> ServerState:
-        """The model, or the solved head in place of the memory."""
-        if not self.params.closed_head:
-            return state.only(*MODEL)
-        head = self.solve_head(state)
-        mean = state.blocks["memory"].tensors["mean"]
-        return solved_head.deploy_head(state, head, mean)
-
-    def temperature(self, state: ServerState) -> float | None:
-        return solved_head.stored_temperature(state) if self.params.closed_head else 1.0
-
-    # -- diagnostics --------------------------------------------------------------------------------------------------
-
-    def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
-        spaces = {"memory": lambda u: u, "adapted": net.tail.adapt}
-        return {name: (state.blocks[name], spaces[name]) for name in self.banks}
-
-    def replay(
-        self, net: Net, state: ServerState, clients: Sequence[Client], label: int, count: int, rng: torch.Generator
-    ) -> Samples | None:
-        space = "adapted" if self.params.old_memory == "adapted" else "base"
-        bank = state.get("adapted" if space == "adapted" else "memory")
-        if bank is None or label not in bank.labels:
-            return None
-        row = [bank.labels.index(label)]
-        mean = bank.tensors["mean"][row]
-        spread = bank.tensors["spread"][row]
-        factor = None
-        if self.shares_covariance:
-            factor = covariance.factor(covariance_of(state.blocks["covariance"]).matrix)
-        features = pseudo_features(mean, spread, count, self.params.noise, rng, factor)
-        return Samples(space, (features,))
+        head = self.solve_head(state) if self.params.closed_head else None
+        return kept_scores.with_start(state, head)
 
 
 def competing(client: Client, inbox: Inbox, space: str) -> tuple[int, ...]:
@@ -481,12 +325,15 @@ def model_of(inbox: Inbox) -> Weights:
 def phase_settings(params: ProParams, client: Client, phase: str) -> TrainSettings:
     """The run's training settings with the learning rate and epochs of a phase, where it has its own. A cosine schedule
     starts every position at the full rate and decreases each round towards zero."""
-    lr = getattr(params, f"{phase}_lr") or client.settings.lr
-    epochs = getattr(params, f"{phase}_epochs") or client.settings.epochs
+    own = client.settings
+    lr = getattr(params, f"{phase}_lr") or own.lr
+    epochs = getattr(params, f"{phase}_epochs") or own.epochs
     if getattr(params, f"{phase}_schedule") == "cosine":
         angle = math.pi * client.when.round / client.when.rounds
         lr *= (1 + math.cos(angle)) / 2
-    return replace(client.settings, lr=lr, epochs=epochs)
+    if lr == own.lr and epochs == own.epochs:
+        return own
+    return replace(own, lr=lr, epochs=epochs)
 
 
 def with_buffers(net: Net, base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:

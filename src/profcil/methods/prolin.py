@@ -19,6 +19,8 @@ one linear map. With `base_rounds = 0` nothing is trained by gradient, and the r
 reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it
 reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples.
 
+Choose it when: accuracy matters most and second moments of features may leave a client.
+
 Stored: on the server mean and count of every class, one second-moment matrix, dictionary and warmed-up base; on a
 client nothing of its own, but dictionary and warmed-up base as they were sent.
 """
@@ -26,7 +28,7 @@ client nothing of its own, but dictionary and warmed-up base as they were sent.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -37,14 +39,14 @@ from torch import Tensor
 
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import BlockFeatures, Client, Lens
-from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
 from profcil.memory import linear
 from profcil.memory.linear import Summary
 from profcil.methods.base import Method, reply
 from profcil.methods.parts import solved_head
+from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
 from profcil.methods.parts.inertia import count_examples, interpolate_base
 from profcil.methods.parts.summaries import has_report, put_summary, report, stored_summary, summary_of_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
@@ -52,7 +54,7 @@ from profcil.model.losses import cross_entropy, soft_cross_entropy
 from profcil.model.net import MODEL, Net, Weights
 
 WIDEST = 20_000  # features of a dictionary: their second moments take 3.2 GB
-OPENING = "opening/"  # prefix of the blocks of an opening report; the client's id follows
+OPENING = "opening/"  # prefix of the blocks of an opening report; the ids of its clients follow
 POSITION_BLOCKS = ("starting_base", "training_head", "reported_clients", "reported", "reported_gram")
 
 
@@ -82,9 +84,7 @@ class ProLinParams(Checked):
     )
     ridge: float = setting(0.01, "regularisation of the linear map, as a share of its diagonal", low=0.0)
     anchor: bool = setting(True, "whether memory and deployed head also use the features of the warmed-up base")
-    min_support: int = setting(
-        1, "classes with fewer examples than this on a client are left out of its reports", low=1
-    )
+    min_support: int = setting(1, "older name of privacy.min_support; the larger of the two counts", low=1)
 
 
 class ProLin(Method):
@@ -93,6 +93,7 @@ class ProLin(Method):
     Params = ProLinParams
     params: ProLinParams
     kinds = frozenset({"model", "memory", "statistics"})
+    additive = MODEL_MEANS | {"class_means": ClassRows(), "second_moments": PlainSum()}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:
         """Adds a second base for kept scores: the position's starting base."""
@@ -104,6 +105,18 @@ class ProLin(Method):
         if not p.dictionary:
             return None
         return make_dictionary(net.facts, like, net.vocabulary, p.dictionary, p.min_support, p.text_entries)
+
+    def exposed(self, unit: str) -> str:
+        """Without training nothing but sums over examples is sent, and noise can hide each of the examples."""
+        if unit == "example" and not self.params.base_rounds:
+            return ""
+        return super().exposed(unit)
+
+    def releases(self, rounds: Sequence[When]) -> int:
+        """An opening report and a turn of each round in which the base moves, and one closing report."""
+        plastic = sum(self.plastic(when) for when in rounds)
+        reports = any(self.surveys(when) for when in rounds)
+        return plastic + bool(plastic) + reports
 
     # -- the client's turn: train the base against the position's head -------------------------------------------------
 
@@ -164,7 +177,8 @@ class ProLin(Method):
         reported = inbox.get("reported_clients")
         if reported and client.id in reported.tensors["clients"]:
             return Reply(client.id, len(client.current))
-        rows = linear.support_mask(client.y, self.params.min_support)
+        least = max(self.params.min_support, client.min_support)
+        rows = linear.support_mask(client.y, least)
         if "known_classes" in inbox:
             known = client.allowed(inbox["known_classes"].labels)
             rows &= ~known[client.y]
@@ -172,7 +186,8 @@ class ProLin(Method):
         if "starting_base" in inbox:
             change = client.features(inbox["base"]) - client.features(inbox["starting_base"])
             z = torch.cat([z, change], 1)
-        sent = report(z[rows], client.y[rows]) if bool(rows.any()) else {}
+        z = client.bounded(z)
+        sent = report(z[rows], client.y[rows], client.bound, client.summed) if bool(rows.any()) else {}
         stored = [name for name in ("anchor", "dictionary", "starting_base") if name in inbox]
         notes = {"extra_bytes": float(sum(inbox[name].bytes for name in stored))}
         return Reply(client.id, len(client.current), sent, notes=notes)
@@ -267,7 +282,8 @@ class ProLin(Method):
         """Stores the starting base and solves the head that the position trains against. Opening reports stay apart
         from the memory until the position closes."""
         for r in reports:
-            stored = {f"{OPENING}{r.client}/{name}": block for name, block in r.blocks.items()}
+            clients = ",".join(map(str, r.clients))
+            stored = {f"{OPENING}{clients}/{name}": block for name, block in r.blocks.items()}
             state = state.put(**stored)
         state = state.also(starting_base="base")
         opening = (summary_of_report(r.blocks) for r in reports)
@@ -280,9 +296,13 @@ class ProLin(Method):
         head = {"weight": scale * weight.float(), "bias": scale * bias.float()}
         return state.put(training_head=Block("model", head, memory.labels))
 
+    def reported(self, state: ServerState) -> Collection[int]:
+        block = state.get("reported_clients")
+        return set(block.tensors["clients"].tolist()) if block else ()
+
     def add_reports(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
         """Sums the reports under the frozen base until the position ends."""
-        clients = [r.client for r in reports]
+        clients = [client for r in reports for client in r.clients]
         before = state.get("reported_clients")
         if before:
             clients += before.tensors["clients"].tolist()
@@ -297,7 +317,8 @@ class ProLin(Method):
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """Carries the memory to the present base, adds the reports, and removes the blocks of the position.
 
-        No example counts twice: the closing report of a client replaces its opening report.
+        No example counts twice: the closing report of a client replaces its opening report. Where opening reports were
+        summed, it replaces the whole sum.
         """
         reported = state.get("reported_clients")
         replaced = reported.tensors["clients"].tolist() if reported else []
@@ -354,7 +375,7 @@ class ProLin(Method):
         bias = weight[:, 0]
         if memory.labels:
             weight, bias = linear.lda(memory, self.params.shrink_deployed, self.params.dictionary)
-        return solved_head.solved_head(memory.labels, weight, bias)
+        return solved_head.solved_head(memory.labels, weight, bias, memory.bound)
 
     def deployed(self, state: ServerState) -> ServerState:
         """The solved head in place of the memory, which is larger and reveals more."""
@@ -386,8 +407,8 @@ def unreported(state: ServerState, replaced: Sequence[int]) -> Iterator[Summary]
     """The opening reports of clients that have sent no closing report, one at a time: their matrices are large."""
     names = [name for name in state.blocks if name.startswith(OPENING) and name.endswith("/class_means")]
     for name in names:
-        client = int(name.split("/")[1])
-        if client not in replaced:
+        clients = {int(client) for client in name.split("/")[1].split(",")}
+        if not clients & set(replaced):
             yield summary_of_report(state.blocks, name.removesuffix("class_means"))
 
 

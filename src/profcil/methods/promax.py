@@ -16,6 +16,9 @@ on the features at its start. The server solves it in closed form, moves all mea
 same map, before it refreshes the classes that clients have now. Until then the server's means are those of the
 position's starting base; a client rehearses from means moved by a regression on its own examples.
 
+Choose it when: you reproduce or extend the paper, or the base moves and only class means and spreads may leave a
+client. `--preset plus` is its strongest form, for which second moments leave a client, too.
+
 Stored: on the server mean, diagonal spread and count of every class, one covariance matrix where it is shared, and with
 linear transport the base that the position started from; on a client nothing between rounds (calibration features
 within one).
@@ -31,18 +34,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, Reply, ServerState
 from profcil.engine.phases import Turn
 from profcil.errors import ConfigError
 from profcil.memory.bank import Bank
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import sent_blocks
+from profcil.methods.parts.addends import PlainSum, WeightedShifts
 from profcil.methods.parts.linear_transport import carried_bank, carry, drift_block, fit_examples, fit_reports
 from profcil.methods.parts.memory_blocks import bank_of, block_of
 from profcil.methods.parts.pro_settings import ProParams
-from profcil.methods.parts.reports import has_reported
 from profcil.methods.pro import Banks, Pro
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
@@ -84,11 +86,20 @@ class ProMax(Pro):
     Params = ProMaxParams
     params: ProMaxParams
     kinds = Pro.kinds | {"transport"}
+    additive = Pro.additive | {
+        "memory_transport": WeightedShifts(),
+        "adapted_transport": WeightedShifts(),
+        "drift": PlainSum(),
+    }
 
     @property
     def stores_starting_base(self) -> bool:
         """Whether the server stores the base that a position starts from: for `keep_scores` or linear transport."""
         return super().stores_starting_base or self.params.transport == "linear"
+
+    def exposed(self, unit: str) -> str:
+        """Shifts are ratios of sums, and drift sums have no bound on their rows."""
+        return f"{type(self).__name__} sends transports, which are no sums over examples; choose pro"
 
     # -- transport by each client's own drift -------------------------------------------------------------------------
 
@@ -184,14 +195,12 @@ class ProMax(Pro):
         return (*super().survey_blocks(state, when), *banks, *start)
 
     def survey(self, client: Client, inbox: Inbox) -> Reply:
-        if has_reported(client, inbox):
-            return Reply(client.id, len(client.current))
         sent = self.global_shifts(client, inbox) if self.measures_global_drift(client.when) else {}
         start = inbox.get("starting_base")
         if start:
             before = client.features(start)
             after = client.features(inbox["base"])
-            sent["drift"] = drift_block(before, after)
+            sent["drift"] = drift_block(before, after, client.summed)
         if super().surveys(client.when):
             sent |= super().survey(client, inbox).blocks
         notes = {"extra_bytes": float(start.bytes)} if start else {}
@@ -214,10 +223,10 @@ class ProMax(Pro):
         shifts = self.shifts_of(banks, before, after)
         return transport_blocks(banks, shifts)
 
-    def refresh_memory(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
+    def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Transport of the old memory, then PRO's refresh with statistics under the aggregated model."""
         state = self.apply_transport(self.carry_memory(state, replies), replies)
-        return super().refresh_memory(state, replies, when)
+        return super().absorb(state, replies, when)
 
     # -- transport by one linear map, once a position: "starting_base" is stored until the memory has been carried -----
 
@@ -251,10 +260,7 @@ class ProMax(Pro):
             return state
         width = state.blocks["memory"].tensors["mean"].shape[1]
         found = fit_reports(reports, width, self.params.ridge)
-        state = carry(state, found)
-        if self.params.refresh_at == "frozen":  # more reports may follow
-            return state
-        return state.drop("starting_base")
+        return carry(state, found).drop("starting_base")
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """PRO's end of a position; with linear transport the base that the next one starts from is stored."""

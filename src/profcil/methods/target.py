@@ -8,6 +8,8 @@ updated by first-order MAML. The student is an encoder with fresh random weights
 generated images (T = 20, SGD 0.2). A client minimises CE over its current classes on real examples + 25·KD over old
 classes on generated images (T = 2).
 
+Choose it when: the data are images, clients may store nothing, and the server may train a generator.
+
 Stored: on the server a pool of generated images with the teacher's logits, and which classes were trained; on a client
 nothing.
 
@@ -40,9 +42,8 @@ import torch
 from torch import Tensor
 
 from profcil.config import setting
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Inbox, ServerState, When, weights_of
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Inbox, ServerState, weights_of
 from profcil.engine.phases import Batch, Train, Turn
 from profcil.engine.server import Server
 from profcil.methods.base import Samples

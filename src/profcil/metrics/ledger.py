@@ -37,9 +37,20 @@ COLUMNS = tuple(field.name for field in fields(Entry))
 
 @dataclass
 class Ledger:
-    """All bytes that were sent in a run."""
+    """All bytes that were sent in a run. In a long run, the first entries are sealed: they are in a file alone."""
 
     entries: list[Entry] = field(default_factory=list)
+    sealed_bytes: int = 0  # of the stream, in sealed entries
+
+    @property
+    def stream_bytes(self) -> int:
+        """The bytes of the incremental stream so far."""
+        return self.sealed_bytes + stream_bytes(self.entries)
+
+    def seal(self, count: int) -> None:
+        """Drops the first entries, and keeps their sum."""
+        self.sealed_bytes += stream_bytes(self.entries[:count])
+        del self.entries[:count]
 
     def record(
         self, stage: str, position: int, round: int, client: int, direction: str, kinds: Mapping[str, int]

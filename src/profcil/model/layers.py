@@ -142,6 +142,13 @@ def unit(x: Tensor) -> Tensor:
     return x.float() / 255
 
 
+def distances_between(points: Tensor, others: Tensor) -> Tensor:
+    """The Euclidean distance of each point to each other one, [points, others]."""
+    if torch.compiler.is_exporting():  # ONNX has no such operation
+        return (points[:, None] - others[None]).square().sum(2).sqrt()
+    return torch.cdist(points, others)
+
+
 def drawn(make: Callable[[], Module], generator: torch.Generator) -> Module:
     """Makes a module with weights drawn from this generator. torch's global random state is not changed."""
     with torch.random.fork_rng(devices=[]):

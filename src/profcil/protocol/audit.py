@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 
 def audit(plan: Plan) -> dict[str, Any]:
     """Realised support, coverage and disorder, the support assumption, and the cells without data, as plain values."""
-    return {**_heterogeneity(plan), **_supported_classes(plan), **_cells(plan)}
+    return {**_heterogeneity(plan), **_supported_classes(plan), **_cells(plan), **_growth(plan)}
+
+
+def _growth(plan: Plan) -> dict[str, Any]:
+    """The clients that joined after the start and the tasks that were declared after it, each with the position from
+    which it counts. Empty for a plan that was complete at the start."""
+    found = {}
+    for name, positions in (("joined_later", plan.joined), ("declared_later", plan.declared)):
+        late = {str(number): position for number, position in enumerate(positions) if position}
+        if late:
+            found[name] = late
+    return found
 
 
 def _heterogeneity(plan: Plan) -> dict[str, Any]:
@@ -154,7 +165,16 @@ def _audit_lines(plan: Plan) -> list[str]:
         f"untaught cells     {facts['untaught_cells']}, where the task is current before any client had data of it",
         f"empty clients      {facts['empty_clients']} of {plan.clients} own no data at any position",
         f"samples            {facts['samples']}",
+        *_growth_lines(facts),
     ]
+
+
+def _growth_lines(facts: dict[str, Any]) -> list[str]:
+    """Who joined and which tasks were declared after the start. Tasks and positions are counted from 1."""
+    joined = [f"client {c} from position {p + 1}" for c, p in facts.get("joined_later", {}).items()]
+    declared = [f"task {int(t) + 1} from position {p + 1}" for t, p in facts.get("declared_later", {}).items()]
+    lines = [f"joined later       {', '.join(joined)}"] if joined else []
+    return [*lines, f"declared later     {', '.join(declared)}"] if declared else lines
 
 
 def _heterogeneity_lines(plan: Plan, facts: dict[str, Any]) -> list[str]:

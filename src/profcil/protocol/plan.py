@@ -26,6 +26,7 @@ from profcil.protocol.tasks import class_order, split
 from profcil.randomness import generator
 
 Tasks = tuple[tuple[int, ...], ...]
+LATER = ("joined", "declared")  # what is saved of a plan that has grown
 ARRAYS = {"orders": "<i4", "ids": "<i8", "starts": "<i8", "labels": "<i4", "label_starts": "<i8"}
 
 
@@ -42,6 +43,8 @@ class Plan:
     labels: np.ndarray  # observed class ids, sorted by (client, task, class)
     label_starts: np.ndarray  # [clients x tasks + 1]: where a cell begins in labels
     origin: Plan | None = None  # of a plan with a weak task: the plan without it; not saved
+    joined: tuple[int, ...] = ()  # the position from which each client takes part; empty = all from the first
+    declared: tuple[int, ...] = ()  # the position from which each task is known; empty = all from the first
 
     def __post_init__(self) -> None:
         for name, kind in ARRAYS.items():
@@ -115,7 +118,8 @@ class Plan:
     def _seen(self) -> list[frozenset[int]]:
         """The seen classes of all positions, cached because every client turn needs them."""
         introduced = np.zeros((self.positions, self.positions), dtype=bool)
-        introduced[np.arange(self.positions), self.orders] = True
+        clients, positions = np.nonzero(self._takes_part)
+        introduced[positions, self.orders[clients, positions]] = True
         seen_tasks = np.logical_or.accumulate(introduced)
         seen = []
         for is_seen in seen_tasks:
@@ -123,6 +127,15 @@ class Plan:
             classes = [self.tasks[t] for t in tasks]
             seen.append(frozenset().union(*classes))
         return seen
+
+    @cached_property
+    def _takes_part(self) -> np.ndarray:
+        """Whether a client had joined at a position, and its task there was known by then, [clients, positions]."""
+        positions = np.arange(self.positions)[None, :]
+        joined = np.array(self.joined or (0,) * self.clients)[:, None]
+        declared = np.array(self.declared or (0,) * self.positions)[self.orders]
+        takes_part: np.ndarray = (positions >= joined) & (positions >= declared)
+        return takes_part
 
     def current(self, position: int) -> frozenset[int]:
         """The classes that any client observes at a position."""
@@ -156,7 +169,8 @@ class Plan:
         all_settings = asdict(self.settings)
         settings = {k: v for k, v in all_settings.items() if not k.startswith("weak_")}
         tasks = [list(t) for t in self.tasks]
-        return {"settings": settings, "seed": self.seed, "tasks": tasks}
+        later = {name: list(getattr(self, name)) for name in LATER if any(getattr(self, name))}
+        return {"settings": settings, "seed": self.seed, "tasks": tasks, **later}
 
     @cached_property
     def digest(self) -> str:
@@ -190,6 +204,7 @@ class Plan:
     def _rebuild(cls, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Plan:
         tasks = tuple(tuple(t) for t in header["tasks"])
         known: dict[str, Any] = {name: arrays[name] for name in ARRAYS}
+        known |= {name: tuple(header.get(name, ())) for name in LATER}
         settings = StreamSettings(**header["settings"])
         plan = cls(settings, header["seed"], tasks, **known)
         if plan.digest != header["digest"]:
@@ -206,9 +221,17 @@ class Plan:
 
 
 def assemble(
-    labels: np.ndarray, owner: np.ndarray, tasks: Tasks, orders: np.ndarray, settings: StreamSettings, seed: int
+    labels: np.ndarray,
+    owner: np.ndarray,
+    tasks: Tasks,
+    orders: np.ndarray,
+    settings: StreamSettings,
+    seed: int,
+    joined: tuple[int, ...] = (),
+    declared: tuple[int, ...] = (),
 ) -> Plan:
-    """A plan from the owner of every sample. A sample with owner -1 is not in the stream."""
+    """A plan from the owner of every sample. A sample with owner -1 is not in the stream. `joined` and `declared`
+    belong to a plan that has grown."""
     classes = sum(map(len, tasks))
     cells = orders.size
     task_of = np.empty(classes, dtype=np.int64)
@@ -230,6 +253,8 @@ def assemble(
         starts=_starts(cell, cells),
         labels=observed_labels,
         label_starts=_starts(observed_cells, cells),
+        joined=joined,
+        declared=declared,
     )
 
 

@@ -6,16 +6,16 @@ in which they differ: `PRO-MAX (noise=0.1)`. Settings that are equal, or that ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from profcil.reporting.paper import method_rank, method_title
-from profcil.runs.gather import finished_runs, load_runs, settings_without_seed, stream_name
+from profcil.runs.differences import describe_settings, differing_settings
+from profcil.runs.gather import HasSettings, finished_runs, load_runs, settings_without_seed, stream_name
 from profcil.runs.reader import Run
-from profcil.runs.settings_check import WITHOUT_EFFECT, flatten_settings
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,6 @@ def label_of(method: str, settings: Mapping[str, Any]) -> str:
     title = method_title(method)
     texts = describe_settings(settings)
     return f"{title} ({', '.join(texts)})" if texts else title
-
-
-def describe_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Each setting as `key=value`; a key without its section, unless another one ends the same."""
-    ends = [key.split(".")[-1] for key in settings]
-    texts = []
-    for (key, value), end in zip(settings.items(), ends, strict=True):
-        name = end if ends.count(end) == 1 else key
-        texts.append(f"{name}={plain_text(value)}")
-    return texts
-
-
-def plain_text(value: Any) -> str:
-    """A value as TOML writes it, but texts without quotes."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load_groups(paths: Sequence[str | Path], warn: Callable[[str], None], with_scores: bool = True) -> list[Group]:
@@ -89,7 +74,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return sorted(groups, key=order)
 
 
-def method_on_stream(run: Run) -> tuple[str, str]:
+def method_on_stream(run: HasSettings) -> tuple[str, str]:
     return stream_name(run), run.config["method"]
 
 
@@ -121,56 +106,13 @@ def stream_rank(group: Group, datasets: Sequence[str]) -> tuple[int, int, str]:
     return datasets.index(config["dataset"]), rank, group.stream
 
 
-def differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each of some runs the settings in which they differ, by dotted name.
-
-    A setting that a run of an older version does not have is left out of its own.
-    """
-    with_task = has_several_weak_tasks(configs)
-    shown = [shown_settings(config, with_task) for config in configs]
-    keys = [key for key in ordered_union(shown) if values_differ(shown, key)]
-    return [{key: settings[key] for key in keys if key in settings} for settings in shown]
-
-
-def values_differ(tables: Sequence[Mapping[str, Any]], key: str) -> bool:
-    first = tables[0].get(key)
-    return any(table.get(key) != first for table in tables)
-
-
-def has_several_weak_tasks(configs: Iterable[Mapping[str, Any]]) -> bool:
-    streams = [config.get("stream", {}) for config in configs]
-    tasks = {stream.get("weak_task", -1) for stream in streams}
-    return len(tasks - {-1}) > 1
-
-
-def ordered_union(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for table in tables for key in table))
-
-
-def shown_settings(config: Mapping[str, Any], with_task: bool) -> dict[str, Any]:
-    """The settings as a label shows them, without those that change no result.
-
-    A weak task is one entry: its strength and, if asked for, its number.
-    """
-    settings = {key: value for key, value in flatten_settings(config).items() if key not in WITHOUT_EFFECT}
-    task = settings.pop("stream.weak_task", None)
-    strength = settings.pop("stream.weak_strength", None)
-    if task is None:
-        return settings
-    if task < 0:
-        settings["weak"] = "none"
-    else:
-        settings["weak"] = f"{strength}, task {task + 1}" if with_task else strength
-    return settings
-
-
-def run_labels(runs: Sequence[Run]) -> list[str]:
+def run_labels(runs: Sequence[HasSettings]) -> list[str]:
     """The label of each run, finished or not, among all of them."""
     settings = distinguishing_settings(runs)
     return [label_of(run.config["method"], own) for run, own in zip(runs, settings, strict=True)]
 
 
-def distinguishing_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def distinguishing_settings(runs: Sequence[HasSettings]) -> list[dict[str, Any]]:
     """For each run the settings in which the runs of its method on its stream differ."""
     by_method: dict[tuple[str, str], list[int]] = {}
     for number, run in enumerate(runs):

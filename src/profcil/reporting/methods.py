@@ -21,7 +21,7 @@ from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 from profcil.reporting.markdown import markdown_table
 
-MARKS = ("Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
+MARKS = ("Choose it", "Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
 BEGIN = "<!-- experiments: written by hand -->"
 END = "<!-- end of experiments -->"
 HEAD = """# Methods

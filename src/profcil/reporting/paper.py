@@ -31,6 +31,12 @@ def method_title(method: str) -> str:
     return paper_values()["titles"].get(method, method)
 
 
+def stream_title(stream: str) -> str:
+    """A stream (`cora, severe`) with the dataset as people write it."""
+    dataset, comma, rest = stream.partition(",")
+    return paper_values()["datasets"].get(dataset, dataset) + comma + rest
+
+
 def method_rank(method: str) -> tuple[int, str]:
     """A sort key: the order of the paper's tables, then other methods by name."""
     order = list(paper_values()["titles"])

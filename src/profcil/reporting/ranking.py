@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
 from profcil.reporting.groups import Group, group_runs
+from profcil.reporting.significance import holm, p_against
 from profcil.reporting.tables import compare
 from profcil.runs.reader import Run
 from profcil.runs.stored_run import StoredRun
@@ -44,6 +45,7 @@ class Standing:
     group: Group
     values: Values
     best: frozenset[str]  # in which values no other group of the stream is better
+    p: float | None = None  # of a difference in FAA from the first: paired t-test over common seeds, adjusted by Holm
 
 
 def rank_runs(runs: Sequence[Run]) -> dict[str, list[Standing]]:
@@ -63,8 +65,21 @@ def rank_groups(groups: Sequence[Group], rows: Mapping[int, Mapping[str, Any]]) 
     for stream, pairs in by_stream.items():
         best = best_means([values for _, values in pairs])
         standings = [standing(group, values, best) for group, values in pairs]
-        rankings[stream] = sorted(standings, key=lambda one: -mean_of(one.values["faa"], -1.0))
+        standings.sort(key=lambda one: -mean_of(one.values["faa"], -1.0))
+        rankings[stream] = with_tests(standings, rows)
     return rankings
+
+
+def with_tests(standings: Sequence[Standing], rows: Mapping[int, Mapping[str, Any]]) -> list[Standing]:
+    """Tests each group against the first."""
+    by_seed = [faa_by_seed(one.group, rows) for one in standings]
+    tested = holm([p_against(by_seed[0], other) for other in by_seed[1:]])
+    return [replace(one, p=p) for one, p in zip(standings, [None, *tested], strict=True)]
+
+
+def faa_by_seed(group: Group, rows: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    found = {run.config["seed"]: rows[id(run)]["faa"] for run in group.runs}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def measured_values(group: Group, rows: Mapping[int, Mapping[str, Any]]) -> Values:

@@ -10,7 +10,8 @@ methods    in any order; by default those that the store has. A method without r
 settings   severe, homogeneous or both (severe,homogeneous)
 columns    names of COLUMNS (faa,cta,af)
 part       test or validation (test)
-variants   none: only runs by the recipe; all: also runs with other settings, each kind in a row of its own (none)
+variants   none: only runs by the recipe; presets: also runs by a preset, e.g. PRO-MAX+; all: also runs with other
+           settings, each kind in a row of its own (none)
 
 Values are mean ± standard deviation over seeds. The paper's value follows in brackets. The best FAA, CTA and AF of a
 dataset and setting are bold. Of several versions the newest is shown.
@@ -21,19 +22,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from profcil.errors import StoreError, unknown
+from profcil.errors import ConfigError, StoreError, unknown
 from profcil.io.atomic_files import write_text
 from profcil.reporting.grid import METRICS, measure_runs
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import method_rank, method_title, paper_value
 from profcil.reporting.store_tables import group_rows
+from profcil.resolve import preset_names, preset_title
 from profcil.runs.store import load_store, newest_runs
 from profcil.runs.stored_run import StoredRun
+from profcil.runs.stored_settings import comparable_settings, recipe_settings
 
 BLOCK = re.compile(r"(?P<begin><!-- table: (?P<definition>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.S)
 BEGIN = "<!-- table:"
@@ -65,7 +69,7 @@ ALLOWED = {  # the names after some keys
     "columns": tuple(COLUMNS),
     "settings": ("severe", "homogeneous"),
     "part": ("test", "validation"),
-    "variants": ("none", "all"),
+    "variants": ("none", "presets", "all"),
 }
 
 
@@ -136,7 +140,7 @@ def render_table(chosen: dict[str, list[str]], store: Path, path: Path) -> str:
     head = ["setting", "method", "seeds", *titles]
     body = []
     for line in lines:
-        method = method_title(line.method) + line.label
+        method = line.label or method_title(line.method)
         seeds = str(len(line.runs))
         cells = [format_cell(line, column, lines) for column in chosen["columns"]]
         body.append([line.setting, method, seeds, *cells])
@@ -169,17 +173,35 @@ def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
 
 
 def label_of(group: Sequence[StoredRun]) -> str:
-    """The settings in which the runs of a group depart from the recipe; empty if they do not."""
+    """What a row is called if its runs depart from the recipe: the title of a preset, or the method and the settings
+    that differ. Empty if they do not depart."""
     settings = group[0].values["settings"] if group else ""
-    return f" ({settings})" if settings else ""
+    if not settings:
+        return ""
+    title = method_title(group[0].config["method"])
+    return preset_of(group[0]) or f"{title} ({settings})"
+
+
+def preset_of(run: StoredRun) -> str:
+    """The title of the preset that a run was made by; empty if there is none. Settings that were added or removed since
+    do not count."""
+    dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
+    own = comparable_settings(run.config)
+    for preset in preset_names():
+        with suppress(ConfigError):  # presets that are not for this method
+            wanted = recipe_settings(dataset, setting, method, preset)
+            if all(own[key] == wanted[key] for key in own.keys() & wanted.keys()):
+                return preset_title(preset)
+    return ""
 
 
 def is_chosen(run: StoredRun, chosen: dict[str, list[str]]) -> bool:
     """Whether a run is of the part and the variants that a table shows."""
     if run.values["part"] not in chosen["part"]:
         return False
-    by_recipe = not run.values["settings"]
-    return by_recipe or chosen["variants"] == ["all"]
+    if not run.values["settings"] or chosen["variants"] == ["all"]:
+        return True
+    return chosen["variants"] == ["presets"] and bool(preset_of(run))
 
 
 def values_of(run: StoredRun, measured: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def list_settings(method: str | None = None, dataset: str | None = None) -> list
 def run_values(dataset: str, method: str | None) -> dict[str, Any]:
     """The settings of a run by their dotted names."""
     config = resolve(None, {"dataset": dataset, "method": method})
-    return flatten_settings(plain(config))
+    values = flatten_settings(plain(config))
+    encoder = values["model.encoder"] or registry.find("data", dataset).FACTS.encoder
+    return values | {"model.encoder": encoder}
 
 
 def describe_fields(cls: type, prefix: str, of: str) -> Iterator[dict[str, Any]]:

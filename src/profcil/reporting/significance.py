@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
 from profcil.reporting.grid import METRICS, TESTED, Column, Entry, Row, Table
 from profcil.reporting.paper import is_baseline, method_title, paper_values
+
+FEWEST_SEEDS = 3  # of a test between two methods of a ranking
 
 
 def best_mean(rows: list[Row], column: Column) -> float | None:
@@ -66,16 +71,40 @@ def paired_test(ours: Entry, baseline: Entry) -> str:
     common = sorted(ours.seeds.keys() & baseline.seeds.keys())
     if not common:
         return "no common seed, so no test"
-    our_values = [ours.seeds[seed] for seed in common]
-    baseline_values = [baseline.seeds[seed] for seed in common]
-    differences = [a - b for a, b in zip(our_values, baseline_values, strict=True)]
+    differences = [ours.seeds[seed] - baseline.seeds[seed] for seed in common]
     mean = sum(differences) / len(differences)
     head = f"difference {mean:+.2f}, n = {len(common)}"
     if len(common) < 2:
         return f"{head}, no test with one seed"
-    if max(differences) - min(differences) < 1e-9:
+    p = paired_p(differences)
+    if p is None:
         return f"{head}, the same difference in every seed, so no test"
-    from scipy.stats import ttest_rel
-
-    p = ttest_rel(our_values, baseline_values).pvalue
     return f"{head}, paired t-test p = {p:.3g}"
+
+
+def paired_p(differences: Sequence[float]) -> float | None:
+    """The two-sided p value of a paired t-test; None if there are too few differences or all are equal."""
+    if len(differences) < 2 or max(differences) - min(differences) < 1e-9:
+        return None
+    from scipy.special import stdtr
+
+    freedom = len(differences) - 1
+    t = fmean(differences) / (stdev(differences) / len(differences) ** 0.5)
+    return float(2 * stdtr(freedom, -abs(t)))
+
+
+def p_against(best: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """The p value of a difference from the best over common seeds; None with fewer than three of them."""
+    common = sorted(best.keys() & other.keys())
+    return paired_p([best[seed] - other[seed] for seed in common]) if len(common) >= FEWEST_SEEDS else None
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """P values of several tests, adjusted by the method of Holm; unknown ones stay unknown."""
+    known = sorted((p, i) for i, p in enumerate(values) if p is not None)
+    adjusted: list[float | None] = [None] * len(values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        adjusted[i] = largest
+    return adjusted

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.config import OWN
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import paper_value
 from profcil.reporting.tables import compare, text_table
 from profcil.resolve import resolve
+from profcil.runs.identity import read_json
 from profcil.runs.reader import Run, load_run
-from profcil.studies.definition import Cell, is_finished, read_json
+from profcil.studies.definition import Cell, is_finished
 from profcil.studies.scheduler import NOT_APPLICABLE, is_not_applicable
 
 METRICS = ("faa", "cta", "af")
@@ -25,6 +29,7 @@ def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
     finished = [cell for cell in cells if is_finished(out, cell)]
     runs = [load_run(out / cell.name) for cell in finished]
     last_cells = {row_key(cell): cell for cell in cells}
+    planned = Counter(row_key(cell) for cell in cells)
     results: dict[Key, list[tuple[Run, dict]]] = {key: [] for key in last_cells}
     for cell, run, row in zip(finished, runs, compare(runs), strict=True):
         results[row_key(cell)].append((run, row))
@@ -32,7 +37,8 @@ def summarise(cells: Sequence[Cell], out: Path) -> list[dict[str, Any]]:
     for key, group in results.items():
         cell = last_cells[key]
         applicable = not is_not_applicable(out, cell)
-        more = {"paper": paper_metrics(cell), "applicable": applicable}
+        more: dict[str, Any] = {"paper": paper_metrics(cell), "applicable": applicable}
+        more |= {"settings": dict(cell.settings), "planned": planned[key]}
         rows.append(summarise_group(key, group) | more)
     return rows
 
@@ -73,6 +79,8 @@ def mean_and_deviation(values: Sequence[float | None]) -> Spread | None:
 def paper_metrics(cell: Cell) -> dict[str, float] | None:
     """The paper's main results for a cell; None for named variants and for streams that are not the paper's."""
     c = cell.config
+    if c.dataset == OWN:
+        return None
     paper_stream = resolve(None, {"dataset": c.dataset, "setting": c.setting}).stream
     if cell.variant or c.stream != paper_stream:
         return None
@@ -84,6 +92,11 @@ def paper_metrics(cell: Cell) -> dict[str, float] | None:
     return means or None
 
 
+def method_of(row: Mapping[str, Any]) -> str:
+    """The method of a row without its variant."""
+    return str(row["method"]).split(" (")[0]
+
+
 def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The variant of each method with the highest mean FAA, by dataset and setting, and the number of variants tried.
 
@@ -92,8 +105,7 @@ def best_variants(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     tried: dict[Key, list[dict[str, Any]]] = {}
     for row in rows:
         if row["faa"] is not None:
-            method = row["method"].split(" (")[0]
-            key = (row["dataset"], row["setting"], method)
+            key = (row["dataset"], row["setting"], method_of(row))
             tried.setdefault(key, []).append(row)
     best = []
     for group in tried.values():
@@ -126,9 +138,9 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return markdown_table(*table_cells(rows))
 
 
-def plain_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in aligned columns, for a terminal."""
-    return text_table(*table_cells(rows), SPARED)
+def table_text(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table in aligned columns on a terminal, and as Markdown in a pipe."""
+    return text_table(titles, cells, SPARED) if sys.stdout.isatty() else markdown_table(titles, cells)
 
 
 def table_cells(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -31,9 +31,11 @@ MEASURED_COLUMNS = {
     "warmup_seconds": "warm-up s",
     "peak_memory_mb": "peak MB",
 }
+FURTHER_COLUMNS = {"worst_client": "worst client", "client_sd": "client sd", "bwt": "BWT", "fwt": "FWT"}
 NAME_COLUMNS = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
 SPARED = ("peak MB", "warm-up s", "seconds", "MB up", "MB down", "NormComm")  # left out first on a narrow terminal
-FOLD_WIDTHS = (24, 12)  # text in columns up to this many characters is not folded; the second if space is short
+FOLD_WIDTH = 12  # columns of text are folded to this many characters at most
+WORD_WIDTH = 24  # words of up to this many characters are not broken
 PADDING = 2  # characters between two columns
 
 
@@ -76,18 +78,38 @@ def protocol(run: Run) -> tuple[Any, ...]:
     return (dataset_title(c), c["setting"], c["stream"], c["train"]["rounds"], sizes)
 
 
-def render(runs: Sequence[Run], reference: str = "fedavg") -> str:
-    """The comparison as text: all runs, then mean ± sample standard deviation of runs that differ only in the seed."""
+def render(runs: Sequence[Run], reference: str = "fedavg", further: bool = False) -> str:
+    """The comparison as text: all runs, then mean ± sample standard deviation of runs that differ only in the seed.
+
+    `further` also shows the worst client, the deviation over clients, and transfer.
+    """
+    heading, header, cells = split_constant(*compared_cells(runs, reference, further))
+    table = text_table(header, cells, SPARED)
+    return "\n".join([*heading, table, *execution_lines(compare(runs, reference))])
+
+
+def compared_cells(
+    runs: Sequence[Run], reference: str = "fedavg", further: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells of the comparison."""
     rows = compare(runs, reference)
-    columns = NAME_COLUMNS | MEASURED_COLUMNS
+    measured = measured_columns(further)
+    columns = NAME_COLUMNS | measured
+    if any("epsilon" in row for row in rows):
+        columns |= {"epsilon": "ε"}
+        rows = [{"epsilon": None, **row} for row in rows]
     lines = []
     for row in rows:
         label = label_of(row["method"], row["settings"])
         lines.append(format_row(row | {"method": label}, columns))
-    means = [format_mean(group) for group in seed_groups(runs, rows)]
-    heading, header, cells = split_constant(list(columns.values()), [*lines, *means])
-    table = text_table(header, cells, SPARED)
-    return "\n".join([*heading, table, *execution_lines(rows)])
+    means = [format_mean(group, measured) for group in seed_groups(runs, rows)]
+    return list(columns.values()), [*lines, *means]
+
+
+def measured_columns(further: bool) -> dict[str, str]:
+    """What was measured, in the order of the columns."""
+    first = {key: MEASURED_COLUMNS[key] for key in ("faa", "cta", "af")}
+    return first | (FURTHER_COLUMNS if further else {}) | MEASURED_COLUMNS
 
 
 def split_constant(header: list[str], lines: list[list[str]]) -> tuple[list[str], list[str], list[list[str]]]:
@@ -126,10 +148,10 @@ def seed_groups(runs: Sequence[Run], rows: Sequence[dict[str, Any]]) -> list[lis
     return [list(by_seed.values()) for by_seed in groups.values() if len(by_seed) > 1]
 
 
-def format_mean(group: Sequence[Mapping[str, Any]]) -> list[str]:
+def format_mean(group: Sequence[Mapping[str, Any]], measured: Mapping[str, str]) -> list[str]:
     """The texts of a row of means over seeds. A value that one of the seeds lacks is not averaged."""
     texts = []
-    for key in MEASURED_COLUMNS:
+    for key in measured:
         values = [row[key] for row in group]
         if any(value is None for value in values):
             texts.append("-")
@@ -170,31 +192,55 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], spared: Seq
         return draw_table(header, rows, None)
     from rich.console import Console
 
-    width = Console().width
+    return fitted_table(header, rows, spared, Console().width, "--json")
+
+
+def fitted_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], spared: Sequence[str], width: int, complete: str
+) -> str:
+    """The table in this width if that is possible. `complete` names what shows the columns that are left out."""
     columns = list(zip(header, *rows, strict=True))
     left_out: list[str] = []
     for name in spared:
-        if table_width(columns, FOLD_WIDTHS[-1]) > width and name in header:
+        if table_width([least_width(cells) for cells in columns]) > width and name in header:
             columns = [cells for cells in columns if cells[0] != name]
             left_out.append(name)
     first, *others = zip(*columns, strict=True)
     table = draw_table(first, others, width)
-    note = f"\nnot shown: {', '.join(left_out)}; see --json"
+    note = f"\nnot shown: {', '.join(left_out)}; see {complete}"
     return table + note if left_out else table
 
 
-def table_width(columns: Sequence[Sequence[str]], fold_width: int) -> int:
-    """The width of a table whose texts are folded to this many characters. Numbers are not folded."""
-    widths = [column_width(cells, fold_width) for cells in columns]
-    return sum(widths) + PADDING * (len(columns) - 1)
+def table_width(widths: Sequence[int]) -> int:
+    return sum(widths) + PADDING * (len(widths) - 1)
 
 
-def column_width(cells: Sequence[str], fold_width: int) -> int:
-    """The least width of a column: that of a column of numbers, with their deviations, is its whole width."""
-    whole = max(map(len, cells))
+def whole_width(cells: Sequence[str]) -> int:
+    return max(map(len, cells))
+
+
+def least_width(cells: Sequence[str]) -> int:
+    """The width to which a column can be folded: numbers, with their deviations, and words are not broken."""
     beginnings = [text[:1] for text in cells[1:]]
-    is_number = all(first in ("", "-") or first.isdigit() for first in beginnings)
-    return whole if is_number else min(fold_width, whole)
+    if all(first in ("", "-") or first.isdigit() for first in beginnings):
+        return whole_width(cells)
+    words = [len(word) for text in cells for word in text.split()]
+    longest_word = max([word for word in words if word <= WORD_WIDTH], default=0)
+    return min(whole_width(cells), max(FOLD_WIDTH, longest_word))
+
+
+def column_widths(columns: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """The width of each column in a table of this width: what is left goes to the narrowest folded columns."""
+    whole = [whole_width(cells) for cells in columns]
+    if width is None:
+        return whole
+    widths = [least_width(cells) for cells in columns]
+    for _ in range(width - table_width(widths)):
+        folded = [number for number, wanted in enumerate(whole) if widths[number] < wanted]
+        if folded:
+            narrowest = min(folded, key=lambda number: widths[number])
+            widths[narrowest] += 1
+    return widths
 
 
 def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
@@ -204,16 +250,12 @@ def draw_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int 
     from rich.text import Text
 
     columns = list(zip(header, *rows, strict=True))
-    fits = width is None or table_width(columns, FOLD_WIDTHS[0]) <= width
-    fold_width = FOLD_WIDTHS[0] if fits else FOLD_WIDTHS[1]
+    widths = column_widths(columns, width)
     table = Table(box=None, pad_edge=False, padding=(0, PADDING, 0, 0))
-    for cells in columns:
-        least = column_width(cells, fold_width)
-        table.add_column(Text(cells[0]), overflow="fold", min_width=least)
+    for title, least in zip(header, widths, strict=True):
+        table.add_column(Text(title), overflow="fold", width=least)
     for texts in rows:
         table.add_row(*map(Text, texts))
-    longest = max(len(text) for cells in columns for text in cells)
-    needed = table_width(columns, longest if width is None else fold_width)
-    console = Console(file=io.StringIO(), color_system=None, width=max(width or 0, needed))
+    console = Console(file=io.StringIO(), color_system=None, width=table_width(widths))
     console.print(table)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profcil.errors import RunFolderError
+from profcil.errors import DataError, RunFolderError
 from profcil.io.atomic_files import write_json, write_text
+from profcil.runs.reader import load_run
 from profcil.runs.saved_model import read_model
-from profcil.runs.trained_model import CALIBRATION, Model, model_file, probabilities_of
+from profcil.runs.trained_model import CALIBRATION, Model, load_model, model_file, probabilities_of
 
 if TYPE_CHECKING:  # the functions import torch when they are called
     from torch import Tensor
@@ -87,6 +88,26 @@ def evaluate(model: Model, inputs: Sequence[Tensor], y: Sequence[int]) -> Evalua
 
     scores = model.scores(*inputs).cpu()
     return Evaluation(model.names, scores, torch.tensor(y, dtype=torch.long), model.temperature)
+
+
+def evaluate_run(path: str | Path, data_dir: Path | None = None, model: Model | None = None) -> Evaluation:
+    """The scores of a run's model on the part of its own data that the run was scored on. `model` may be loaded."""
+    import torch
+
+    from profcil.config import SITES
+    from profcil.engine.world import load_data
+    from profcil.resolve import resolve
+
+    run = load_run(path)
+    if run.config["dataset"] == SITES:
+        raise DataError(f"the data of {path} is at its sites; give labelled data with --data PATH")
+    bundle = load_data(resolve(str(run.path / "config.toml")), Path(data_dir or run.facts["data_dir"]))
+    if bundle.fingerprint != run.facts.get("data"):
+        raise DataError(
+            f"the data under {data_dir or run.facts['data_dir']} is not that of {path}; give its --data-dir"
+        )
+    scored = bundle.validation if run.config.get("evaluate") == "validation" and bundle.validation else bundle.test
+    return evaluate(model or load_model(path), scored.inputs(torch.arange(len(scored))), scored.y.tolist())
 
 
 def calibration_error(probabilities: Tensor, y: Tensor) -> float:

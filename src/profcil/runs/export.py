@@ -13,6 +13,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from profcil.data.bundle import Inputs
+from profcil.engine.channel import Block
 from profcil.engine.client import BlockFeatures, Lens
-from profcil.engine.payload import Block
 from profcil.errors import ConfigError, NotApplicable, RunFolderError
 from profcil.io.atomic_files import write_bytes
 from profcil.runs.saved_model import read_model
 from profcil.runs.trained_model import KINDS, Model, model_file, probabilities_of
 
 EXAMPLES = 3  # in the batch that the export follows through the model
-INPUT = {"image": "images", "text": "tokens", "table": "rows"}
+INPUTS = {
+    "image": ("images",),
+    "text": ("tokens",),
+    "table": ("rows",),
+    "graph": ("features", "edges", "nodes"),  # of all nodes; [2, edges], each in both directions; those to classify
+}
 OUTPUT = "probabilities"
 
 
@@ -54,45 +61,59 @@ class Prediction(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.predict(x)
+
+    def predict(self, *inputs: Tensor) -> Tensor:
         model = self.model
-        features = model.method.views(model.state, lambda lens: self.features(lens, x))
+        features = model.method.views(model.state, lambda lens: self.features(lens, inputs))
         scores = model.method.scores(self.net, model.state, features)
         unseen = model.unseen(scores.device)
         return probabilities_of(scores.masked_fill(unseen, -torch.inf), model.temperature).float()
 
-    def features(self, lens: Lens, x: Tensor) -> Tensor:
+    def features(self, lens: Lens, inputs: Inputs) -> Tensor:
         """Features under a base, or by a function of the inputs. Nothing is loaded, which a graph could not show."""
         if isinstance(lens, BlockFeatures):
-            return lens.compute(self.net, (x,))
+            return lens.compute(self.net, inputs)
         if callable(lens):
-            return lens(self.net, (x,))
+            return lens(self.net, inputs)
         tensors = lens.tensors if isinstance(lens, Block) else lens
-        found: Tensor = functional_call(self.net.base, dict(tensors), (x,))
+        found: Tensor = functional_call(self.net.base, dict(tensors), inputs)
         return found
+
+
+class GraphPrediction(Prediction):
+    """The prediction of nodes of a graph."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        block = model.state.get("dictionary")
+        if block is not None:  # rows without an entry are left out here, since ONNX has no sizes that depend on values
+            words = block.tensors["words"]
+            model.state = model.state.put(dictionary=replace(block, tensors={"words": words[words >= 0]}))
+
+    def forward(self, features: Tensor, edges: Tensor, nodes: Tensor) -> Tensor:  # type: ignore[override]
+        return self.predict(features, edges, nodes)
 
 
 def export_onnx(model: Model, target: Path) -> None:
     """Writes a model as ONNX."""
-    if model.modality not in INPUT or len(model.like) != 1:
+    if model.modality not in INPUTS or len(model.like) != len(INPUTS[model.modality]):
         raise NotApplicable(
             f"a model of {KINDS.get(model.modality, model.modality)} cannot be exported to ONNX; use --safetensors"
         )
     onnx = import_onnx()
-    like = model.like[0]
-    x = torch.zeros(EXAMPLES, *like.shape[1:], dtype=like.dtype)
-    name = INPUT[model.modality]
-    batch = torch.export.Dim("examples", min=1)
-    prediction = Prediction(model)
+    inputs, free = example_inputs(model)
+    prediction = GraphPrediction(model) if len(inputs) > 1 else Prediction(model)
     with quiet(), torch.no_grad():
-        prediction(x)  # computes constants, which the export could not
+        prediction(*inputs)  # computes constants, which the export could not
         try:
             program = torch.onnx.export(
                 prediction,
-                (x,),
+                inputs,
                 dynamo=True,
-                input_names=[name],
+                input_names=list(INPUTS[model.modality]),
                 output_names=[OUTPUT],
-                dynamic_shapes=({0: batch},),
+                dynamic_shapes=free,
                 verbose=False,
             )
         except Exception as error:  # the exporter has many kinds of its own
@@ -102,8 +123,33 @@ def export_onnx(model: Model, target: Path) -> None:
             ) from error
     assert program is not None
     proto = program.model_proto
+    if not has_free_sizes(proto):
+        raise NotApplicable(
+            f"the method '{model.header.get('method')}' with this encoder can be exported for {EXAMPLES} examples at a "
+            "time only; use --safetensors"
+        )
     onnx.helper.set_model_props(proto, metadata(model))
     write_bytes(target, proto.SerializeToString())
+
+
+def has_free_sizes(proto: Any) -> bool:
+    """Whether every input may have any number of examples. The exporter fixes it where code asks for its value."""
+    return all(any(d.dim_param for d in given.type.tensor_type.shape.dim) for given in proto.graph.input)
+
+
+def example_inputs(model: Model) -> tuple[Inputs, tuple[dict[int, Any], ...]]:
+    """Inputs that the export follows through the model, and which sizes of each are free."""
+    x, *graph = model.like
+    examples = torch.export.Dim("examples", min=1)
+    if not graph:
+        return (torch.zeros(EXAMPLES, *x.shape[1:], dtype=x.dtype),), ({0: examples},)
+    features = torch.zeros(EXAMPLES + 1, x.shape[1], dtype=x.dtype)
+    around = torch.arange(EXAMPLES + 1)
+    ends = torch.stack([around, around.roll(1)])
+    edges = torch.cat([ends, ends.flip(0)], 1)  # a ring, in both directions
+    nodes = torch.arange(EXAMPLES)
+    sizes = {name: torch.export.Dim(name, min=2) for name in ("nodes", "edges")}
+    return (features, edges, nodes), ({0: sizes["nodes"]}, {1: sizes["edges"]}, {0: examples})
 
 
 def import_onnx() -> Any:

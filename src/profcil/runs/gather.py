@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from profcil.errors import RunFolderError
-from profcil.runs.reader import Run, explain_read_errors, load_run
+from profcil.errors import RunFolderError, count
+from profcil.runs.reader import Run, dataset_title, explain_read_errors, load_run
 from profcil.runs.settings_check import WITHOUT_EFFECT
 from profcil.runs.store import has_store_columns, is_store, load_store, newest_runs
 from profcil.runs.stored_run import StoredRun
+
+
+class HasSettings(Protocol):
+    """A run, or anything else with the settings of one."""
+
+    @property
+    def config(self) -> dict[str, Any]: ...
 
 
 def find_run_folders(paths: Iterable[str | Path]) -> list[Path]:
@@ -78,7 +86,7 @@ def load_runs(paths: Iterable[str | Path], warn: Callable[[str], None], with_sco
     stored = load_stores(stores, warn)
     runs: list[Run] = [run for run in stored if run.has_scores or not with_scores]
     if len(runs) < len(stored):
-        warn(f"left out: {len(stored) - len(runs)} rows of a results store, which were imported without scores by task")
+        warn(f"left out: {count(len(stored) - len(runs), 'row')} of a results store, imported without scores by task")
     for path in folders:
         try:
             runs.append(load_run(path))
@@ -112,8 +120,8 @@ def settings_without_seed(run: Run) -> str:
     return json.dumps(shared, sort_keys=True)
 
 
-def stream_name(run: Run) -> str:
+def stream_name(run: HasSettings) -> str:
     """Dataset and setting, and the evaluated part unless it is test data: such runs are not compared with others."""
     part = run.config.get("evaluate", "test")
     of_part = "" if part == "test" else f", {part} data"
-    return f"{run.config['dataset']}, {run.config['setting']}{of_part}"
+    return f"{dataset_title(run.config)}, {run.config['setting']}{of_part}"

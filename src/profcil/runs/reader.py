@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,14 @@ import numpy as np
 
 from profcil.config import OWN
 from profcil.errors import ConfigError, RunFolderError
-from profcil.metrics.client_first import accuracy, cumulative_accuracy, summary
+from profcil.metrics.client_first import (
+    accuracy,
+    client_accuracy,
+    cumulative_accuracy,
+    further_summary,
+    means_of_known,
+    summary,
+)
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
@@ -28,6 +36,7 @@ from profcil.runs.settings_check import MACHINE, check_settings, flatten_setting
 
 Parsed = TypeVar("Parsed")
 NAMES = ("dataset", "method", "setting", "seed")
+FURTHER = ("worst_client", "client_sd", "bwt", "fwt")  # the names of `further_metrics`
 # Keys of the recorded settings that need not agree with config.toml. `deployed` only prevents `profcil resume`.
 NOT_IN_CONFIG = (*MACHINE, "deployed")
 # What reading a missing or damaged file raises. Errors of TOML, JSON and UTF-8 are ValueErrors.
@@ -76,13 +85,7 @@ class Run:
 
         NaN if a task is not introduced yet. Needs the package pandas.
         """
-        if find_spec("pandas") is None:
-            raise ConfigError(
-                "Run.to_frame needs pandas, which is not installed; install it with `pip install pandas`, "
-                "or use Run.scores, which has the same numbers as arrays"
-            )
-        import pandas
-
+        pandas = import_pandas("Run.scores, which has the same numbers as arrays")
         percent = 100 * accuracy(self.scores.correct, self.scores.total)
         rows = pandas.RangeIndex(1, len(percent) + 1, name="position")
         columns = pandas.RangeIndex(1, percent.shape[-1] + 1, name="task")
@@ -101,6 +104,32 @@ class Run:
         """FAA, CTA and AF in percent, computed from scores and plan; None for an unfinished run."""
         return summary(self.scores.correct, self.scores.total, self.plan.orders) if self.done else None
 
+    @property
+    def further_metrics(self) -> dict[str, float | None]:
+        """The worst client's accuracy, the deviation over clients, and backward and forward transfer, in percent.
+
+        Empty for an unfinished run. docs/metrics.md defines them.
+        """
+        if not self.done:
+            return {}
+        sizes = np.array([len(task) for task in self.plan.tasks])
+        scores = self.scores
+        return further_summary(scores.correct, scores.total, self.plan.orders, self.plan.counts, sizes)
+
+    def client_accuracy(self) -> np.ndarray:
+        """The final accuracy of each client on its own mix of tasks, in percent; NaN for a client without examples."""
+        return 100 * client_accuracy(self.scores.correct, self.scores.total, self.plan.counts)
+
+    def confusion(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """Class names, and how often the run's model predicts each class (column) for a class (row) of test data.
+
+        Needs torch, the run's model and its data.
+        """
+        from profcil.runs.evaluation import evaluate_run
+
+        found = evaluate_run(self.path)
+        return found.names, found.confusion.numpy()
+
     def bytes(self, direction: str) -> int | None:
         """Bytes that the incremental stream sent in one direction; the warm-up, the same for all, is excluded."""
         everything = self.ledger.total(direction=direction)
@@ -116,15 +145,16 @@ class Run:
         out = np.full(self.positions, np.nan)
         for p in range(self.scored_positions()):
             by_client = cumulative_accuracy(self.scores.correct, self.scores.total, self.plan.orders, p)
-            out[p] = 100 * by_client.mean()
+            has_joined = np.array(self.plan.joined or (0,) * self.plan.clients) <= p
+            out[p] = 100 * by_client[has_joined].mean()
         return out
 
     def current_accuracy(self) -> np.ndarray:
         """CTA at each position in percent; its mean over positions is the CTA of the run. NaN if not scored yet."""
         positions = np.arange(self.positions)
         percent = 100 * accuracy(self.scores.correct, self.scores.total)
-        means: np.ndarray = percent[positions[None, :], self.plan.orders].mean(axis=0)
-        return means
+        is_known = self.scores.correct[positions[None, :], self.plan.orders] >= 0
+        return means_of_known(percent[positions[None, :], self.plan.orders], is_known)
 
     def scored_positions(self) -> int:
         """The number of positions that have been scored; each of them has introduced at least one task."""
@@ -140,6 +170,15 @@ class Run:
         return alignments[-1] if alignments else {}
 
 
+def import_pandas(instead: str) -> Any:
+    """The package pandas. Without it, an error that names what has the same numbers."""
+    if find_spec("pandas") is None:
+        raise ConfigError(
+            f"to_frame needs pandas, which is not installed; install it with `pip install pandas`, or use {instead}"
+        )
+    return import_module("pandas")
+
+
 def load_run(path: str | Path) -> Run:
     """Reads and checks a run folder. A missing or damaged file is a RunFolderError."""
     path = Path(path)
@@ -148,12 +187,17 @@ def load_run(path: str | Path) -> Run:
     facts = parse_file(path / "run.json", parse_json_table)
     check_unchanged(path, facts)
     scores = parse_file(path / "scores.json", lambda text: Scores.from_json(json.loads(text)))
-    ledger = parse_file(path / "ledger.csv", Ledger.from_csv)
+    ledger = parse_file(path / "ledger.csv", Ledger.from_csv if facts.get("done") else growing_ledger)
     plan = Plan.load(path / "plan.npz")
     run = Run(path, config=config, facts=facts, scores=scores, ledger=ledger, plan=plan)
     check_consistency(run)
     check_scores(run)
     return run
+
+
+def growing_ledger(text: str) -> Ledger:
+    """The ledger of a run that is not done. An incomplete last line is left out: it may be being written."""
+    return Ledger.from_csv(text[: text.rfind("\n") + 1])
 
 
 def is_locked(lock: Path) -> bool:
@@ -273,6 +317,7 @@ def summarise_run(run: Run) -> dict[str, Any]:
     names["method"] = short_name(names["method"])
     names["dataset"] = dataset_title(run.config)
     metrics = run.metrics or {}
+    further = run.further_metrics
     measured = {
         "faa": metrics.get("faa"),
         "cta": metrics.get("cta"),
@@ -280,11 +325,14 @@ def summarise_run(run: Run) -> dict[str, Any]:
         "bytes_down": run.bytes("down"),
         "bytes_up": run.bytes("up"),
         "bytes_total": run.bytes_total(),
+        **{name: further.get(name) for name in FURTHER},
         "norm_comm": None,  # relative to another run; `reporting.tables.compare` fills it in
     }
     for name in ("seconds", "warmup_seconds", "peak_memory_mb", "server_memory_bytes", "client_extra_bytes"):
         measured[name] = run.facts.get(name)
     known = {key: finite_or_none(value) if run.done else None for key, value in measured.items()}
+    if privacy := run.facts.get("privacy"):
+        known["epsilon"] = privacy["epsilon"]  # spent so far, also of an unfinished run
     computed = describe_execution(run.facts.get("execution", []))
     return {**names, **known, "done": run.done, "path": str(run.path), "computed": computed}
 

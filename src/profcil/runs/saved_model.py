@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the functions import torch when they are called
     from torch import Tensor
 
     from profcil.data.bundle import Bundle, Facts, Inputs
-    from profcil.engine.payload import ServerState
+    from profcil.engine.channel import ServerState
     from profcil.engine.world import World
     from profcil.methods.base import Method
 

@@ -10,7 +10,11 @@ from profcil.errors import RunFolderError
 
 MACHINE = ("device", "threads", "workers", "accelerate")  # where a run is computed; may change when it is resumed
 SEED_AND_MACHINE = ("seed", *MACHINE)  # may differ between two runs whose numbers are averaged
-WITHOUT_EFFECT = (*SEED_AND_MACHINE, "keep_memories")  # settings other than these make two runs different in a table
+WITHOUT_EFFECT = (
+    *SEED_AND_MACHINE,
+    "keep_memories",
+    "keep_states",
+)  # settings other than these make two runs different in a table
 
 
 def flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from profcil.metrics.scores import Scores
 if TYPE_CHECKING:  # the functions import torch and the engine when they are called
     import torch
 
+    from profcil.engine.channel import ServerState
     from profcil.engine.loop import RunState
-    from profcil.engine.payload import ServerState
 
 COUNTERS = ("position", "round", "client_bytes", "server_bytes", "tally")
 
@@ -29,10 +29,15 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     record["parked"] = [[client, file] for client, file in on_disk.items()]
     record["clock"] = state.server.clock
     record["held"] = [[client, versions] for client, versions in state.held.items()]
+    record["strikes"] = list(state.strikes.items())
     record["scores"] = state.scores.to_json()
     record["ledger"] = state.ledger.to_csv()
+    if state.ledger.sealed_bytes:
+        record["sealed_bytes"] = state.ledger.sealed_bytes
     for name in COUNTERS:
         record[name] = getattr(state, name)
+    if state.stopping:
+        record["stopping"] = state.stopping
     return tensors, record
 
 
@@ -50,7 +55,7 @@ def unpack_server(
     tensors: Mapping[str, torch.Tensor], blocks: Mapping[str, list[Any]], clock: int, device: torch.device
 ) -> ServerState:
     """The inverse of `pack_server`."""
-    from profcil.engine.payload import Block, ServerState
+    from profcil.engine.channel import Block, ServerState
 
     found = {}
     for name, (kind, labels, version, names, *origin) in blocks.items():
@@ -88,8 +93,10 @@ def unpack(
     return RunState(
         server=unpack_server(tensors, record["blocks"], record["clock"], device),
         scores=Scores.from_json(record["scores"]),
-        ledger=Ledger.from_csv(record["ledger"]),
+        ledger=Ledger(Ledger.from_csv(record["ledger"]).entries, record.get("sealed_bytes", 0)),
         held=held,
+        strikes=dict(record.get("strikes", [])),
         private=ClientStore(clients, device, in_memory, in_files),
+        stopping=dict(record.get("stopping", {})),
         **counters,
     )

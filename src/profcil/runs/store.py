@@ -3,7 +3,7 @@
 DATASET.csv            the rows, with the columns of `stored_run`, sorted
 recipes/DATASET.json   the recipes that the column `settings` refers to, by their hash
 
-Only `add_runs` writes. It checks everything first, so a refused run changes no file.
+Only `add_rows` writes. It checks everything first, so a refused run changes no file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profcil.errors import StoreError
+from profcil.errors import StoreError, count
 from profcil.io.atomic_files import write_files
 from profcil.runs.reader import Run
 from profcil.runs.stored_run import COLUMNS, KEY, Row, StoredRun, parse_row, row_key, row_of_run
@@ -38,9 +38,18 @@ class Content:
     recipes: Recipes = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A row that is to be added."""
+
+    row: Row
+    recipe: dict[str, Any]
+    source: str  # the run folder, or the file and line of another store
+
+
 @dataclass
 class Added:
-    """What `add_runs` did."""
+    """What `add_rows` did."""
 
     added: list[str] = field(default_factory=list)  # descriptions of rows
     unchanged: list[str] = field(default_factory=list)
@@ -94,7 +103,7 @@ def newest_runs(runs: Sequence[StoredRun], warn: Callable[[str], None] = lambda 
         newest[key] = max(newest.get(key, []), version_numbers(run))
     kept = [run for run in runs if version_numbers(run) == newest[without_seed(run)]]
     if len(kept) < len(runs):
-        warn(f"left out: {len(runs) - len(kept)} rows of a results store, which a newer version has run again")
+        warn(f"left out: {count(len(runs) - len(kept), 'row')} of a results store that a newer version has run again")
     return kept
 
 
@@ -171,39 +180,58 @@ def read_recipes(path: Path) -> Recipes:
 
 def add_runs(runs: Sequence[Run], store: Path) -> Added:
     """Adds finished runs. A run that is there already changes nothing; one that contradicts a row is refused."""
+    candidates = []
     for run in runs:
         if not run.done:
             raise StoreError(
                 f"{run.path} is not finished; continue it with `profcil resume {run.path}`, or leave it out"
             )
+        recipe = recipe_settings(run.config["dataset"], run.config["setting"], run.config["method"])
+        candidates.append(Candidate(row_of_run(run, recipe), recipe, str(run.path)))
+    return add_rows(candidates, store)
+
+
+def add_stores(paths: Sequence[str | Path], store: Path) -> Added:
+    """Adds the rows of other stores, e.g. of another machine. The rules are those of runs."""
+    candidates = []
+    for file in [file for path in paths for file in store_files(path)]:
+        content = read_content(file)
+        for number, row in enumerate(content.rows, start=2):
+            source = f"{file} line {number}"
+            parse_row(row, source, content.recipes, file)  # refuses a damaged row
+            candidates.append(Candidate(row, content.recipes[row["recipe"]], source))
+    return add_rows(candidates, store)
+
+
+def add_rows(candidates: Sequence[Candidate], store: Path) -> Added:
+    """Adds rows to a store: all of them or, if one is refused, none."""
     result = Added()
     with locked(store):
         contents: dict[str, Content] = {}
         changed: dict[str, None] = {}  # an ordered set of datasets
-        for run in runs:
-            dataset = run.config["dataset"]
+        for candidate in candidates:
+            dataset = candidate.row["dataset"]
             if dataset not in contents:
                 contents[dataset] = read_content(store / f"{dataset}.csv")
-            if merge_run(contents[dataset], run, store, result):
+            if merge_row(contents[dataset], candidate, store, result):
                 changed[dataset] = None
         result.files = write_contents({name: contents[name] for name in changed}, store)
     return result
 
 
-def merge_run(content: Content, run: Run, store: Path, result: Added) -> bool:
-    """Adds a run to the rows of its dataset; whether anything changed."""
-    recipe = recipe_settings(run.config["dataset"], run.config["setting"], run.config["method"])
-    row = row_of_run(run, recipe)
+def merge_row(content: Content, candidate: Candidate, store: Path, result: Added) -> bool:
+    """Adds a row to those of its dataset; whether anything changed."""
+    row = candidate.row
     present = next((other for other in content.rows if row_key(other) == row_key(row)), None)
     if present is None:
-        check_recipe(content, row, run)
+        check_recipe(content, candidate)
         content.rows.append(row)
-        content.recipes[row["recipe"]] = recipe
+        content.recipes[row["recipe"]] = candidate.recipe
         result.added.append(describe_row(row))
         return True
     if present["digest"] != row["digest"]:
         raise StoreError(
-            f"{run.path} (digest {row['digest'][:8]}) contradicts the row of {describe_row(present)} in "
+            f"{candidate.source} (digest {row['digest'][:8]}) contradicts the row of {describe_row(present)} in "
             f"{store / present['dataset']}.csv (digest {present['digest'][:8]}): same settings, version and execution, "
             "but another result; remove the row if the run is right, or leave the run out"
         )
@@ -211,13 +239,14 @@ def merge_run(content: Content, run: Run, store: Path, result: Added) -> bool:
     return fill_empty_cells(present, row)
 
 
-def check_recipe(content: Content, row: Row, run: Run) -> None:
-    """Refuses a run whose recipe was changed without a new version: it would be averaged with other settings."""
+def check_recipe(content: Content, candidate: Candidate) -> None:
+    """Refuses a row whose recipe was changed without a new version: it would be averaged with other settings."""
+    row = candidate.row
     for other in content.rows:
         if averaged_key(other) == averaged_key(row) and other["recipe"] != row["recipe"]:
             raise StoreError(
-                f"{run.path} contradicts the row of {describe_row(other)}: the recipe of version {row['profcil']} has "
-                "changed since; remove the rows with the old recipe, or leave the run out"
+                f"{candidate.source} contradicts the row of {describe_row(other)}: the recipe of version "
+                f"{row['profcil']} has changed since; remove the rows with the old recipe, or leave the run out"
             )
 
 

@@ -95,6 +95,10 @@ class StoredRun(Run):
         return {name: self.values[name] for name in ("faa", "cta", "af")}
 
     @property
+    def further_metrics(self) -> dict[str, float | None]:
+        return {}  # they need the plan, which a store does not have
+
+    @property
     def has_scores(self) -> bool:
         """Whether the scores of every task are known; not of an imported row."""
         return self.values["scores"] is not None

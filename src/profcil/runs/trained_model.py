@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the functions import torch when they are called
 
     from profcil.data.bundle import Bundle, Examples, Inputs
     from profcil.data.input_format import InputFormat
-    from profcil.engine.payload import ServerState
+    from profcil.engine.channel import ServerState
     from profcil.methods.base import Method
     from profcil.model.net import Net
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from profcil.errors import ProfcilError
+from profcil.errors import ProfcilError, RunFolderError
 from profcil.metrics.ledger import Ledger, stream_bytes
-from profcil.runs.digests import KEY, changed_files
+from profcil.runs.digests import KEY, changed_files, digest
+from profcil.runs.folder import NOTHING_SEALED
 from profcil.runs.reader import (
     Run,
     advise_resume,
@@ -88,18 +89,39 @@ def state_faults(path: Path) -> Iterator[str]:
         return
     yield from client_file_faults(path, record)
     for name, text in readable_files(record).items():
-        if (path / name).exists() and not text((path / name).read_text(encoding="utf-8")):
+        if (path / name).exists() and not holds(text, (path / name).read_bytes()):
             yield f"{path / name} does not follow from the saved state; {advise_resume(path)}"
 
 
-def readable_files(record: dict[str, Any]) -> dict[str, Callable[[str], bool]]:
+def readable_files(record: dict[str, Any]) -> dict[str, Callable[[bytes], bool]]:
     """Tests of the readable files against the values of a state."""
+    sealed = {name: record.get("sealed", {}).get(name, NOTHING_SEALED) for name in ("ledger", "events")}
     ledger = Ledger.from_csv(record["ledger"]).entries
+    columns = record["ledger"].partition("\n")[0].encode() + b"\n" if sealed["ledger"][0] else b""
     return {
-        "scores.json": lambda text: json.loads(text) == record["scores"],
-        "ledger.csv": lambda text: Ledger.from_csv(text).entries == ledger,
-        "events.jsonl": lambda text: text.startswith(record["events"]),
+        "scores.json": lambda data: json.loads(data.decode()) == record["scores"],
+        "ledger.csv": lambda data: (
+            begins_as_sealed(data, sealed["ledger"])
+            and Ledger.from_csv((columns + data[sealed["ledger"][0] :]).decode()).entries == ledger
+        ),
+        "events.jsonl": lambda data: (
+            begins_as_sealed(data, sealed["events"])
+            and data[sealed["events"][0] :].startswith(record["events"].encode())
+        ),
     }
+
+
+def holds(test: Callable[[bytes], bool], data: bytes) -> bool:
+    """Whether a test of a file's content succeeds. Content that cannot be parsed fails it."""
+    try:
+        return test(data)
+    except (ValueError, RecursionError, RunFolderError):
+        return False
+
+
+def begins_as_sealed(data: bytes, mark: Sequence[Any]) -> bool:
+    length, known = mark
+    return digest(data[:length]) == known
 
 
 def client_file_faults(path: Path, record: dict[str, Any]) -> Iterator[str]:

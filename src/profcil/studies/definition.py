@@ -7,22 +7,21 @@ table describes a small version of the study: its keys replace the study's keys,
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from profcil import __version__, registry
+from profcil import registry
 from profcil.config import Checked, build, setting
-from profcil.errors import ConfigError, DataError, unknown
-from profcil.resolve import SETTINGS, RunConfig, load_toml, plugin_origins, resolve, values_of
+from profcil.errors import ConfigError, unknown
+from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve, values_of
+from profcil.runs.differences import describe_settings, differing_settings
+from profcil.runs.identity import current_fingerprint, hash_settings, read_json
 
 STUDIES = Path(__file__).parent.parent / "recipes" / "studies"
-# Settings without effect on a result, beyond rounding. `regime` only changes settings of the method, which count.
-WITHOUT_EFFECT = ("threads", "workers", "accelerate", "regime")
 SCALES = ("paper", "smoke")
 GROUPS = ("all", "replay")
 Names = tuple[str, ...] | str  # method names, or one of GROUPS
@@ -61,6 +60,7 @@ class Cell:
     config: RunConfig
     variant: str
     applicable: bool = True  # whether the method supports the modality of the dataset
+    settings: Mapping[str, Any] = field(default_factory=dict)  # those in which runs without a variant name differ
 
     @property
     def key(self) -> str:
@@ -68,39 +68,24 @@ class Cell:
 
     @property
     def label(self) -> str:
-        return f"{self.config.method} ({self.variant})" if self.variant else self.config.method
+        about = self.variant or ", ".join(describe_settings(self.settings))
+        method = registry.short_name(self.config.method)
+        return f"{method} ({about})" if about else method
 
     @property
     def name(self) -> str:
         c = self.config
-        return f"{c.dataset}-{c.setting}-{c.method}-seed{c.seed}-{self.key}"
-
-
-def hash_settings(config: RunConfig, exclude: Sequence[str] = WITHOUT_EFFECT) -> str:
-    """A hash of everything except the data that determines a result.
-
-    The kind of device counts, because a GPU draws other random numbers than a CPU; the index of the GPU does not. For
-    plug-ins, version and source count too.
-    """
-    facts = {key: value for key, value in values_of(config).items() if key not in (*exclude, "device")}
-    facts["version"] = __version__
-    device_kind = config.device.partition(":")[0]
-    if "device" not in exclude and device_kind != "cpu":
-        facts["device"] = device_kind
-    origins = plugin_origins(config)
-    if origins:
-        facts["brought"] = origins
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return f"{c.dataset}-{c.setting}-{registry.short_name(c.method)}-seed{c.seed}-{self.key}"
 
 
 def study_names() -> list[str]:
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
-def load_study(name: str, scale: str = "paper") -> Study:
-    """A study by built-in name or by path, at one of its scales."""
-    values = load_toml(find_study(name))
+def load_study(study: str | Mapping[str, Any], scale: str = "paper") -> Study:
+    """A study by built-in name, by path, or as what its file would hold; at one of its scales."""
+    name = study if isinstance(study, str) else str(study.get("title", "of Python"))
+    values = load_toml(find_study(study)) if isinstance(study, str) else copy.deepcopy(dict(study))
     smoke = values.pop("smoke", None)
     if not isinstance(smoke, dict | None):
         raise ConfigError(f"study {name} has smoke = {smoke!r}, which is not a table; write its settings below [smoke]")
@@ -110,11 +95,26 @@ def load_study(name: str, scale: str = "paper") -> Study:
         if smoke is None:
             raise ConfigError(f"study {name} has no [smoke] table; leave --scale out, or add one to its TOML file")
         values |= smoke | {"set": [*values.get("set", []), *smoke.get("set", [])]}
-    study = build(Study, values | {"scale": scale}, "the study")
+    built: Study = build(Study, values | {"scale": scale}, "the study")
     for key in ("datasets", "settings", "methods", "seeds", "variants"):
-        if not getattr(study, key):
+        if not getattr(built, key):
             raise ConfigError(f"study {name} has no {key}; give at least one, or leave the key out")
-    return study
+    if "methods" in values:
+        check_variants_run_methods(built, name)
+    return built
+
+
+def check_variants_run_methods(study: Study, name: str) -> None:
+    """Refuses a study that names a method which none of its variants runs."""
+    run: set[str] = set()
+    for variant in study.variants:
+        run |= {*expand_methods(variant.get("methods") or study.methods)}
+    dropped = [method for method in expand_methods(study.methods) if method not in run]
+    if dropped:
+        raise ConfigError(
+            f"study {name} names the method {dropped[0]}, but every variant has methods of its own without it; add it "
+            "to a variant, add a variant without methods, or take it out of the study"
+        )
 
 
 def find_study(name: str) -> Path:
@@ -156,7 +156,20 @@ def list_cells(study: Study) -> list[Cell]:
         if in_datasets and in_settings:
             for cell in variant_cells(study, variant, dataset, heterogeneity):
                 cells.setdefault(f"{cell.name} {cell.variant}", cell)
-    return list(cells.values())
+    return with_differences(list(cells.values()))
+
+
+def with_differences(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, each with the settings in which cells of its dataset, setting, method and variant name differ."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, cell in enumerate(cells):
+        c = cell.config
+        groups.setdefault((c.dataset, c.setting, c.method, cell.variant), []).append(number)
+    found: dict[int, dict[str, Any]] = {}
+    for numbers in groups.values():
+        differing = differing_settings([values_of(cells[number].config) for number in numbers])
+        found |= dict(zip(numbers, differing, strict=True))
+    return [replace(cell, settings=found[number]) for number, cell in enumerate(cells)]
 
 
 def variant_cells(study: Study, variant: Variant, dataset: str, heterogeneity: str) -> Iterator[Cell]:
@@ -188,15 +201,6 @@ def supports_modality(method: str, dataset: str) -> bool:
     return modality in registry.find("methods", method).METHOD.modalities
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if the file is missing, damaged or holds something else."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def is_finished(out: Path, cell: Cell) -> bool:
     return bool(read_json(out / cell.name / "run.json").get("done"))
 
@@ -207,27 +211,18 @@ def check_data(cells: Iterable[Cell], out: Path, data_dir: Path) -> None:
     One seed of each dataset is loaded for the comparison. Missing data cannot be compared and is accepted.
     """
     recorded: dict[str, dict[int, set[str]]] = {}
+    first: dict[str, RunConfig] = {}
     for cell in cells:
         facts = read_json(out / cell.name / "run.json")
         if facts.get("done"):
+            first.setdefault(cell.config.dataset, cell.config)
             by_seed = recorded.setdefault(cell.config.dataset, {})
             by_seed.setdefault(cell.config.seed, set()).add(facts["data"])
     for dataset, by_seed in recorded.items():
-        seed = next(iter(by_seed))
-        current = current_fingerprint(dataset, data_dir, seed)
-        changed = current is not None and by_seed[seed] != {current}
+        current = current_fingerprint(first[dataset], data_dir)
+        changed = current is not None and by_seed[first[dataset].seed] != {current}
         if changed or any(len(fingerprints) > 1 for fingerprints in by_seed.values()):
             raise ConfigError(
                 f"finished runs on {dataset} in {out} were made from other data than is under {data_dir} now; "
                 f"give the data they were made from, or another --out"
             )
-
-
-def current_fingerprint(dataset: str, data_dir: Path, seed: int) -> str | None:
-    """The fingerprint of a dataset as it is now; None if it cannot be loaded."""
-    from profcil.data.loading import load_bundle
-
-    try:
-        return load_bundle(dataset, data_dir, seed).fingerprint
-    except DataError:
-        return None

@@ -19,13 +19,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from statistics import fmean
-from threading import Event, Thread
+from threading import Event, Lock, Thread
+from types import ModuleType
 
+from profcil.config import OWN
 from profcil.io.atomic_files import write_text
 from profcil.io.interrupts import stop_signals_as_interrupt
 from profcil.resolve import to_toml
+from profcil.runs.identity import read_json
 from profcil.runs.reader import is_locked
-from profcil.studies.definition import Cell, is_finished, read_json
+from profcil.studies.definition import Cell, is_finished
 
 Report = Callable[[Cell, str], None]  # gets a cell and "started", "done" or an error message
 Command = Callable[[list[str]], int]  # runs a command line and returns its exit status
@@ -69,6 +72,7 @@ class Scheduler:
         self.command = command
         self.processes: set[BaseProcess] = set()
         self.stopped = Event()
+        self.starting = Lock()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["profcil.engine.run"])
 
@@ -96,7 +100,8 @@ class Scheduler:
 
     def run_arguments(self, cell: Cell, folder: Path) -> list[str]:
         """The command line that resumes a run with a saved state, or starts a new one."""
-        common = ["--data-dir", str(self.data_dir), "--quiet", "--json"]
+        data_flag = "--data" if cell.config.dataset == OWN else "--data-dir"
+        common = [data_flag, str(self.data_dir), "--quiet", "--json"]
         if (folder / "state.safetensors").exists():
             return ["resume", str(folder), *common]
         recipe = self.out / f"{cell.name}.toml"
@@ -132,7 +137,7 @@ class Scheduler:
         receiver, sender = self.context.Pipe(duplex=False)
         inputs = (self.command, arguments, str(log), dict(os.environ), sender)
         process = self.context.Process(target=run_in_child, args=inputs)
-        process.start()
+        self.start(process)
         sender.close()
         self.processes.add(process)
         process.join()
@@ -142,6 +147,17 @@ class Scheduler:
                 return receiver.recv()
             except EOFError:  # the process was killed
                 return process.exitcode or -signal.SIGKILL
+
+    def start(self, process: BaseProcess) -> None:
+        """Starts a process without the caller's main module: a script without `if __name__ == "__main__"` would be
+        executed in it again."""
+        with self.starting:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                process.start()
+            finally:
+                sys.modules["__main__"] = main
 
     def stop(self) -> None:
         """Starts no further process, and interrupts the running ones so that they save and end."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from profcil.accel.loader import c_library
-from profcil.engine.optim import BETA1, BETA2, EPSILON, Rule
+from profcil.engine.steps import BETA1, BETA2, EPSILON, Rule
 
 if TYPE_CHECKING:
     from profcil.accel.cpu.adapter_head_epoch import TrainingState

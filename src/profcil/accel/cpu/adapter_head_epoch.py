@@ -20,8 +20,8 @@ from torch import Tensor
 from profcil.accel.cpu import adapter_head_c
 from profcil.accel.cpu.adapter_head_gradient import Classification, write_gradients
 from profcil.config import TrainSettings
-from profcil.engine.optim import Moments, Optimiser, Rule, fused
 from profcil.engine.phases import Features, Train, Trained, batch_rows
+from profcil.engine.steps import Moments, Optimiser, Rule, fused
 from profcil.model.net import TAIL, Tail, Weights
 
 CLASSES = 11  # in the example of the self-check

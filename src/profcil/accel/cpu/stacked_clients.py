@@ -21,9 +21,8 @@ from profcil.accel.cpu.client_batch import ClientBatch, NotBatchable
 from profcil.accel.cpu.convnet_gradient import Layers, layers_of, write_gradients
 from profcil.accel.sources import epochs
 from profcil.data.bundle import Inputs
-from profcil.engine.optim import Moments, Optimiser, Rule, fused
 from profcil.engine.phases import Batch, Train, Trained
-from profcil.engine.steps import generator_of
+from profcil.engine.steps import Moments, Optimiser, Rule, fused, generator_of
 from profcil.model.layers import unit
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, project
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from profcil.engine.optim import is_channels_last
+from profcil.engine.steps import is_channels_last
 from profcil.model.net import MODEL, Net, Weights
 
 TensorName = tuple[str, str]  # block and tensor

@@ -14,8 +14,8 @@ from torch import Tensor
 from profcil.accel.loader import kernel_module
 from profcil.accel.row_updates import clip_rows_
 from profcil.config import TrainSettings
-from profcil.engine.optim import BETA1, BETA2, EPSILON, Optimiser
 from profcil.engine.phases import Train
+from profcil.engine.steps import BETA1, BETA2, EPSILON, Optimiser
 
 
 class Update:

@@ -17,6 +17,7 @@ from profcil.data.bundle import Bundle, Examples, Facts, File, Nodes, Rows
 from profcil.data.input_format import input_format_of_json
 from profcil.data.own.raw import PARTS, Raw
 from profcil.errors import DataError
+from profcil.io.npy import npz_names, read_npz
 
 HEADER = "profcil_bundle"  # the member of an npz that describes a Bundle
 KINDS = {"Rows": Rows, "Nodes": Nodes}
@@ -73,8 +74,7 @@ def checked_pair(given: Mapping[str, Any], x: str, y: str) -> tuple[Any, Any]:
 def read_arrays(path: Path) -> Raw:
     """Images or rows of a table from arrays x and y, and from those of other parts."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
+        given = read_npz(path)
     except ValueError as error:
         raise DataError(f"{path} cannot be read ({error}); write arrays of numbers or texts to it") from None
     parts = list(array_parts(given))
@@ -168,18 +168,23 @@ def is_saved_bundle(path: Path) -> bool:
 def array_names(path: Path) -> set[str]:
     """The names of the arrays in an npz file. A file that is none raises a DataError."""
     try:
-        with zipfile.ZipFile(path) as file:
-            return {name.removesuffix(".npy") for name in file.namelist()}
-    except zipfile.BadZipFile as error:
+        return npz_names(path)
+    except ValueError as error:
         raise DataError(f"{path} cannot be read as npz ({error}); write it with numpy.savez") from None
 
 
 def load_saved_bundle(path: Path) -> Bundle:
     """The Bundle of a file that `save_bundle` wrote."""
-    with np.load(path, allow_pickle=False) as arrays:
-        values = json.loads(str(arrays[HEADER]))
-        names = [name for name in arrays.files if name != HEADER]
-        tensors = {name: torch.from_numpy(arrays[name]) for name in names}
+    try:
+        arrays = read_npz(path)
+        values = json.loads(str(arrays.pop(HEADER)))
+        return bundle_of_json(values, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error}); give the data again") from None
+
+
+def bundle_of_json(values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Bundle:
+    """A Bundle from its tensors and what a file says about them."""
     parts: dict[str, Examples] = {}
     for part, given in values["parts"].items():
         own = {name: tensors[key] for name, key in given["arrays"].items()}

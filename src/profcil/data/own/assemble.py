@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import OwnSettings
+from profcil.data._categories import HASHED, categories_of, is_categorical
 from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
 from profcil.data.input_format import SPLITTERS, InputFormat, read_image
@@ -39,6 +40,10 @@ def describe_raw(path: Path, raw: Raw, settings: OwnSettings) -> Summary:
     shape = raw.shape
     if raw.modality == "text":
         shape = (settings.length or default_length(raw.inputs),)
+    elif isinstance(raw.inputs, dict):
+        form = table_format(raw, parts["train"], path)
+        shape = form.shape
+        notes = (*notes, *category_notes(form))
     elif raw.modality in ("table", "graph"):
         shape = (raw.inputs.shape[1],)
     return Summary(path, raw.modality, names, len(parts["train"]), shape, (*raw.notes, *notes))
@@ -177,9 +182,33 @@ def image_bundle(
 def table_bundle(
     facts: Facts, raw: Raw, y: np.ndarray, parts: Ids, names: Sequence[str], settings: OwnSettings
 ) -> Bundle:
-    """Rows of numbers. `load_bundle` adds the means and deviations of the training part."""
+    """Rows of numbers and categories. `load_bundle` adds the means and deviations of the training part."""
+    if isinstance(raw.inputs, dict):
+        form = table_format(raw, parts["train"], facts.title)
+        return rows_bundle(facts, form.encode_columns(raw.inputs, facts.title), y, parts, names, form)
     form = InputFormat("table", (raw.inputs.shape[1],), columns=raw.columns)
     return rows_bundle(facts, torch.from_numpy(raw.inputs.astype(np.float32)), y, parts, names, form)
+
+
+def table_format(raw: Raw, train: np.ndarray, where: object) -> InputFormat:
+    """The form of a table with categories, whose values are those of the training part."""
+    found = []
+    width = 0
+    for name in raw.columns:
+        values = raw.inputs[name]
+        if is_categorical(values):
+            values_found = categories_of([values[i] for i in train], name, where)
+            found.append((name, values_found))
+            width += len(values_found) or HASHED
+        else:
+            width += 1
+    return InputFormat("table", (width,), columns=raw.columns, categories=tuple(found))
+
+
+def category_notes(form: InputFormat) -> list[str]:
+    """How each column of categories is read."""
+    how = [f"'{name}' ({len(values) or f'hashed into {HASHED}'})" for name, values in form.categories]
+    return [f"columns of categories, and the number of columns that each becomes: {', '.join(how)}"]
 
 
 def graph_bundle(

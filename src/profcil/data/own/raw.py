@@ -27,7 +27,8 @@ class Raw:
     """Labelled inputs in the order of the files."""
 
     modality: str
-    # texts: a list; a table: float64 [n, columns]; images: files, or the content of files; arrays of images: uint8
+    # texts: a list; a table: float64 [n, columns], or columns by name if some are categories; images: files, or their
+    # content; arrays of images: uint8
     inputs: Any
     labels: list[str]  # the class of every example
     parts: list[str]  # the part of every example; empty = to be drawn

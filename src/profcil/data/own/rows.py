@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from profcil.config import OwnSettings
+from profcil.data._categories import is_categorical
 from profcil.data._numbers import number_columns
 from profcil.data.own.columns import (
     image_column,
@@ -46,6 +47,9 @@ def read_rows(parts: Parts, settings: OwnSettings) -> Raw:
         return Raw("text", texts, labels, drawn, names=names)
     if not others:
         raise DataError(f"{first.path} has no column beside '{label}'; add a column of texts or columns of numbers")
+    if any(is_categorical(first.columns[name]) for name in others):
+        table = {name: [value for _, records in parts for value in records.columns[name]] for name in others}
+        return Raw("table", table, labels, drawn, columns=tuple(others), names=names)
     numbers = [number_columns(records.columns, others, records.path) for _, records in parts]
     return Raw("table", np.concatenate(numbers), labels, drawn, columns=tuple(others), names=names)
 

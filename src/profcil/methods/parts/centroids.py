@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from profcil.engine.payload import Block
+from profcil.data.bundle import to_device
+from profcil.engine.channel import Block
 from profcil.memory.bank import Moments, moments_of_rows, pool
-from profcil.tensors import to_device
+from profcil.model.layers import distances_between
 
 EQUILIBRIUM = 2 ** (1 / 6)  # the distance of least potential, in σ
 STIFFNESS = 72 / EQUILIBRIUM**2  # V'' at that distance, in 1/σ²
@@ -116,7 +117,7 @@ def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
     lowest = torch.finfo(z.dtype).min
     scores = z.new_full((z.shape[0], classes), lowest)
     if bank.labels:
-        distances = torch.cdist(z, bank.tensors["mean"])
+        distances = distances_between(z, bank.tensors["mean"])
         scores[:, list(bank.labels)] = -distances.square()
     return scores
 

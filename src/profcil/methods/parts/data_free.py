@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from profcil.config import setting
-from profcil.engine.channel import When
+from profcil.engine.channel import Block, Reply, ServerState, When
 from profcil.engine.client import Client
-from profcil.engine.payload import Block, Reply, ServerState
 from profcil.engine.phases import Train, Turn
 from profcil.methods.base import Method, Params, reply, with_replay
 from profcil.methods.parts.distillation import MixedSource

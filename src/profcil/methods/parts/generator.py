@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from profcil.data.bundle import Inputs
-from profcil.engine.payload import ServerState
+from profcil.engine.channel import ServerState
 from profcil.model.layers import BatchNorm, drawn
 from profcil.model.net import MODEL, Net, Weights
 

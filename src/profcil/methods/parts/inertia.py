@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from profcil.engine.payload import Block, Reply, ServerState
+from profcil.engine.channel import Block, Reply, ServerState
 
 
 def count_examples(state: ServerState, replies: Sequence[Reply]) -> ServerState:

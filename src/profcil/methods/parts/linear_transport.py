@@ -10,24 +10,28 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from profcil.engine.payload import Block, ServerState
+from profcil.engine.channel import Block, ServerState
 from profcil.memory import covariance, linear
 from profcil.memory.bank import Bank
-from profcil.methods.parts.memory_blocks import bank_of, block_of, block_of_covariance, covariance_of
+from profcil.methods.parts.memory_blocks import bank_of, block_of
+from profcil.methods.parts.shared_covariance import block_of_covariance, covariance_of
 
 LinearMap = tuple[Tensor, Tensor]  # B [d + 1, d] and the second moment of its residual [d, d]
 
 
-def drift_block(before: Tensor, after: Tensor) -> Block:
-    """The sums of one client: a factor of the second-moment matrix of [h_s(x); 1; δ]."""
+def drift_block(before: Tensor, after: Tensor, as_sums: bool = False) -> Block:
+    """The sums of one client: a factor of the second-moment matrix of [h_s(x); 1; δ], or the matrix itself, where it is
+    to be added to those of others before the server sees it."""
     rows = linear.drift_rows(before, after)
+    if as_sums:
+        return Block("transport", {"gram": linear.packed_gram(rows)})
     return Block("transport", {"factor": linear.packed_factor(rows)})
 
 
 def fit_reports(reports: Sequence[Block], width: int, ridge: float) -> LinearMap:
     """The map from the sums of some clients. `width` is the number of features."""
     columns = 2 * width + 1
-    grams = (linear.gram_of_factor(block.tensors["factor"], columns) for block in reports)
+    grams = (linear.sent_gram(block.tensors, columns) for block in reports)
     total = next(grams)
     for gram in grams:
         total += gram

@@ -1,16 +1,12 @@
-"""Banks, moments and the shared covariance as blocks: what PRO and PRO-MAX store and send."""
+"""The memory of PRO as blocks: what clients send, what the server stores, and how it is refreshed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from profcil.engine.payload import Block
-from profcil.memory import linear
-from profcil.memory.bank import Bank, Moments
-from profcil.memory.covariance import Covariance
+from profcil.engine.channel import Block
+from profcil.memory.bank import Bank, Moments, pool, restore, update
 
 
 def bank_of(block: Block) -> Bank:
@@ -31,25 +27,16 @@ def moments_of(block: Block) -> Moments:
     return Moments(block.labels, tensors["mean"], tensors["second"], tensors["count"])
 
 
-def block_of_moments(m: Moments) -> Block:
-    """The block of moments."""
+def block_of_moments(m: Moments, bound: float = math.inf) -> Block:
+    """The block of moments of features that are no longer than the bound."""
     tensors = {"mean": m.mean, "second": m.second, "count": m.count}
-    return Block("statistics", tensors, m.labels)
+    row_bound = 0.0 if math.isinf(bound) else bound
+    return Block("statistics", tensors, m.labels, row_bound=row_bound)
 
 
-def with_tensor(block: Block, **tensors: Tensor) -> Block:
-    """The block with further tensors."""
-    return replace(block, tensors={**block.tensors, **tensors})
-
-
-def covariance_of(block: Block) -> Covariance:
-    """The covariance in a block."""
-    matrix = linear.unpack(block.tensors["matrix"])
-    return Covariance(matrix, int(block.tensors["count"]))
-
-
-def block_of_covariance(c: Covariance) -> Block:
-    """The block of a covariance: a packed triangle, and the number of its examples."""
-    count = torch.tensor([c.count], dtype=torch.int32, device=c.matrix.device)
-    triangle = linear.pack(c.matrix)
-    return Block("memory", {"matrix": triangle, "count": count})
+def refreshed_bank(now: Block, before: Block, found: Sequence[Block], merge: str) -> Block:
+    """The bank with the moments that clients sent, Eq. (global-memory-refresh). The measured classes are first restored
+    to their values in `before`."""
+    fresh = pool([moments_of(block) for block in found])
+    bank = restore(bank_of(now), bank_of(before), fresh.labels)
+    return block_of(update(bank, fresh, merge))

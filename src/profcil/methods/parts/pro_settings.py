@@ -13,7 +13,7 @@ SCHEDULES = ("constant", "cosine")
 @dataclass(frozen=True)
 class ProParams(Checked):
     """Settings of PRO. The defaults are the paper's values, where it gives one. `fit_when_frozen` and `refresh_at` were
-    chosen on validation seeds (docs/results.md); the paper's text says `true` and `"final"`. It leaves `fit_space`
+    chosen on validation seeds (docs/experiments.md); the paper's text says `true` and `"final"`. It leaves `fit_space`
     open. Nothing is replayed while a client fits, so remembered classes in that loss would only be pushed down."""
 
     base_rounds: int = setting(2, "rounds at the start of each position in which the base encoder moves", low=0)
@@ -76,9 +76,8 @@ class ProParams(Checked):
     )
     refresh_at: str = setting(
         "both",
-        "when memory is refreshed: after the last round, when the base is frozen, both, or (beyond the paper) in all "
-        "rounds with a frozen base, where each client reports once",
-        choices=("final", "freeze", "both", "frozen"),
+        "when memory is refreshed: after the last round, when the base is frozen, or both",
+        choices=("final", "freeze", "both"),
     )
     merge: str = setting(
         "replace",
@@ -106,11 +105,6 @@ class ProParams(Checked):
             raise ConfigError(
                 'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
                 'old_memory = "base"'
-            )
-        if self.refresh_at == "frozen" and self.refresh == "local":
-            raise ConfigError(
-                'refresh_at = "frozen" collects statistics under the aggregated model; set refresh = "global" or '
-                'refresh_at = "both"'
             )
         if self.covariance == "shared" and self.old_memory == "adapted":
             raise ConfigError(

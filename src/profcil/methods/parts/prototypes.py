@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from profcil.engine.payload import Block
-from profcil.tensors import to_device
+from profcil.data.bundle import to_device
+from profcil.engine.channel import Block
 
 LLOYD = 10  # steps of k-means
 

@@ -8,15 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profcil.engine.payload import Block, ServerState
+from profcil.engine.channel import Block, ServerState
+from profcil.memory.linear import clipped
 
 NAME = "solved_head"
 AT_THE_MEAN = 0.95  # the probability of a class at its own mean, by which `temperature` is set
 
 
-def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor) -> Block:
-    """A row of weights and a bias for each of the labels."""
-    return Block("memory", {"weight": weight, "bias": bias}, labels)
+def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor, bound: float = math.inf) -> Block:
+    """A row of weights and a bias for each of the labels, for features that were clipped to a bound."""
+    tensors = {"weight": weight, "bias": bias}
+    if not math.isinf(bound):
+        tensors["bound"] = bias.new_tensor([bound])
+    return Block("memory", tensors, labels)
 
 
 def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
@@ -25,6 +29,8 @@ def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
     lowest = torch.finfo(torch.float64).min
     scores = features.new_full(size, lowest, dtype=torch.float64)
     if head.labels:
+        if "bound" in head.tensors:
+            features = clipped(features, float(head.tensors["bound"]))
         solved = F.linear(features.double(), head.tensors["weight"], head.tensors["bias"])
         scores[:, list(head.labels)] = solved
     return scores

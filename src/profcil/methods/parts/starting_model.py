@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+from profcil.engine.channel import Inbox, ServerState
 from profcil.engine.client import Client
-from profcil.engine.payload import Inbox, ServerState
 from profcil.model.net import Net, Weights
 
 START = "start/"  # prefix of the names of the starting model's blocks

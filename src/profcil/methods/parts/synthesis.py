@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.data.bundle import Inputs
-from profcil.engine.optim import clip_
 from profcil.engine.server import Server, Step
+from profcil.engine.steps import clip_
 from profcil.methods.parts.distillation import teacher_logits
 from profcil.methods.parts.generator import (
     BatchNormStatistics,

@@ -20,6 +20,8 @@ class Dictionary(Protocol):
 
     width: int  # features per example
     rounds: int  # rounds of sums that finding the entries takes
+    min_support: int  # examples that must be behind an entry
+    usable_untrained: bool  # whether the first entries, which no client has influenced, give features already
 
     def begin(self, rng: torch.Generator) -> dict[str, Tensor]:
         """The entries before the first round."""

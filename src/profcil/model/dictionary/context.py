@@ -33,6 +33,7 @@ class ContextDictionary:
     """Rectified projections of words, contexts and pairs."""
 
     rounds = 1
+    usable_untrained = True  # words and pairs without their contexts
 
     def __init__(self, width: int, vocabulary: int, min_support: int = 1) -> None:
         self.width = width
@@ -73,12 +74,14 @@ class ContextDictionary:
     def features(self, entries: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Rectified projections of each text, [texts, width]."""
         (tokens,) = inputs
+        if torch.compiler.is_exporting():  # the number of chunks depends on the number of texts
+            return self.project(entries["contexts"], tokens).relu()
         parts = [self.project(entries["contexts"], part) for part in tokens.split(CHUNK)]
         return torch.cat(parts).relu()
 
     def project(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """The weighted sum of the three parts, each scaled to unit mean square."""
-        contexts = F.embedding_bag(tokens, rows, mode="sum", padding_idx=0)
+        contexts = sum_of_rows(rows, tokens)
         columns = rows.shape[1]
         contexts = contexts @ directions(columns, self.width, tokens.device)
         words, pairs = self.words_and_pairs(tokens)
@@ -89,14 +92,23 @@ class ContextDictionary:
     def words_and_pairs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The sums of the directions of words and of pairs, one place in the texts after another."""
         table = word_directions(self.vocabulary, self.width, tokens.device)
-        words = pairs = last = table.new_zeros(len(tokens), self.width)
-        has_tokens = (tokens > 0).any(0)
-        for place in tokens[:, has_tokens].T:
+        words = pairs = last = table.new_zeros(tokens.shape[0], self.width)
+        if not torch.compiler.is_exporting():  # padding adds nothing, and its number depends on the texts
+            tokens = tokens[:, (tokens > 0).any(0)]
+        for place in tokens.T:
             word = table[place]
             words = words + word
             pairs = pairs + last * word.roll(1, 1)
             last = word
         return words, pairs
+
+
+def sum_of_rows(rows: Tensor, tokens: Tensor) -> Tensor:
+    """The sum of the rows of each text's words; padding has none."""
+    if torch.compiler.is_exporting():  # ONNX has no sum over bags
+        is_word = (tokens > 0)[..., None]
+        return (rows[tokens] * is_word).sum(1)
+    return F.embedding_bag(tokens, rows, mode="sum", padding_idx=0)
 
 
 def mutual_information(counts: Tensor, min_support: int) -> Tensor:

@@ -26,6 +26,7 @@ class GraphDictionary:
     """The most frequent words at each radius. The columns that are left are zero."""
 
     rounds = 1
+    usable_untrained = False
 
     def __init__(self, width: int, min_support: int = 1) -> None:
         self.width = width
@@ -52,7 +53,8 @@ class GraphDictionary:
         """The entries of each node at each radius, [nodes, width]."""
         x, edges, nodes = inputs
         words = entries["words"]
-        words = words[words >= 0]
+        if not torch.compiler.is_exporting():  # an exported model has the known ones alone
+            words = words[words >= 0]
         norm = x[:, words].norm(dim=1, keepdim=True).clamp(min=1e-6)
         parts = [radii(x[:, part] / norm, edges, nodes) for part in words.split(COLUMNS)]
         by_radius = F.normalize(torch.cat(parts, 2), dim=2)
@@ -61,11 +63,17 @@ class GraphDictionary:
         return F.pad(found, (0, missing))
 
 
+def neighbours_of(target: Tensor, x: Tensor) -> Tensor:
+    """The number of edges that end at each node."""
+    if torch.compiler.is_exporting():  # ONNX cannot count
+        return torch.zeros_like(x[:, 0], dtype=torch.long).index_add(0, target, torch.ones_like(target))
+    return torch.bincount(target, minlength=len(x))
+
+
 def radii(x: Tensor, edges: Tensor, nodes: Tensor) -> Tensor:
     """Features of some nodes and their means over growing neighbourhoods, [RADII, nodes, features]."""
     source, target = edges
-    neighbours = torch.bincount(target, minlength=len(x))
-    degree = neighbours[:, None] + 1
+    degree = neighbours_of(target, x)[:, None] + 1
     found = [x[nodes]]
     for _ in range(RADII - 1):
         total = x.index_add(0, target, x[source])

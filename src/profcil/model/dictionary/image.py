@@ -37,6 +37,7 @@ class ImageDictionary:
     """The dictionary of patches; `width` features per image."""
 
     rounds = 1 + KMEANS_ROUNDS
+    usable_untrained = True  # random patches
 
     def __init__(self, width: int, shape: tuple[int, ...], min_support: int = 1, mirror: bool = False) -> None:
         """`shape` is that of an image: channels, height and width. With `mirror`, features are the mean of those of an

@@ -27,6 +27,7 @@ class TableDictionary:
     """Standardised columns and random projections; `width` features per row."""
 
     rounds = 2
+    usable_untrained = True  # columns as they are
 
     def __init__(self, width: int, columns: int, min_support: int = 1) -> None:
         self.width = width

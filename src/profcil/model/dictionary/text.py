@@ -27,6 +27,7 @@ class TextDictionary:
     """Presence of the `width` most frequent words and pairs. Columns without an entry are zero."""
 
     rounds = 1
+    usable_untrained = False
 
     def __init__(self, width: int, vocabulary: int, min_support: int = 1) -> None:
         self.width = width
@@ -57,8 +58,8 @@ class TextDictionary:
         """The entries that each text contains, [texts, width]."""
         (tokens,) = inputs
         ids = ngrams(tokens, self.vocabulary)
-        columns = column_of(ids, entries["ngrams"])
-        present = tokens.new_zeros(len(tokens), self.width + 1, dtype=torch.float32)
+        columns = column_of(ids, entries["ngrams"], self.vocabulary + BUCKETS)
+        present = tokens.new_zeros(tokens.shape[0], self.width + 1, dtype=torch.float32)
         present.scatter_(1, columns, 1.0)  # the last column is for n-grams that are no entries
         present = present[:, : self.width]
         number = present.sum(1, keepdim=True)
@@ -100,8 +101,19 @@ def most_frequent(counts: Tensor, width: int, min_support: int) -> Tensor:
     return F.pad(ids, (0, missing), value=-1)
 
 
-def column_of(ids: Tensor, entries: Tensor) -> Tensor:
-    """The position of each id among the entries; the number of entries if it is none of them."""
+def column_in_table(ids: Tensor, entries: Tensor, size: int) -> Tensor:
+    """As `column_of`, from a table with a cell for each id below `size`. The last cell is for -1."""
+    none = len(entries)
+    table = torch.full((size + 1,), none, dtype=torch.long)
+    table = table.scatter(0, entries.where(entries >= 0, size), torch.arange(none))
+    columns = table[ids.where(ids >= 0, size)]
+    return columns.where(ids >= 0, none)
+
+
+def column_of(ids: Tensor, entries: Tensor, size: int) -> Tensor:
+    """The position of each id below `size` among the entries; the number of entries if it is none of them."""
+    if torch.compiler.is_exporting():  # ONNX has no binary search
+        return column_in_table(ids, entries, size)
     ordered, position = entries.sort()
     last = len(entries) - 1
     found = torch.searchsorted(ordered, ids).clamp(max=last)

@@ -20,6 +20,7 @@ FIGURES = {
         "curves:draw_explanation",
         "accuracy, and alignment of the memory with true class means",
     ),
+    "ranking": ("ranking:draw", "final accuracy of every method and seed, and which differ from the best"),
     "bytes": ("tradeoff:draw", "final accuracy against bytes sent, all methods"),
     "communication": ("communication:draw", "bytes by kind and direction"),
     "snapshots": ("snapshots:draw", "stored class means in one shared PCA"),

@@ -27,14 +27,17 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     kinds = sorted({kind for by_kind in sums for kind, _ in by_kind})
     height = 0.9 + 0.22 * len(groups)
     figure, axes = style.panels(2, 2, style.PAGE * 0.8, height, sharey=True, sharex=True)
+    counts = [count for by_kind in sums for count in by_kind.values() if count]
+    totals_sent = [sum(in_direction(by_kind, way).values()) for by_kind in sums for way in DIRECTIONS]
     for (direction, title), ax in zip(DIRECTIONS.items(), axes, strict=True):
         totals = [in_direction(by_kind, direction) for by_kind in sums]
         draw_direction(ax, totals, kinds)
         ax.set_title(title)
-        ax.set_xlabel("bytes")
+        ax.set_xlabel("bytes sent in the stream")
+        style.bytes_axis(ax, 0.5 * min(counts), 2 * max(totals_sent), steps=(1,))
     labels = [style.folded(name, 32) for name in names]
     axes[0].set_yticks(range(len(groups)), labels)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(groups) - 0.5, -0.5)
     style.legend_below(figure, axes, columns=6)
     numbers = {}
     for name, by_kind in zip(names, sums, strict=True):
@@ -49,7 +52,6 @@ def in_direction(by_kind: dict[tuple[str, str], float], direction: str) -> dict[
 
 def draw_direction(ax: Axes, totals: Sequence[dict[str, float]], kinds: Sequence[str]) -> None:
     """One direction. Every kind has its own colour and marker; a kind that was not sent has no dot."""
-    ax.set_xscale("log")
     heights = np.arange(len(totals))
     sums = [sum(by_kind.values()) for by_kind in totals]
     ax.plot(sums, heights, "|", color="black", markersize=11, label="sum")

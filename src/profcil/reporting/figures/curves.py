@@ -10,6 +10,7 @@ import numpy as np
 from profcil.reporting import series
 from profcil.reporting.figures import style
 from profcil.reporting.groups import Group, load_groups
+from profcil.reporting.paper import stream_title
 from profcil.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ def draw_curves(groups: Sequence[Group], values: Values, title: str) -> tuple[Fi
     for stream, ax in zip(streams, axes, strict=True):
         own = [group for group in groups if group.stream == stream]
         numbers[stream] = {group.label: draw_line(ax, group, values) for group in own}
-        ax.set_title(stream)
+        ax.set_title(stream_title(stream))
         ax.set_xlabel("position")
         style.positions_axis(ax, own[0].runs[0].positions)
         ax.set_ylim(0, 100)
-    axes[0].set_ylabel(title)
-    style.legend_below(figure, axes, legend_title(groups))
+        if style.leftmost(ax):
+            ax.set_ylabel(title)
+    style.legend_below(figure, axes, legend_title(groups), order=style.ordered_labels(groups))
     return figure, numbers
 
 
@@ -68,11 +70,11 @@ def draw_explanation(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
             numbers[stream][name] = lines
             style.positions_axis(ax, own[0].runs[0].positions)
     for stream, above, below in zip(streams, *axes, strict=True):
-        above.set_title(stream)
+        above.set_title(stream_title(stream))
         below.set_xlabel("position")
     axes[0, 0].set(ylabel="accuracy on met tasks (%)", ylim=(0, 100))
-    axes[1, 0].set(ylabel="centred alignment", ylim=(None, 1.02))
-    style.legend_below(figure, axes.ravel().tolist(), legend_title(groups))
+    axes[1, 0].set(ylabel="centred alignment", ylim=(None, 1))
+    style.legend_below(figure, axes.ravel().tolist(), legend_title(groups), order=style.ordered_labels(groups))
     return figure, numbers
 
 
@@ -91,7 +93,7 @@ def draw_line(ax: Axes, group: Group, values: Values) -> dict[str, Any]:
     by_seed = [values(run) for run in group.runs]
     mean, spread = series.mean_and_spread(by_seed)
     x = np.arange(1, len(mean) + 1)
-    ax.plot(x, mean, label=group.label, **look)
+    ax.plot(x, mean, label=group.label, clip_on=False, zorder=3, **look)
     if len(group.runs) > 1:
         low = mean - spread
         high = mean + spread

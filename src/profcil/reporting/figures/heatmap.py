@@ -9,6 +9,7 @@ import numpy as np
 
 from profcil.reporting.figures import style
 from profcil.reporting.groups import Group, load_groups
+from profcil.reporting.paper import stream_title
 from profcil.reporting.series import mean_and_spread, task_accuracy
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def draw_by_position(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
         ax.set_xlabel("position")
         if style.leftmost(ax):
             ax.set_ylabel("task")
-    draw_scale(figure, image, axes, "accuracy (%); grey: task not introduced yet")
+    draw_scale(figure, image, axes, "accuracy (%)\ngrey: task not introduced yet")
     return figure, numbers
 
 
@@ -54,15 +55,16 @@ def draw_final(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figur
     by_stream: dict[str, list[Group]] = {}
     for group in groups:
         by_stream.setdefault(group.stream, []).append(group)
-    most = max(len(own) for own in by_stream.values())
-    width = style.COLUMN if most < 2 else style.PAGE * 0.7
-    figure, axes = style.panels(len(by_stream), 1, width, 0.8 + 0.2 * most)
+    rows = [len(own) for own in by_stream.values()]
+    width = style.COLUMN if max(rows) < 2 else style.PAGE * 0.7
+    height = 0.62 + 0.22 * sum(rows) / len(rows)  # the title and axis of a panel, and its rows
+    figure, axes = style.panels(len(rows), 1, width, height, height_ratios=rows)
     for (stream, own), ax in zip(by_stream.items(), axes, strict=True):
         final = [mean_tasks(group)[-1] for group in own]
         image = draw_cells(ax, np.stack(final))
         labels = [style.folded(group.label, 28) for group in own]
         ax.set_yticks(range(len(own)), labels)
-        ax.set_title(stream)
+        ax.set_title(stream_title(stream))
         ax.set_xlabel("task")
     draw_scale(figure, image, axes, "final accuracy (%)")
     numbers = {}
@@ -119,7 +121,7 @@ def draw_scale(figure: Figure, image: AxesImage, axes: Sequence[Axes], title: st
 def group_name(group: Group, groups: Sequence[Group]) -> str:
     """The label, and the stream if there are several streams."""
     streams = {other.stream for other in groups}
-    return group.label if len(streams) == 1 else f"{group.label}: {group.stream}"
+    return group.label if len(streams) == 1 else f"{group.label}: {stream_title(group.stream)}"
 
 
 def to_lists(values: np.ndarray) -> list[list[float | None]]:

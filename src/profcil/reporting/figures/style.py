@@ -13,6 +13,7 @@ import numpy as np
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.groups import Group
 from profcil.reporting.looks import method_look
+from profcil.reporting.paper import method_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ MARKERS = "osD^vP*X"
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)))
 FORMATS = ("svg", "pdf", "png")
 WITHOUT_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SMALL = 7  # points
 NORMAL = 8
 STYLE: dict[Any, Any] = {
@@ -110,6 +112,28 @@ def to_list(values: np.ndarray) -> list[float | None]:
     return rounded
 
 
+def format_bytes(value: float) -> str:
+    """A number of bytes with its unit, e.g. 20 MB."""
+    for size, unit in UNITS:
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
+
+
+def bytes_axis(axes: Axes, low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> None:
+    """A logarithmic axis of bytes of at least a decade, with ticks at `steps` of the powers of ten."""
+    missing = max(0.0, 1.0 - np.log10(high / low)) / 2
+    low /= 10**missing
+    high *= 10**missing
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    axes.set_xscale("log")
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
+    axes.minorticks_off()
+    axes.set_xlim(low, high)
+
+
 def positions_axis(axes: Axes, count: int) -> None:
     """Ticks at whole positions from 1; with many positions at some of them only."""
     step = ceil(count / 10)
@@ -117,13 +141,23 @@ def positions_axis(axes: Axes, count: int) -> None:
     axes.set_xlim(0.8, count + 0.2)
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 4) -> None:
+def ordered_labels(groups: Sequence[Group]) -> list[str]:
+    """The labels of groups of several streams, by method in the order of the paper."""
+    ordered = sorted(groups, key=lambda group: (method_rank(group.method), group.variant))
+    return list(dict.fromkeys(group.label for group in ordered))
+
+
+def legend_below(
+    figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 4, order: Sequence[str] = ()
+) -> None:
     """One legend for all panels below them, with every label once. The figure grows by the height of the legend."""
     handle_by_label: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()
         for label, handle in zip(labels, handles, strict=True):
             handle_by_label.setdefault(label, handle)
+    if order:
+        handle_by_label = {label: handle_by_label[label] for label in order if label in handle_by_label}
     longest = max(map(len, handle_by_label), default=1)
     column_width = 0.36 + 0.055 * longest  # inches
     fit = max(1, int(figure.get_figwidth() / column_width))

@@ -9,6 +9,7 @@ import numpy as np
 
 from profcil.reporting.figures import style
 from profcil.reporting.groups import load_groups
+from profcil.reporting.paper import stream_title
 from profcil.reporting.ranking import Standing, rank_runs
 from profcil.runs.reader import Run
 
@@ -22,7 +23,6 @@ CHARACTER = 4.5  # points that a character of a label takes
 LINE = 8.0  # points that a line of a label takes
 GAP = 5.0  # points between a marker and its label
 POINTER: dict[str, Any] = {"arrowstyle": "-", "lw": 0.5, "shrinkA": 1, "shrinkB": 3}  # from a label to its point
-UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 Box = tuple[float, float, float, float]  # left, bottom, right, top in points
 
 
@@ -35,7 +35,7 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     figure, axes = style.panels(len(rankings), 2, width, HEIGHT, sharey=True)
     for (stream, standings), ax in zip(rankings.items(), axes, strict=True):
         draw_points(ax, standings)
-        ax.set_title(stream)
+        ax.set_title(stream_title(stream))
         ax.set_xlabel("bytes sent in the stream, both directions")
         ax.set_ylim(0, 100)
         if style.leftmost(ax):
@@ -79,31 +79,17 @@ def draw_points(ax: Axes, standings: Sequence[Standing]) -> None:
         x, y = point_of(one)
         faa = one.values["faa"]
         deviation = faa.sd if faa is not None else None
-        look |= {"markersize": 5, "zorder": 3, "alpha": 0.9}
+        look |= {"markersize": 5, "zorder": 3, "alpha": 0.9, "clip_on": False}
         if one.group.variant > 0:
             look["markerfacecolor"] = "white"
         ax.errorbar(x, y, yerr=deviation, elinewidth=0.7, capsize=1.5, **look)
-    from matplotlib.ticker import LogLocator
-
-    ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
-    ax.xaxis.set_minor_formatter(lambda value, _: "")
     traffic = [point_of(one)[0] for one in standings]
     low = min(traffic)
     high = max(traffic)
     decades = max(1.0, np.log10(high / low))
     room_left = 10 ** (0.12 * decades)
     room_right = 10 ** (0.28 * decades)
-    ax.set_xlim(low / room_left, high * room_right)
-
-
-def format_bytes(value: float) -> str:
-    """A number of bytes with its unit, e.g. 20 MB."""
-    for size, unit in UNITS:
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:g} B"
+    style.bytes_axis(ax, low / room_left, high * room_right)
 
 
 def write_labels(ax: Axes, standings: Sequence[Standing]) -> None:

@@ -12,7 +12,11 @@ function valueCell(group, key, places) {
   const spread = value && value.sd !== null && key !== "norm_comm" ? el("span", { class: "spread" }, ` ± ${formatNumber(value.sd, places)}`) : null;
   const bar = key === "faa" && value
     ? el("span", { class: "length", style: `width:${Math.max(0, Math.min(100, value.mean))}%;background:${paintOf(group)}` }) : null;
-  return el("td", { class: `number ${key}`, title: value ? `± ${formatNumber(value.sd, places)} over seeds` : null }, number, spread, bar);
+  const tested = key === "faa" && group.p !== null;
+  const mark = tested && group.p >= 0.05 ? el("span", { class: "near", title: "not distinguishable from the best" }, " ≈") : null;
+  const about = value && value.sd !== null ? `± ${formatNumber(value.sd, places)} over seeds` : null;
+  const title = tested ? `${about}; difference from the best: ${pText(group.p)}` : about;
+  return el("td", { class: `number ${key}`, title }, number, spread, mark, bar);
 }
 
 function rankingTable(groups) {
@@ -24,29 +28,39 @@ function rankingTable(groups) {
   return el("table", { class: "ranking" }, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
 }
 
-function verdict(groups) {
-  // One sentence: who is best, by how much, whether the spread allows it to be said, and at what traffic.
-  const [first, second] = groups;
+const pText = (p) => (p < 0.001 ? "p < 0.001" : `p = ${p.toPrecision(2)}`);
+
+function reasons([first, second]) {
+  // By how much the first is best, how sure that is, and at what traffic.
   const [best, next] = [first, second].map((g) => g && g.values.faa);
-  if (!best) return "No FAA is known.";
-  const parts = [`${first.label}: FAA ${formatSpread(best, 1)}`];
-  if (next) {
+  const parts = [];
+  if (best && next) {
     const lead = best.mean - next.mean;
     const far = `${formatNumber(lead, 1)} ${formatNumber(lead, 1) === "1.0" ? "point" : "points"} above ${second.label}`;
     const spreads = [best.sd, next.sd].filter((sd) => sd !== null);
     const near = spreads.length && lead <= Math.max(...spreads);
-    parts.push(near ? `${far}, within one standard deviation` : far);
-    if (spreads.length < 2) parts.push("seeds are too few to say how sure that is");
+    parts.push(second.p !== null ? `${far} (${pText(second.p)})` : near ? `${far}, within one standard deviation` : far);
+    if (second.p === null) parts.push("seeds are too few for a test");
   }
   const traffic = first.values.norm_comm;
   if (traffic && first.method !== "fedavg") parts.push(`${traffic.mean.toPrecision(2)} of FedAvg's traffic`);
-  return `${parts.join("; ")}.`;
+  return parts.join("; ");
+}
+
+function verdict(groups) {
+  // The winner and its FAA in large letters, then why.
+  const best = groups[0].values.faa;
+  if (!best) return el("p", { class: "verdict" }, "No FAA is known.");
+  const spread = best.sd === null ? " %" : ` ± ${formatNumber(best.sd, 1)} %`;
+  return el("p", { class: "verdict" }, el("span", { class: "winner" }, iconOf(groups[0]), groups[0].label),
+    el("span", { class: "winner value" }, formatNumber(best.mean, 1)), el("span", { class: "hint" }, spread, " ", term("faa")),
+    el("span", { class: "reasons" }, reasons(groups)));
 }
 
 function rankingCard(setting) {
   const groups = inSetting(setting);
   return el("article", { class: "card ranked", "data-setting": setting }, el("h3", {}, `${view.dataset}, ${setting}`),
-    el("p", { class: "verdict" }, verdict(groups)),
+    verdict(groups),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Ranking, ${setting}` }, rankingTable(groups)));
 }
 
@@ -87,7 +101,7 @@ function chooseDataset(name) {
   drawWhy();
 }
 
-function startAnswer() {
+function drawAnswerPart() {
   byId("definitions").replaceChildren(...definitions());
   byId("no-answer").hidden = DATA.groups.length > 0;
   for (const section of document.querySelectorAll(".needs-groups")) section.hidden = !DATA.groups.length;
@@ -98,5 +112,5 @@ function startAnswer() {
   if (several) byId("overview-table").replaceChildren(overviewTable());
   byId("datasets").replaceChildren(...datasets().map((name) =>
     el("button", { type: "button", "data-name": name, onclick: () => chooseDataset(name) }, name)));
-  chooseDataset(datasets()[0]);
+  chooseDataset(datasets().includes(view.dataset) ? view.dataset : datasets()[0]);
 }

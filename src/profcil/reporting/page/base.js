@@ -1,6 +1,6 @@
 "use strict";
 // Data and helpers. Text is always inserted as text nodes, so names in the data cannot become markup.
-const DATA = JSON.parse(document.getElementById("data").textContent);
+let DATA = JSON.parse(document.getElementById("data").textContent); // replaced when a served page gets new data
 const SERIES = 7;
 const DASHES = ["", "6 3", "2 2"];
 // Viridis at even steps, dark to bright; it works for the colour-blind and in grey.
@@ -67,6 +67,7 @@ const hidden = new Set();
 const datasets = () => [...new Set(DATA.groups.map((g) => g.dataset))];
 const inView = () => DATA.groups.filter((g) => g.dataset === view.dataset);
 const settingsInView = () => [...new Set(inView().map((g) => g.setting))];
+const bestRun = (place = 0) => DATA.groups[Math.min(place, DATA.groups.length - 1)]?.members[0] ?? place; // of the first stream
 const inSetting = (setting) => inView().filter((g) => g.setting === setting);
 
 const colour = (index) => `var(--s${index % SERIES})`;
@@ -102,7 +103,10 @@ function formatBytes(value) {
   return `${unit === 0 ? Math.round(value) : value.toPrecision(3)} ${units[unit]}`;
 }
 
-function setOptions(select, texts, chosen) {
+function setOptions(select, texts, otherwise) {
+  // The texts as options. What was chosen stays chosen if it is still there.
+  const before = select.selectedIndex < 0 ? null : select.options[select.selectedIndex].text;
+  const chosen = texts.includes(before) ? texts.indexOf(before) : Math.min(otherwise, texts.length - 1);
   select.replaceChildren(...texts.map((text, i) => el("option", { value: i, selected: i === chosen }, text)));
 }
 

@@ -14,11 +14,11 @@ from profcil.protocol.plan import Plan
 from profcil.reporting import series
 from profcil.reporting.groups import Group, describe_settings, distinguishing_settings, group_runs
 from profcil.reporting.looks import look_number, method_look
-from profcil.reporting.paper import method_title
+from profcil.reporting.paper import method_title, stream_title
 from profcil.reporting.ranking import NAMES, Spread, Standing, rank_groups
 from profcil.reporting.tables import compare
 from profcil.runs.gather import stream_name
-from profcil.runs.reader import Run, finite_or_none
+from profcil.runs.reader import Run, dataset_title, finite_or_none
 from profcil.runs.settings_check import flatten_settings
 from profcil.runs.stored_run import StoredRun
 
@@ -134,16 +134,24 @@ def describe_standing(standing: Standing) -> dict[str, Any]:
     """The names and results of a group; `members` of the page are indices of its runs."""
     group = standing.group
     config = group.runs[0].config
-    dataset = config["dataset"]
-    setting = group.stream.removeprefix(f"{dataset}, ")
+    stream = stream_title(group.stream)
+    dataset = stream_title(dataset_title(config))
+    setting = stream.removeprefix(f"{dataset}, ")
     title = method_title(group.method)
     settings = describe_settings(group.settings)
-    described = {"stream": group.stream, "dataset": dataset, "setting": setting, "method": group.method, "title": title}
+    described: dict[str, Any] = {
+        "stream": stream,
+        "dataset": dataset,
+        "setting": setting,
+        "method": group.method,
+        "title": title,
+    }
     described |= {"settings": settings, "label": group.label, "variant": group.variant}
     described["look"] = look_number(group.method)
     described["marker"] = method_look(group.method).marker
     described["seeds"] = [run.config["seed"] for run in group.runs]
     described["best"] = sorted(standing.best)
+    described["p"] = standing.p
     described["values"] = {name: describe_spread(value) for name, value in standing.values.items()}
     return described
 

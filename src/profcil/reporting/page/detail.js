@@ -84,8 +84,9 @@ function showRun(index, jump) {
   }
 }
 
-function startDetail() {
-  setOptions(byId("run-choice"), DATA.runs.map((r) => r.name), 0);
-  byId("run-choice").addEventListener("change", (e) => showRun(Number(e.target.value), false));
-  showRun(0, false);
+function drawDetailPart() {
+  setOptions(byId("run-choice"), DATA.runs.map((r) => r.name), bestRun());
+  showRun(Number(byId("run-choice").value), false);
 }
+
+const startDetail = () => byId("run-choice").addEventListener("change", (e) => showRun(Number(e.target.value), false));

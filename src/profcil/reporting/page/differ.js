@@ -30,11 +30,15 @@ function drawDifference() {
   byId("difference").replaceChildren(el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
 }
 
-function startDifference() {
+function drawDifferencePart() {
   const names = DATA.runs.map((r) => r.name);
-  setOptions(byId("first"), names, 0);
-  const other = DATA.runs.findIndex((r) => r.method !== DATA.runs[0].method && r.plan === DATA.runs[0].plan);
-  setOptions(byId("second"), names, other > 0 ? other : Math.min(1, names.length - 1));
-  for (const id of ["first", "second", "same"]) byId(id).addEventListener("change", () => { drawDifference(); drawSummary(); });
+  const best = DATA.runs[bestRun()];
+  const other = DATA.runs.findIndex((r) => r.method !== best.method && r.plan === best.plan);
+  setOptions(byId("first"), names, bestRun());
+  setOptions(byId("second"), names, other >= 0 ? other : bestRun(1));
   drawDifference();
+}
+
+function startDifference() {
+  for (const id of ["first", "second", "same"]) byId(id).addEventListener("change", () => { drawDifference(); drawSummary(); });
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +30,38 @@ SCRIPTS = (
     "differ.js",
     "start.js",
 )
+LIVE_SCRIPTS = (*SCRIPTS, "now.js")
 
 
 def render_page(runs: Sequence[Run], title: str = "profcil runs", warnings: Sequence[str] = ()) -> str:
     """The page as text; the same runs give the same text."""
+    return fill_page(page_data(runs, warnings), title)
+
+
+def fill_page(data: Mapping[str, Any], title: str, live: Mapping[str, Any] | None = None) -> str:
+    """The page with the data of `page_data`. `live` is the first state of a served page, which asks for later ones."""
+    is_live = live is not None
     style = read_asset("style.css") + css_variables()
-    data = embed_json(page_data(runs, warnings))
-    script = "\n".join(read_asset(name) for name in SCRIPTS)
-    parts = {"TITLE": html.escape(title), "STYLE": style, "DATA": data, "SCRIPT": script}
+    now = read_asset("now.html").replace("@@LIVE@@", embed_json(live)) if is_live else ""
+    parts = {"TITLE": html.escape(title), "STYLE": style, "POLICY": page_policy(is_live), "NOW": now}
+    parts |= {"DATA": embed_json(data), "SCRIPT": script(is_live)}
     # A single pass: a placeholder inside inserted text is not replaced.
     pieces = read_asset("template.html").split("@@")
     return "".join(parts.get(piece, piece) for piece in pieces)
+
+
+@cache
+def script(is_live: bool) -> str:
+    names = LIVE_SCRIPTS if is_live else SCRIPTS
+    return "\n" + "\n".join(read_asset(name) for name in names) + "\n"
+
+
+@cache
+def page_policy(is_live: bool) -> str:
+    """What the page may load: its own script, known by its hash, and, if it is served, new data from its server."""
+    digest = base64.b64encode(hashlib.sha256(script(is_live).encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    return f"{policy}; connect-src 'self'" if is_live else policy
 
 
 def embed_json(data: Any) -> str:

@@ -1,5 +1,5 @@
 // The table of runs: sorted by any column, filtered by words, averaged over seeds.
-const COLUMNS = [
+const columns = () => [
   { key: "name", title: "run", text: (r) => r.name },
   ...[["faa", "FAA", 1], ["cta", "CTA", 1], ["af", "AF", 1], ["norm_comm", "NormComm", 3]].map(numeric),
   { key: "method", title: "method", text: (r) => r.title + (r.variant ? ` (${r.variant})` : "") },
@@ -10,6 +10,7 @@ const COLUMNS = [
   ...[["seconds", "seconds", 1]].map(numeric),
   ...(DATA.runs.every((r) => r.done) ? [] : [{ key: "state", title: "state", text: (r) => (r.done ? "done" : `unfinished: ${r.played} of ${r.tasks.length}`) }]),
 ];
+let COLUMNS = columns();
 const picked = new Set(); // the sides of the comparison that were chosen here
 const sorting = { key: null, down: false };
 
@@ -101,12 +102,16 @@ function sortBy(column) {
   drawSummary();
 }
 
-function startSummary() {
+function drawSummaryPart() {
+  COLUMNS = columns();
   const heads = COLUMNS.map((c) =>
     el("th", { scope: "col", "data-key": c.key, class: c.number ? "number" : null },
       el("button", { type: "button", onclick: () => sortBy(c), title: DATA.names[c.key]?.long }, c.title)));
   byId("summary").tHead.rows[0].replaceChildren(...heads, el("th", { scope: "col", class: "plain" }, "compare"));
+  drawSummary();
+}
+
+function startSummary() {
   byId("filter").addEventListener("input", drawSummary);
   byId("average").addEventListener("change", drawSummary);
-  drawSummary();
 }

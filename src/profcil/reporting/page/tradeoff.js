@@ -20,7 +20,8 @@ function tickText(value) {
 function tradeoffScales(groups, width) {
   const bytes = groups.map((g) => g.values.bytes_total.mean);
   const [min, max] = [Math.min(...bytes), Math.max(...bytes)];
-  const room = Math.max(0.15, 0.1 * Math.log10(max / min));
+  const range = Math.log10(max / min);
+  const room = Math.max(0.15, 0.1 * range, (1 - range) / 2); // at least a decade, so that there are ticks
   const [low, high] = [min / 10 ** room, max * 10 ** room];
   const [plotWidth, plotHeight] = [width - TRADEOFF.left - TRADEOFF.right, TRADEOFF.height - TRADEOFF.top - TRADEOFF.bottom];
   return {

@@ -53,6 +53,7 @@ function whyCard(setting, title, child) {
 function drawWhy() {
   const cards = [forgettingCard, explanationCard, alignmentCard].flatMap((draw) => settingsInView().map(draw));
   const parts = cards.filter(Boolean);
+  byId("why-panels").classList.toggle("triple", settingsInView().length === 1);
   byId("why-panels").replaceChildren(...parts);
   const without = parts.length ? "" : "These runs have no scores by task. ";
   const probed = inView().some((g) => g.values.probe_end);

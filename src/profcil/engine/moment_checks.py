@@ -1,0 +1,93 @@
+"""Whether second moments fit the means and counts that were sent with them. The functions are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from profcil.engine.channel import Block, Reply
+from profcil.memory import linear
+
+ROUNDING = 1e-3  # relative error that sums in float32 may have
+
+
+def wrong_moments(block: Block) -> Iterator[str]:
+    """Second moments per class below the square of the mean, and matrices that are not positive semidefinite."""
+    tensors = block.tensors
+    if "mean" in tensors and "second" in tensors and below_square(tensors["mean"].double(), tensors["second"].double()):
+        yield "tensor second is below the square of the mean"
+    if "scatter" in tensors and not is_semidefinite(linear.unpack(tensors["scatter"])):
+        yield "tensor scatter is not positive semidefinite"
+
+
+def below_square(mean: Tensor, second: Tensor) -> bool:
+    """Whether a second moment is below the square of its mean by more than rounding."""
+    square = mean.square()
+    if second.shape[1] == 1:  # a radius in place of a spread
+        square = square.mean(1, keepdim=True)
+    if not second.numel():
+        return False
+    tolerance = ROUNDING * (square + square.mean())
+    return bool((second < square - tolerance).any())
+
+
+def is_semidefinite(matrix: Tensor) -> bool:
+    """Whether a symmetric matrix is positive semidefinite up to rounding."""
+    if not len(matrix):
+        return True
+    values = torch.linalg.eigvalsh(matrix)
+    return bool(values[0] >= -ROUNDING * values[-1].clamp(min=0))
+
+
+def wrong_matrices(reply: Reply) -> Iterator[str]:
+    """Class means and a factor of second moments, in blocks of one reply, that no examples have together."""
+    means = [b.tensors for b in reply.blocks.values() if b.labels and {"mean", "count"} <= b.tensors.keys()]
+    factors = [b.tensors["factor"] for b in reply.blocks.values() if b.kind == "statistics" and "factor" in b.tensors]
+    for tensors in means:
+        for factor in factors:
+            yield from unfit_factor(tensors["mean"].double(), tensors["count"].double(), factor)
+
+
+def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor) -> Iterator[str]:
+    """Reasons why the matrix G = RᵀR of [u; 1] cannot be that of examples with these class means and counts.
+
+    Its last column has the sums and the number of the examples.
+    """
+    width = mean.shape[1] + 1
+    if not is_triangle(packed.numel(), width):
+        yield f"tensor factor has {packed.numel()} numbers, which is no triangle of {width} columns"
+        return
+    factor = linear.unpack_factor(packed, width)
+    ones = factor[:, -1]
+    total = count.sum()
+    if abs(float(ones.square().sum() - total)) > ROUNDING * float(total):
+        yield "tensor factor is of another number of examples than the counts"
+    sums = (ones @ factor)[:-1]
+    scale = (factor.square().sum(0)[:-1] * total).sqrt()
+    if bool(((sums - count @ mean).abs() > ROUNDING * (scale + scale.mean())).any()):
+        yield "tensor factor has other sums than the class means"
+    if not has_scatter(mean, count, factor[:, :-1]):
+        yield "tensor factor has less than the second moments of the class means"
+
+
+def is_triangle(numbers: int, width: int) -> bool:
+    """Whether a packed factor of so many columns can have so many numbers."""
+    rows = linear.factor_rows(numbers, width)
+    return 0 < rows <= width and rows * width - rows * (rows - 1) // 2 == numbers
+
+
+def has_scatter(mean: Tensor, count: Tensor, factor: Tensor) -> bool:
+    """Whether RᵀR − Σ n μμᵀ, the scatter within classes, is positive semidefinite: along each feature and in the span
+    of the means, so that no large matrix is computed."""
+    second = factor.square().sum(0)
+    left = second - count @ mean.square()
+    if bool((left < -ROUNDING * (second + second.mean())).any()):
+        return False
+    projected = factor @ mean.T
+    products = mean @ mean.T
+    square = projected.T @ projected
+    left_in_span = square - products * count @ products
+    lowest = torch.linalg.eigvalsh((left_in_span + left_in_span.T) / 2)[0]
+    return bool(lowest >= -ROUNDING * square.diagonal().sum())

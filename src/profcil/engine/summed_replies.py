@@ -1,0 +1,196 @@
+"""One summed reply in place of the clients' replies, by secure sums: what the server gets with `privacy.secure_sum`.
+
+A method says how each of its blocks is a sum over clients (`Method.additive`). Every client sends numbers for the same
+arrays: zeros for a block that it does not have, and for classes of which it has no examples. So neither the numbers nor
+the labels of one client are visible. From the sum the server makes one reply of the usual form, which the method reads
+like the reply of one large client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from profcil.config import PrivacySettings
+from profcil.engine.channel import Block, Channel, Reply, When
+from profcil.errors import ConfigError, Failure
+from profcil.randomness import derive_bytes
+
+if TYPE_CHECKING:
+    from profcil.privacy.secure_sum.fixed_point import Real
+    from profcil.privacy.secure_sum.shares import Draw
+    from profcil.resolve import RunConfig
+
+NOT_SUMMED = "extra_bytes"  # a note on the memory of one client, of which the largest is wanted
+SAMPLES = "samples"
+
+
+class Addend(Protocol):
+    """How the blocks of one name are sums over clients."""
+
+    def parts(self, block: Block, samples: int, classes: Sequence[int]) -> dict[str, Tensor]:
+        """What a client adds to the sums. Class rows are for all `classes`, in this order."""
+
+    def block(self, sums: Mapping[str, Tensor], like: Block, samples: float, classes: Sequence[int]) -> Block | None:
+        """The block that all clients together would have sent; None if they had nothing. `like` is that of a client."""
+
+
+Additive = Mapping[str, Addend]  # by the name of a block
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays of a sum, the same for all its clients. They follow from method, model and round."""
+
+    blocks: Mapping[str, Block]  # a block of each name, for its kind and its labels
+    shapes: Mapping[str, tuple[int, ...]]  # of the arrays, by name
+    classes: tuple[int, ...]  # that any client may have examples of
+
+
+def check_secure_sums(config: RunConfig, additive: Additive, others: Callable[[], list[str]]) -> None:
+    """Refuses settings with which sums cannot be secure. `others` names the methods that could be chosen instead."""
+    settings = config.privacy
+    if not settings.secure_sum:
+        return
+    if not additive:
+        possible = ", ".join(others())
+        raise ConfigError(
+            f"{config.method} does not say how its blocks are sums over clients, so privacy.secure_sum cannot hide "
+            f"single replies; choose one of {possible}, or set privacy.secure_sum = false"
+        )
+    if config.robust.aggregation != "mean":
+        raise ConfigError(
+            "privacy.secure_sum hides single replies, which robust.aggregation has to compare; set aggregation = mean, "
+            "or privacy.secure_sum = false"
+        )
+    if config.transfer == "full":
+        raise ConfigError(
+            'privacy.secure_sum sends what has changed, not the accounting of transfer = "full"; set transfer = changed'
+        )
+    if config.stream.participants < settings.sum_clients:
+        raise ConfigError(
+            f"stream.participants = {config.stream.participants} is below privacy.sum_clients = "
+            f"{settings.sum_clients}, so that no round would have a sum; raise the first or lower the second"
+        )
+    if find_spec("cryptography") is None:
+        raise ConfigError(
+            "privacy.secure_sum needs the package cryptography; install it with `pip install 'profcil[deploy]'`"
+        )
+
+
+def sum_replies(
+    replies: Mapping[int, Reply],
+    additive: Additive,
+    classes: Sequence[int],
+    settings: PrivacySettings,
+    seed: int,
+    channel: Channel,
+    when: When,
+) -> list[Reply]:
+    """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
+    too few clients to hide in a sum."""
+    clients = tuple(sorted(replies))
+    if not clients:
+        return []
+    if not any(reply.blocks for reply in replies.values()):
+        return [Reply(clients[0], 0, members=clients)]
+    if len(clients) < settings.sum_clients:
+        channel.facts["skipped_sums"] += 1
+        return []
+    arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
+    layout = layout_of(replies, arrays, classes)
+    total, members = add_arrays(arrays, layout, settings, seed, channel, when)
+    return [reply_of(total, layout, additive, members)]
+
+
+# -- the client -------------------------------------------------------------------------------------------------------
+
+
+def arrays_of(reply: Reply, additive: Additive, classes: Sequence[int]) -> dict[str, Real]:
+    """What a client adds to the sums: number of examples, notes, and the parts of its blocks."""
+    arrays = {SAMPLES: np.array(float(reply.samples))}
+    for name, value in sorted(reply.notes.items()):
+        if name != NOT_SUMMED:
+            arrays[f"notes/{name}"] = np.array(float(value))
+    for name, block in sorted(reply.blocks.items()):
+        if name not in additive:
+            raise Failure(
+                f"the method sends the block {name}, but does not say how it is a sum; add it to its `additive`"
+            )
+        for part, tensor in additive[name].parts(block, reply.samples, classes).items():
+            arrays[f"{name}/{part}"] = tensor.double().cpu().numpy()
+    return arrays
+
+
+def with_zeros(arrays: Mapping[str, Real], layout: Layout) -> dict[str, Real]:
+    """The arrays of a client in the order of the layout, with zeros for those that it does not have."""
+    return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in layout.shapes.items()}
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def layout_of(replies: Mapping[int, Reply], arrays: Mapping[int, Mapping[str, Real]], classes: Sequence[int]) -> Layout:
+    """All blocks and arrays of any client."""
+    blocks: dict[str, Block] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for client in sorted(replies):
+        blocks = {**replies[client].blocks, **blocks}
+        shapes = {**{name: array.shape for name, array in arrays[client].items()}, **shapes}
+    return Layout(blocks, dict(sorted(shapes.items())), tuple(classes))
+
+
+def add_arrays(
+    arrays: Mapping[int, Mapping[str, Real]],
+    layout: Layout,
+    settings: PrivacySettings,
+    seed: int,
+    channel: Channel,
+    when: When,
+) -> tuple[dict[str, Real], tuple[int, ...]]:
+    """The sums of the clients' arrays by the protocol, and the clients in them. The ledger counts all messages."""
+    from profcil.privacy.secure_sum import fixed_point
+    from profcil.privacy.secure_sum.protocol import Terms
+    from profcil.privacy.secure_sum.simulation import add_securely
+
+    count = len(arrays)
+    bits = settings.sum_bits
+    threshold = min(count, math.floor(settings.sum_threshold * count) + 1)
+    terms = Terms(f"{when.stage} {when.round + 1} of position {when.position + 1}", threshold, settings.sum_clients)
+    vectors = {c: fixed_point.encode(with_zeros(parts, layout), bits, count, c) for c, parts in arrays.items()}
+    number = len(channel.ledger.entries)  # differs between two sums of one round
+
+    def draw_of(client: int) -> Draw:
+        return lambda purpose, size: derive_bytes(seed, "secure sum", terms.name, number, client, purpose, size=size)
+
+    done = add_securely(vectors, terms, draw_of)
+    for message in done.sent:
+        channel.record(when, message.client, message.direction, {message.kind: message.bytes})
+    return fixed_point.decode(done.total, layout.shapes, bits), done.clients
+
+
+def reply_of(total: Mapping[str, Real], layout: Layout, additive: Additive, members: tuple[int, ...]) -> Reply:
+    """The summed reply. Its loss is the mean over the clients; other notes are sums."""
+    samples = float(total[SAMPLES])
+    notes = {name.removeprefix("notes/"): float(sums) for name, sums in total.items() if name.startswith("notes/")}
+    if "loss" in notes:
+        notes["loss"] /= len(members)
+    blocks = {}
+    for name, like in layout.blocks.items():
+        device = next(iter(like.tensors.values())).device
+        sums = {
+            part.removeprefix(f"{name}/"): torch.from_numpy(array).to(device)
+            for part, array in total.items()
+            if part.startswith(f"{name}/")
+        }
+        block = additive[name].block(sums, like, samples, layout.classes)
+        if block is not None:
+            blocks[name] = block
+    return Reply(members[0], round(samples), blocks, notes=notes, members=members)

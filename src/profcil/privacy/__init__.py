@@ -1,0 +1,1 @@
+"""What protects the examples behind the clients' replies: noise and its accounting, minimum support, secure sums."""

@@ -1,0 +1,49 @@
+"""The protection of a run: what its settings, its method and its plan ask for, or why that is not possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from profcil.config import SITES
+from profcil.data.bundle import Inputs
+from profcil.errors import ConfigError
+from profcil.model.net import Net
+from profcil.privacy.accountant import multiplier_of
+from profcil.privacy.meter import planned_releases
+from profcil.privacy.protection import Protection
+from profcil.protocol.plan import Plan
+
+
+def make_protection(config: Any, method: Any, plan: Plan, net: Net, like: Inputs) -> Protection | None:
+    """The protection of a run; None without noise. Settings that cannot be protected are refused. `like` is an empty
+    batch of inputs, for their shapes."""
+    settings = config.privacy
+    if settings.unit == "none":
+        return None
+    if reason := method.exposed(settings.unit) or unprotected_parts(config, method, net, like):
+        raise ConfigError(f"privacy.unit = {settings.unit} is not possible: {reason}")
+    by_client = settings.unit == "client"
+    multiplier = settings.noise_multiplier
+    if not multiplier:
+        if by_client and config.dataset == SITES:
+            raise ConfigError("sites do not know how often others take part; give privacy.noise_multiplier")
+        releases = planned_releases(method, plan, config.train.rounds, config.warmup.rounds, by_client)
+        multiplier = multiplier_of(settings.epsilon, settings.delta, max(1.0, releases))
+    return Protection(settings, multiplier, config.stream.participants if by_client else 1)
+
+
+def unprotected_parts(config: Any, method: Any, net: Net, like: Inputs) -> str:
+    """What besides the method cannot be protected; empty if there is nothing."""
+    if config.privacy.unit == "example" and config.warmup.rounds:
+        return (
+            "the warm-up sends model updates, which noise for single examples does not protect; set warmup.rounds = 0"
+        )
+    if config.privacy.unit == "client" and any(name.endswith("running_var") for name, _ in net.base.named_buffers()):
+        return "noise makes variances of BatchNorm negative; set model.norm = group"
+    dictionary = method.dictionary(net, like)
+    if dictionary and not getattr(dictionary, "usable_untrained", False):
+        return (
+            "the entries of this dictionary are words that clients count, and without counts it has none; set "
+            "params.dictionary = 0, or for texts params.text_entries = contexts"
+        )
+    return ""

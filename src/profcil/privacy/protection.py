@@ -1,0 +1,121 @@
+"""Noise on what a client sends. It is added at the client, before anything leaves it.
+
+    unit = "example"   each reply alone hides each of its examples, from the server, too
+    unit = "client"    each client adds its share of the noise: the sum over the clients of a round hides all data of
+                       any of them from those who see the sum alone
+
+Noise is drawn from a secret number, the place in the stream and a digest of what it is added to. So the same reply,
+sent again, has the same noise and reveals nothing more; two different replies have independent noise. In a simulation
+the secret is the run's seed, in a deployment it is random and never leaves the client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from profcil.config import PrivacySettings
+from profcil.engine.channel import Block, Inbox, Reply, When
+from profcil.errors import Failure
+from profcil.privacy.sums import Sum, block_of_sums, sums_of
+from profcil.randomness import torch_generator
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How the replies of a run are protected."""
+
+    settings: PrivacySettings
+    multiplier: float  # the deviation of the noise of a reply, or of a sum of replies, in units of its sensitivity
+    clients: int  # that answer in a round, as planned; each adds its share of the noise of a sum
+
+    @property
+    def by_client(self) -> bool:
+        return self.settings.unit == "client"
+
+    def protect(self, reply: Reply, inbox: Inbox, when: When, examples: int, secret: int) -> Reply:
+        """The reply as it may leave a client that has this many examples. Exact numbers besides the blocks (the number
+        of examples, the notes) are removed."""
+        bare = replace(reply, samples=min(1, reply.samples), notes={})
+        model = {name: block for name, block in reply.blocks.items() if block.kind == "model"}
+        statistics = {name: block for name, block in reply.blocks.items() if block.kind != "model"}
+        if model and not self.by_client:
+            raise Failure(
+                "the reply has a model update, which noise for single examples does not protect; "
+                "set privacy.unit = client"
+            )
+        sums = {name: sums_of(name, block) for name, block in statistics.items()}
+        parts = bool(model) + sum(part.share for found in sums.values() for part in found.values())
+        if not parts:
+            return bare
+        address = (reply.client, when.stage, when.position, when.round, digest(reply.blocks))
+        rng = torch_generator(secret, "privacy", *address)
+        scale = self.deviation(parts)
+        blocks = {}
+        for name, block in statistics.items():
+            blocks[name] = self.noised_block(block, sums[name], scale, examples, rng)
+        if model:
+            blocks |= self.noised_update(model, inbox, scale, rng)
+        return replace(bare, blocks=blocks)
+
+    def deviation(self, parts: float) -> float:
+        """The deviation of the noise on each of some parts of a reply, in units of what a part may change by."""
+        share = 1 / math.sqrt(self.clients) if self.by_client else 1.0
+        return self.multiplier * math.sqrt(parts) * share
+
+    def noised_block(
+        self, block: Block, sums: Mapping[str, Sum], scale: float, examples: int, rng: torch.Generator
+    ) -> Block:
+        """A block of statistics with noise. For the unit client the sums count for a limited number of examples."""
+        most = self.settings.examples if self.by_client else 1
+        weight = min(1.0, most / max(1, examples)) if self.by_client else 1.0
+        deviations = {name: scale * most * total.most / math.sqrt(total.share) for name, total in sums.items()}
+        noised = {}
+        for name, total in sums.items():
+            noise = drawn(total.value, rng) * deviations[name] / total.weight
+            noised[name] = total.value * weight + noise
+        return block_of_sums(block, noised, deviations)
+
+    def noised_update(
+        self, model: Mapping[str, Block], inbox: Inbox, scale: float, rng: torch.Generator
+    ) -> dict[str, Block]:
+        """Model blocks whose change is clipped, all together, and has noise."""
+        changes = {name: change_of(name, block, inbox) for name, block in model.items()}
+        length = torch.stack([t.norm() for tensors in changes.values() for t in tensors.values()]).norm()
+        bound = self.settings.update_bound
+        factor = min(1.0, bound / max(float(length), 1e-30))
+        blocks = {}
+        for name, tensors in changes.items():
+            before = inbox[name].tensors
+            moved = {key: t * factor + drawn(t, rng) * (scale * bound) for key, t in tensors.items()}
+            after = {key: (before[key].double() + t).to(before[key].dtype) for key, t in moved.items()}
+            blocks[name] = replace(model[name], tensors=after)
+        return blocks
+
+
+def change_of(name: str, block: Block, inbox: Inbox) -> dict[str, Tensor]:
+    """What a client has changed in a model block that it was sent, in float64."""
+    if name not in inbox:
+        raise Failure(f"the model block {name} was not sent to the client, so its update has no length to clip")
+    before = inbox[name].tensors
+    return {key: tensor.double() - before[key].double() for key, tensor in block.tensors.items()}
+
+
+def drawn(like: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal numbers of the shape of a tensor. They are drawn on the CPU: the same on every device."""
+    return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.device)
+
+
+def digest(blocks: Mapping[str, Block]) -> str:
+    """A digest of the tensors of some blocks."""
+    total = hashlib.blake2b(digest_size=16)
+    for name, block in blocks.items():
+        total.update(f"{name} {block.labels}".encode())
+        for tensor in block.tensors.values():
+            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
