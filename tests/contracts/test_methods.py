@@ -114,7 +114,7 @@ def test_every_byte_is_in_the_ledger(example, name, modality):
 def test_an_undeclared_kind_is_refused_by_the_channel(make, name):
     run = make(name, MODALITY[name])
     run.method.kinds = frozenset()  # as if nothing had been declared
-    with pytest.raises(ProfcilError, match="model"):
+    with pytest.raises(ProfcilError, match="sends a block of kind"):
         run.stream()
 
 
@@ -342,4 +342,8 @@ def test_the_saved_model_predicts_as_the_run_did(example, name, modality, tmp_pa
     assert model.state.blocks.keys() <= {*MODEL, *OWN_BLOCKS.get(name, ())}
 
 
-OWN_BLOCKS = {"hr": ("latent", "centroids"), "prolin": ("solved_head", "anchor", "dictionary")}
+OWN_BLOCKS = {
+    "hr": ("latent", "centroids"),
+    "probayes": ("solved_head", "dictionary"),
+    "prolin": ("solved_head", "anchor", "dictionary"),
+}

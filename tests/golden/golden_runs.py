@@ -26,16 +26,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
 
 ANY = ("fedavg", "fedprox", "fedproto", "fedspace", "fedssi", "fedcbdr", "pro", "promax", "prolin")
-IMAGE = (*ANY, "hr", "promax-global", "promax-covariance", "pro-literal", "prolin-dictionary")
+IMAGE = (*ANY, "hr", "promax-global", "promax-covariance", "pro-literal", "prolin-dictionary", "probayes")
 DEEP = ("fedavg", "pro", "promax", "prolin", "target", "mfcl", "fedssi")
-TEXT = (*ANY, "fedseit", "prolin-dictionary", "prolin-contexts")
-GRAPH = (*ANY, "power", "motion", "promax-global", "prolin-dictionary")
+TEXT = (*ANY, "fedseit", "prolin-dictionary", "prolin-contexts", "probayes", "probayes-hashes")
+GRAPH = (*ANY, "power", "motion", "promax-global", "prolin-dictionary", "probayes")
 GPU = ("fedavg", "fedprox", "promax", "prolin", "target", "mfcl", "hr", "fedssi", "fedcbdr", "fedspace")
 
 # Settings of a method's plain run. A server's own training takes most of the time of some: a few steps show every line.
 BRIEF: dict[str, dict[str, Any]] = {
     "target": {"synthesis_rounds": 1, "synthesis_steps": 3, "student_steps": 3, "pool": 8},
     "mfcl": {"iterations": 4},
+    "probayes": {"dictionary": 60},
     # Defaults of 0.2.0, so that a change of defaults changes no digest.
     "pro": {"fit_space": "remembered", "merge": "counts"},
     "promax": {"fit_space": "remembered", "merge": "counts"},
@@ -46,6 +47,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pro-literal": ("pro", {"fit_when_frozen": True, "refresh_at": "final", "norm": "batch"}),
     "prolin-dictionary": ("prolin", {"dictionary": 60, "base_rounds": 1}),
     "prolin-contexts": ("prolin", {"dictionary": 60, "text_entries": "contexts", "base_rounds": 0}),
+    "probayes-hashes": ("probayes", {"dictionary": 60, "text_entries": "hashes"}),
     "promax-covariance": ("promax", {"covariance": "shared", "closed_head": True, "keep_scores": 1.0}),
 }
 

@@ -72,7 +72,7 @@ class Method:
         if unit == "example":
             return (
                 f"{name} sends model updates, which noise for single examples does not protect; set privacy.unit = "
-                "client, or choose prolin with base_rounds = 0"
+                "client, or choose probayes, or prolin with base_rounds = 0"
             )
         return ""
 

@@ -48,6 +48,7 @@ from profcil.methods.base import Method, reply
 from profcil.methods.parts import solved_head
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
 from profcil.methods.parts.inertia import count_examples, interpolate_base
+from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
 from profcil.methods.parts.summaries import has_report, put_summary, report, stored_summary, summary_of_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.losses import cross_entropy, soft_cross_entropy
@@ -65,7 +66,8 @@ class ProLinParams(Checked):
     dictionary: int = setting(0, "fixed features of the inputs; 0 = no dictionary", low=0, high=WIDEST)
     text_entries: str = setting(
         "ngrams",
-        "entries of a dictionary of texts: frequent tokens and pairs, or random projections of words and contexts",
+        "entries of a dictionary of texts: frequent words and pairs, projections of words and contexts, or hashed "
+        "words and pairs, which no data has influenced",
         choices=TEXT_ENTRIES,
     )
     base_rounds: int = setting(
@@ -174,8 +176,7 @@ class ProLin(Method):
         Examples of a class with too few of them are in none of the sums, so that differences of sums do not reveal them
         either.
         """
-        reported = inbox.get("reported_clients")
-        if reported and client.id in reported.tensors["clients"]:
+        if has_reported(client.id, inbox):
             return Reply(client.id, len(client.current))
         least = max(self.params.min_support, client.min_support)
         rows = linear.support_mask(client.y, least)
@@ -297,21 +298,15 @@ class ProLin(Method):
         return state.put(training_head=Block("model", head, memory.labels))
 
     def reported(self, state: ServerState) -> Collection[int]:
-        block = state.get("reported_clients")
-        return set(block.tensors["clients"].tolist()) if block else ()
+        return reported_clients(state)
 
     def add_reports(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
         """Sums the reports under the frozen base until the position ends."""
-        clients = [client for r in reports for client in r.clients]
-        before = state.get("reported_clients")
-        if before:
-            clients += before.tensors["clients"].tolist()
         stored = stored_summary(state, "reported")
         earlier = [stored] if stored else []
         fresh = (summary_of_report(r.blocks) for r in reports)
         total = linear.pool(chain(earlier, fresh))
-        ids = torch.tensor(sorted(clients), dtype=torch.int32, device=total.count.device)
-        state = state.put(reported_clients=Block("memory", {"clients": ids}))
+        state = put_reported(state, reports, total.count.device)
         return put_summary(state, "reported", total)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
@@ -320,9 +315,7 @@ class ProLin(Method):
         No example counts twice: the closing report of a client replaces its opening report. Where opening reports were
         summed, it replaces the whole sum.
         """
-        reported = state.get("reported_clients")
-        replaced = reported.tensors["clients"].tolist() if reported else []
-        opening = unreported(state, replaced)
+        opening = unreported(state, reported_clients(state))
         memory = linear.pool(chain([self.memory(state)], opening))
         fresh = stored_summary(state, "reported")
         carries = self.params.transport == "linear" and "starting_base" in state.blocks

@@ -44,6 +44,6 @@ def unprotected_parts(config: Any, method: Any, net: Net, like: Inputs) -> str:
     if dictionary and not getattr(dictionary, "usable_untrained", False):
         return (
             "the entries of this dictionary are words that clients count, and without counts it has none; set "
-            "params.dictionary = 0, or for texts params.text_entries = contexts"
+            "params.dictionary = 0, or for texts params.text_entries = hashes or contexts"
         )
     return ""

@@ -33,6 +33,7 @@ LOOKS = {
     "fedseit": Look("#a03c28", "#e67b64", "*"),
     "power": Look("#3f51b5", "#7892fc", "*"),
     "motion": Look("#5d4037", "#b39287", "P"),
+    "probayes": Look("#b8860b", "#d9a441", "h"),
     "prolin": Look("#d55e00", "#ef762d", "D"),
     "pro": Look("#009e73", "#25ac80", "s"),
     "promax": Look("#0072b2", "#449fe2", "o"),

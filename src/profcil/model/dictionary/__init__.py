@@ -40,7 +40,7 @@ class Dictionary(Protocol):
         ...
 
 
-TEXT_ENTRIES = ("ngrams", "contexts")  # what the dictionary of texts consists of
+TEXT_ENTRIES = ("ngrams", "contexts", "hashes")  # what the dictionary of texts consists of
 
 
 def make_dictionary(
@@ -56,6 +56,10 @@ def make_dictionary(
         from profcil.model.dictionary.context import ContextDictionary
 
         return ContextDictionary(width, vocabulary, min_support)
+    if facts.modality == "text" and text_entries == "hashes":
+        from profcil.model.dictionary.hashed import HashedDictionary
+
+        return HashedDictionary(width, vocabulary, min_support)
     if facts.modality == "text":
         from profcil.model.dictionary.text import TextDictionary
 
