@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from profcil.api import load_data, resume, run
     from profcil.experiments import compare, study, sweep
+    from profcil.runs.models.trained_model import load_model
     from profcil.runs.reader import load_run
-    from profcil.runs.trained_model import load_model
 
 __version__ = "0.5.0"  # the one place: pyproject.toml and `profcil --version` read it from here
 

@@ -12,7 +12,7 @@ import torch
 from tapes import replaying
 
 from profcil.accel.graphs.static_steps import BaseStep
-from profcil.deploy import expected_reply
+from profcil.deploy.server import expected_reply
 from profcil.engine import executor
 from profcil.errors import Diverged
 

@@ -17,19 +17,20 @@ from test_simulated_sites import result
 from test_sites import WORDS, write_graph, write_manifest, write_texts
 
 from profcil.cli.main import main
-from profcil.deploy import entry, simulation
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.enrolment import STAGE, Enrolment
-from profcil.deploy.federation import complete_orders, read_federation
 from profcil.deploy.run_config import sites_config
-from profcil.deploy.simulation import SimulatedSites
+from profcil.deploy.server import entry
+from profcil.deploy.sites import simulation
+from profcil.deploy.sites.enrolment import STAGE, Enrolment
+from profcil.deploy.sites.federation import complete_orders, read_federation
+from profcil.deploy.sites.simulation import SimulatedSites
 from profcil.deploy.status import status
 from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.metrics.client_first import current_by_position, summary, summary_so_far
 from profcil.protocol.plan import Plan
+from profcil.runs.models.trained_model import load_model
 from profcil.runs.reader import load_run
-from profcil.runs.trained_model import load_model
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]
 BURN = '\n[[later]]\nposition = 2\ntasks = [["burn"]]\n'

@@ -19,11 +19,11 @@ from test_bindings import pem
 from test_same_run import outcome
 
 from profcil.cli.main import main
-from profcil.deploy.allowed_apps import app_digest
 from profcil.deploy.app_folder import settings_table, write_app
-from profcil.deploy.bindings import fingerprint
-from profcil.deploy.certs import write_certs
-from profcil.deploy.cluster import CONNECTION, LocalCluster, is_finished, start_federation, wait_until
+from profcil.deploy.client.allowed_apps import app_digest
+from profcil.deploy.local.certs import write_certs
+from profcil.deploy.local.cluster import CONNECTION, LocalCluster, is_finished, start_federation, wait_until
+from profcil.deploy.server.bindings import fingerprint
 from profcil.engine import run as engine
 from profcil.resolve import RunConfig
 

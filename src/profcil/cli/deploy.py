@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def init(args: argparse.Namespace) -> int:
     """Writes the folder of a new deployment."""
-    from profcil.deploy.init_folder import Deployment, write_deployment
+    from profcil.deploy.local.init_folder import Deployment, write_deployment
 
     if not args.recipe:
         raise ConfigError("`profcil deploy init` needs a new folder; give it as `profcil deploy init DIR`")
@@ -108,7 +108,7 @@ def init(args: argparse.Namespace) -> int:
 
 def first_federation(args: argparse.Namespace) -> str:
     """The text of the federation.toml of a new deployment; empty if nothing is known about the sites."""
-    from profcil.deploy.init_folder import federation_of_sites
+    from profcil.deploy.local.init_folder import federation_of_sites
 
     if args.federation and args.sites:
         raise ConfigError("--federation and --from both give the terms of the sites; give one of them")
@@ -130,7 +130,7 @@ def write_first_app(args: argparse.Namespace, deployment: Any) -> Path:
 
 def check(args: argparse.Namespace) -> int:
     """Checks the folder of a site."""
-    from profcil.deploy.site_check import check_site, describe, read_terms
+    from profcil.deploy.sites.site_check import check_site, describe, read_terms
 
     if not args.recipe:
         raise ConfigError("`profcil deploy check` needs the folder of a site; give it as `profcil deploy check SITE`")
@@ -142,7 +142,7 @@ def check(args: argparse.Namespace) -> int:
         terms, method = read_terms(federation)
     found = check_site(Path(args.recipe), terms, args.method or method)
     if federation.is_dir() and find_spec("flwr"):
-        from profcil.deploy.allowed_apps import app_digest
+        from profcil.deploy.client.allowed_apps import app_digest
 
         found.app = app_digest(federation)
     print_result(args, found.as_json(), list(describe(found)))
@@ -152,7 +152,7 @@ def check(args: argparse.Namespace) -> int:
 def worker(args: argparse.Namespace) -> int:
     """Computes the messages of a SuperNode on this machine until it is stopped."""
     require_packages("worker", "flwr")
-    from profcil.deploy.worker import work
+    from profcil.deploy.client.worker import work
 
     work(args.port)
     return 0
@@ -186,8 +186,8 @@ def app_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def sites_config_of(args: argparse.Namespace, federation: str) -> Any:
     """The configuration of a run on the sites' own data."""
-    from profcil.deploy.federation import read_federation
     from profcil.deploy.run_config import sites_config
+    from profcil.deploy.sites.federation import read_federation
 
     flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
     return sites_config(read_federation(federation), args.recipe, flags, args.set)
@@ -202,7 +202,7 @@ def read_text(path: Path) -> str:
 
 def certs(args: argparse.Namespace) -> int:
     """Writes certificates and keys."""
-    from profcil.deploy.certs import write_certs
+    from profcil.deploy.local.certs import write_certs
 
     require_packages("certs", "cryptography")
     nodes = DEFAULT_NODES if args.nodes is None else args.nodes
@@ -213,7 +213,7 @@ def certs(args: argparse.Namespace) -> int:
 
 def env(args: argparse.Namespace) -> int:
     """Prints the environment variables as shell commands."""
-    from profcil.deploy.cluster import FLOWER_ENVIRONMENT
+    from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
 
     lines = [f"export {name}={value}" for name, value in FLOWER_ENVIRONMENT.items()]
     print_result(args, dict(FLOWER_ENVIRONMENT), lines)
@@ -223,7 +223,7 @@ def env(args: argparse.Namespace) -> int:
 def demo(args: argparse.Namespace) -> int:
     """Runs a federation on this machine and compares it with the simulation."""
     require_packages("demo", "flwr", *(["ray"] if args.ray else []))
-    from profcil.deploy.demo import report, run_demo
+    from profcil.deploy.local.demo import report, run_demo
     from profcil.engine.run import Interrupted
     from profcil.io.interrupts import stop_signals_as_interrupt
 

@@ -15,8 +15,8 @@ from profcil.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from profcil.runs.labelled_inputs import Given
-    from profcil.runs.trained_model import Model
+    from profcil.runs.models.labelled_inputs import Given
+    from profcil.runs.models.trained_model import Model
 
 NONE = "none of these"
 
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     threshold = share("--reject", args.reject)
     if args.json and args.csv:
         raise ConfigError("--json and --csv exclude each other; choose one")
-    from profcil.runs.labelled_inputs import choose_nodes, read_inputs
-    from profcil.runs.trained_model import load_model
+    from profcil.runs.models.labelled_inputs import choose_nodes, read_inputs
+    from profcil.runs.models.trained_model import load_model
 
     model = load_model(args.run, device=args.device)
     given = read_inputs(model, args.inputs)

@@ -35,8 +35,8 @@ from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, plugin_origins, resolve, values_of
 from profcil.runs.folder import RunFolder
 from profcil.runs.identity import run_identity
-from profcil.runs.saved_model import NAME as MODEL_FILE
-from profcil.runs.saved_model import save_model
+from profcil.runs.models.saved_model import NAME as MODEL_FILE
+from profcil.runs.models.saved_model import save_model
 from profcil.runs.settings_check import check_settings, flatten_settings
 
 FREE_SETTINGS = ("device", "threads", "workers", "keep_states")

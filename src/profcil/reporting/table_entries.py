@@ -14,7 +14,7 @@ from profcil.resolve import RunConfig, resolve
 from profcil.runs.gather import load_all
 from profcil.runs.identity import WITHOUT_EFFECT, hash_settings
 from profcil.runs.reader import Run, load_run
-from profcil.runs.stored_run import StoredRun
+from profcil.runs.results.stored_run import StoredRun
 from profcil.studies.definition import SCALES, Cell, Study, is_finished, list_cells, load_study
 from profcil.studies.scheduler import is_not_applicable
 from profcil.studies.selection import narrow_study

@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Message
 
-from profcil.deploy.node_registry import RecordEvent
+from profcil.deploy.server.node_registry import RecordEvent
 from profcil.deploy.texts import one_line
 from profcil.deploy.wire import PARSE_ERRORS, Request, block_digest, request_records, to_array_record, wire_bytes
 from profcil.engine.channel import Block, When

@@ -17,8 +17,8 @@ import torch
 
 from profcil.config import SITES
 from profcil.data.bundle import Bundle, Examples, Nodes, Rows
-from profcil.deploy.enrolment import Enrolment, extend_scores, record_growth, replace_plan
-from profcil.deploy.federation import (
+from profcil.deploy.sites.enrolment import Enrolment, extend_scores, record_growth, replace_plan
+from profcil.deploy.sites.federation import (
     LAST_POSITION,
     Federation,
     declaration_error,
@@ -26,8 +26,8 @@ from profcil.deploy.federation import (
     parse_toml,
     read_federation,
 )
-from profcil.deploy.readers import read_test_examples
-from profcil.deploy.site import Site, read_site
+from profcil.deploy.sites.readers import read_test_examples
+from profcil.deploy.sites.site import Site, read_site
 from profcil.engine import run as engine
 from profcil.engine.device import device_of
 from profcil.engine.executor import prepare

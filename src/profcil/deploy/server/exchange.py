@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from profcil.deploy.mailbox import event_fields
+from profcil.deploy.server.mailbox import event_fields
 from profcil.deploy.status import from_one
 from profcil.deploy.texts import one_line
 from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes

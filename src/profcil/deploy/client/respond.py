@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.deploy import screen
-from profcil.deploy.identity import PartitionIdentity, SiteIdentity
-from profcil.deploy.store import SiteStore, remove_unused
+from profcil.deploy.client import screen
+from profcil.deploy.client.identity import PartitionIdentity, SiteIdentity
+from profcil.deploy.client.store import SiteStore, remove_unused
 from profcil.deploy.wire import Request, Response
 from profcil.engine.channel import Inbox, Reply
 from profcil.engine.client import Client

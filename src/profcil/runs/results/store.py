@@ -23,8 +23,8 @@ from typing import Any
 from profcil.errors import StoreError, count
 from profcil.io.atomic_files import write_files
 from profcil.runs.reader import Run
-from profcil.runs.stored_run import COLUMNS, KEY, Row, StoredRun, parse_row, row_key, row_of_run
-from profcil.runs.stored_settings import hash_recipe, recipe_settings
+from profcil.runs.results.stored_run import COLUMNS, KEY, Row, StoredRun, parse_row, row_key, row_of_run
+from profcil.runs.results.stored_settings import hash_recipe, recipe_settings
 
 Recipes = dict[str, dict[str, Any]]  # settings by the hash of the recipe
 ORDER = ("method", "setting", "part", "settings", "seed", "profcil", "execution")  # how rows are sorted

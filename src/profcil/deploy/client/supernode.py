@@ -11,8 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from profcil.deploy import screen
-from profcil.deploy.allowed_apps import guard, read_allowed
+from profcil.deploy.client import screen
+from profcil.deploy.client.allowed_apps import guard, read_allowed
 from profcil.errors import ConfigError, Failure, ProfcilError, file_error
 
 OPTION = "--allow-apps"

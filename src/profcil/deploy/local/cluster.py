@@ -106,7 +106,7 @@ class LocalCluster:
             self.start(f"{name}-worker", "profcil", "deploy", "worker", "--port", port)
         program: list[object] = ["flower-supernode"]
         if allow:
-            program = [sys.executable, "-m", "profcil.deploy.supernode", "--allow-apps", allow]
+            program = [sys.executable, "-m", "profcil.deploy.client.supernode", "--allow-apps", allow]
         self.start(name, *map(str, [*program, *options, "--node-config", pairs]))
 
     def flwr(self, *args: object, timeout: float = 120) -> subprocess.CompletedProcess:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from profcil import registry as plugins
-from profcil.deploy.fleet import FlowerFleet
-from profcil.deploy.growth import SiteGrowth
-from profcil.deploy.mailbox import Mailbox
-from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy
+from profcil.deploy.server.fleet import FlowerFleet
+from profcil.deploy.server.growth import SiteGrowth
+from profcil.deploy.server.mailbox import Mailbox
+from profcil.deploy.server.node_registry import NodeRegistry
 from profcil.engine import dictionary
 from profcil.engine.channel import When
 from profcil.engine.device import device_of
@@ -35,7 +35,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL, Weights
 from profcil.runs.folder import RunFolder
-from profcil.runs.saved_model import NAME as MODEL_FILE
+from profcil.runs.models.saved_model import NAME as MODEL_FILE
 from profcil.runs.settings_check import check_settings
 
 

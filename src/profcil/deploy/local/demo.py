@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from profcil.deploy.app_folder import settings_table, write_app
-from profcil.deploy.cluster import LocalCluster, find_program, is_finished, start_federation
+from profcil.deploy.local.cluster import LocalCluster, find_program, is_finished, start_federation
 from profcil.deploy.status import moment, status
 from profcil.engine.run import start
 from profcil.errors import Failure

@@ -15,11 +15,11 @@ from profcil.config import OwnSettings
 from profcil.data.own.graphs import read_graph_folder
 from profcil.data.own.images import class_images, image_shape
 from profcil.data.own.records import read_records
-from profcil.deploy import templates
-from profcil.deploy.certs import write_certs
-from profcil.deploy.cluster import FLOWER_ENVIRONMENT
-from profcil.deploy.federation import Federation, read_federation
-from profcil.deploy.site import read_manifest
+from profcil.deploy.local import templates
+from profcil.deploy.local.certs import write_certs
+from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
+from profcil.deploy.sites.federation import Federation, read_federation
+from profcil.deploy.sites.site import read_manifest
 from profcil.errors import ConfigError, DataError
 from profcil.io.atomic_files import write_text
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Examples
-from profcil.deploy.federation import Federation, complete_orders, parse_toml
-from profcil.deploy.readers import read_examples
+from profcil.deploy.sites.federation import Federation, complete_orders, parse_toml
+from profcil.deploy.sites.readers import read_examples
 from profcil.errors import DataError, unknown
 from profcil.protocol.plan import Plan, assemble
 from profcil.protocol.settings import StreamSettings

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
+from profcil.deploy.client.store import SiteStore, default_home
 from profcil.deploy.execution import execution_facts
-from profcil.deploy.federation import Federation, declaration_error, read_federation
-from profcil.deploy.node_registry import Hello
+from profcil.deploy.hello import Hello
 from profcil.deploy.run_config import config_from_text
-from profcil.deploy.site import Site, read_site
-from profcil.deploy.store import SiteStore, default_home
+from profcil.deploy.sites.federation import Federation, declaration_error, read_federation
+from profcil.deploy.sites.site import Site, read_site
 from profcil.deploy.wire import Request
 from profcil.engine.client import Client
 from profcil.engine.world import World, build_world, make_world

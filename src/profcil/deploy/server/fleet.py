@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profcil.deploy.exchange import Exchange
-from profcil.deploy.expected_reply import ReplyForecast
-from profcil.deploy.mailbox import Mailbox, event_fields
-from profcil.deploy.node_registry import NodeRegistry, RecordEvent
 from profcil.deploy.policy import Policy
+from profcil.deploy.server.exchange import Exchange
+from profcil.deploy.server.expected_reply import ReplyForecast
+from profcil.deploy.server.mailbox import Mailbox, event_fields
+from profcil.deploy.server.node_registry import NodeRegistry, RecordEvent
 from profcil.deploy.wire import Request
 from profcil.engine.channel import ClientBlocks, Reply, When
 from profcil.engine.loop import RunState

@@ -19,8 +19,8 @@ from profcil.config import OwnSettings
 from profcil.data.own.graphs import read_graph_folder
 from profcil.data.own.images import class_images, header
 from profcil.data.own.records import read_records
-from profcil.deploy.federation import LAST_POSITION, Federation, declaration_error, read_federation
-from profcil.deploy.site import KEYS, read_site
+from profcil.deploy.sites.federation import LAST_POSITION, Federation, declaration_error, read_federation
+from profcil.deploy.sites.site import KEYS, read_site
 from profcil.errors import ConfigError, ProfcilError, file_error, nearest
 
 KIND_WORDS = {

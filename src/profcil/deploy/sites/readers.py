@@ -29,7 +29,7 @@ from profcil.errors import DataError, nearest
 NOT_DECLARED = -1  # the label of a class that the federation may declare later
 
 if TYPE_CHECKING:
-    from profcil.deploy.federation import Federation
+    from profcil.deploy.sites.federation import Federation
 
 
 def read_examples(path: Path, federation: Federation) -> Examples:

@@ -50,7 +50,7 @@ def compute(spec: ExecutionSpec) -> None:
 
 def work(port: int) -> None:
     """Computes the messages of the SuperNode that listens at a port of this machine, until it is stopped."""
-    for module in ("profcil.deploy.app", "profcil.deploy.client", "profcil.deploy.wire", "profcil.registry"):
+    for module in ("profcil.deploy.app", "profcil.deploy.client.respond", "profcil.deploy.wire", "profcil.registry"):
         import_module(module)  # what a fork need not import again; no thread of torch is started by it
     loop = import_module("flwr.supercore.superexec.run_superexec")
     loop.get_executor = lambda *_, **__: ForkingExecutor()  # type: ignore[attr-defined]

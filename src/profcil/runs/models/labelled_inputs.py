@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil.errors import ConfigError, DataError, nearest
-from profcil.runs.trained_model import KINDS, Model
+from profcil.runs.models.trained_model import KINDS, Model
 
 if TYPE_CHECKING:
     from torch import Tensor

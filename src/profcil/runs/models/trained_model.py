@@ -13,8 +13,8 @@ from profcil.config import ModelSettings, build
 from profcil.errors import ConfigError, DataError, RunFolderError
 from profcil.io.atomic_files import read_tensors
 from profcil.resolve import resolve
+from profcil.runs.models.saved_model import NAME, SavedModel, empty_bundle, empty_inputs, read_model
 from profcil.runs.reader import Run, load_run
-from profcil.runs.saved_model import NAME, SavedModel, empty_bundle, empty_inputs, read_model
 from profcil.runs.state import unpack, unpack_server
 
 if TYPE_CHECKING:  # the functions import torch when they are called

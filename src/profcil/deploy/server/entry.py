@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from profcil.deploy.bindings import Bindings
 from profcil.deploy.bounds import bound_arrays
-from profcil.deploy.enrolment import Enrolment, enrolment_of_json
-from profcil.deploy.federation import Federation, declaration_error, joint_plan, read_federation
-from profcil.deploy.fleet import POLL_SECONDS, RESUME_ADVICE, TooFewClients
-from profcil.deploy.growth import FILE, SiteGrowth
-from profcil.deploy.node_registry import NodeRegistry
 from profcil.deploy.policy import Policy, read_policy
-from profcil.deploy.readers import read_test_examples
 from profcil.deploy.run_config import config_from_text
-from profcil.deploy.server import EventBuffer, serve
+from profcil.deploy.server.bindings import Bindings
+from profcil.deploy.server.fleet import POLL_SECONDS, RESUME_ADVICE, TooFewClients
+from profcil.deploy.server.growth import FILE, SiteGrowth
+from profcil.deploy.server.node_registry import NodeRegistry
+from profcil.deploy.server.serve import EventBuffer, serve
+from profcil.deploy.sites.enrolment import Enrolment, enrolment_of_json
+from profcil.deploy.sites.federation import Federation, declaration_error, joint_plan, read_federation
+from profcil.deploy.sites.readers import read_test_examples
 from profcil.engine.run import Progress
 from profcil.engine.world import World, build_world, make_world
 from profcil.errors import ProfcilError, RunFolderError

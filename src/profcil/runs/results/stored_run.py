@@ -22,7 +22,7 @@ from profcil.errors import StoreError
 from profcil.metrics.ledger import Entry, Ledger
 from profcil.metrics.scores import Scores
 from profcil.runs.reader import Run, describe_execution, finite_or_none
-from profcil.runs.stored_settings import (
+from profcil.runs.results.stored_settings import (
     apply_differences,
     canonical_json,
     comparable_settings,
