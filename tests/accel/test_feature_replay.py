@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
+from recorders import EagerRecorder
 
 from profcil.accel.graphs import feature_replay
 from profcil.accel.graphs.feature_replay import FeatureReplay
-from profcil.accel.graphs.recorder import EagerRecorder
 from profcil.engine.client import embed
 from profcil.errors import Failure
 

@@ -26,9 +26,9 @@ def folder(tmp_path, monkeypatch):
 
 @needs_compiler
 def test_a_file_in_c_is_compiled_once_a_machine(folder, monkeypatch):
-    assert build("cpu/adapter_head.c").room
+    assert build("cpu/adapter_head.c").workspace_size
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert build("cpu/adapter_head.c").room
+    assert build("cpu/adapter_head.c").workspace_size
     assert [f.suffix for f in folder.iterdir()] == [".so"]
 
 
@@ -55,7 +55,7 @@ def test_a_cache_that_cannot_be_written_or_holds_a_broken_file_does_no_harm(fold
     assert again.stat().st_size > 1000
 
 
-PLANTED = "void planted(void) {}  double room(void) { return 1; }"
+PLANTED = "void planted(void) {}  double workspace_size(void) { return 1; }"
 
 
 def plant(folder, path):
@@ -73,7 +73,7 @@ def is_foreign(library):
 @pytest.fixture
 def cached(folder):
     """A cached library, as this user has compiled it."""
-    assert build("cpu/adapter_head.c").room
+    assert build("cpu/adapter_head.c").workspace_size
     (path,) = folder.iterdir()
     return path
 
@@ -101,7 +101,7 @@ def test_a_flipped_bit_in_a_library_is_noticed(cached):
     data[len(data) // 2] ^= 1
     cached.unlink()
     cached.write_bytes(data)
-    assert build("cpu/adapter_head.c").room
+    assert build("cpu/adapter_head.c").workspace_size
     assert [path.read_bytes() for path in cached.parent.iterdir()] == [before]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tapes import replaying
+from recorders import replaying
 
 from profcil.accel.graphs.static_steps import BaseStep
 from profcil.deploy.server import expected_reply

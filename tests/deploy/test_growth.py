@@ -131,7 +131,7 @@ def test_a_site_joins_and_a_class_is_declared_while_it_runs_with_the_bits_of_the
     model = load_model(folder)
     assert "burn" in model.predict_texts(["skin blister patient"] * 3) or method != "prolin"
     assert 5 not in model.seen  # one of the two reserved classes was not used
-    # The simulation is told the same by two lines: when west joins, and when burns are declared.
+    # Two lines give the same to the simulation: when west joins, and when burns are declared.
     join_at(tmp_path / "west", 2)
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     assert result(simulate(tmp_path, terms(BURN), method)) == result(folder)

@@ -167,10 +167,10 @@ class Acceleration:
             return step
         return RecordedStep(step, self.graphs.recorder)
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Drops all recordings and frees their memory."""
         if self.graphs is not None:
-            self.graphs.forget()
+            self.graphs.clear()
 
     # -- the record ---------------------------------------------------------------------------------------------------
 

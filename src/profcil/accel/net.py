@@ -16,7 +16,7 @@ from profcil.accel.textcnn import FastTextCNN
 from profcil.data.bundle import Examples, Inputs, Rows
 from profcil.encoders.convnet import ConvNet
 from profcil.encoders.gat import GAT
-from profcil.encoders.resnet18 import Block, ResNet18
+from profcil.encoders.resnet18 import ResidualBlock, ResNet18
 from profcil.encoders.textcnn import TextCNN
 from profcil.model.layers import BatchNorm, unit
 from profcil.model.net import Net
@@ -31,7 +31,7 @@ class SparseGAT(GAT):
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
     ResNet18: FusedResNet18,
-    Block: FusedBlock,
+    ResidualBlock: FusedBlock,
     BatchNorm: FusedBatchNorm,
     ConvNet: StackedConvNet,
     TextCNN: FastTextCNN,

@@ -23,7 +23,7 @@ def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder or model file")
     parser.add_argument("--data", metavar="PATH", help="labelled data (the data that the run was scored on)")
     data_dir(parser)
-    parser.add_argument("--none", metavar="PATH", help="also inputs of no class: how well they are told apart (AUROC)")
+    parser.add_argument("--none", metavar="PATH", help="also inputs of no class: how well they are separated (AUROC)")
     parser.add_argument("--confusion", metavar="FILE", help="write the confusion matrix as CSV")
     parser.add_argument(
         "--calibrate", action="store_true", help="fit the temperature of probabilities to this data, and keep it"

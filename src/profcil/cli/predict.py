@@ -15,7 +15,7 @@ from profcil.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from profcil.runs.models.labelled_inputs import Given
+    from profcil.runs.models.labelled_inputs import GivenInputs
     from profcil.runs.models.trained_model import Model
 
 NONE = "none of these"
@@ -69,7 +69,7 @@ def share(flag: str, text: str) -> float:
     return value
 
 
-def predictions(model: Model, given: Given, top: int, threshold: float) -> list[dict[str, Any]]:
+def predictions(model: Model, given: GivenInputs, top: int, threshold: float) -> list[dict[str, Any]]:
     """For each input the most probable classes, and whether it is rejected."""
     probabilities = model.probabilities(*given.inputs).cpu()
     best = probabilities.topk(min(top, len(model.seen)), 1)

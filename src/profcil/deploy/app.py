@@ -33,7 +33,7 @@ def hello(message: Message, context: Context) -> Message:
 
     head, _ = unpack(message.content)
     try:
-        identity = identity_of(context.node_config, context.run_config).told(head, int(head.get("position", 0)))
+        identity = identity_of(context.node_config, context.run_config).with_facts(head, int(head.get("position", 0)))
         answer = identity.hello(str(head["run"]))
     except ProfcilError as error:
         screen.cannot_join(str(error))
@@ -59,7 +59,7 @@ def handle(action: str, message: Message, context: Context) -> Message:
     from profcil.deploy.wire import read_request, response_records
 
     request = read_request(message.content)
-    identity = identity_of(context.node_config, context.run_config).told(request.facts, request.when.position)
+    identity = identity_of(context.node_config, context.run_config).with_facts(request.facts, request.when.position)
     response = respond(action, request, identity)
     return Message(response_records(response), reply_to=message)
 

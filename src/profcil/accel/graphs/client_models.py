@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from profcil.accel.graphs.flat_layout import Layout, TensorName, buffers_of, parameters_of, sorted_for_row
+from profcil.accel.graphs.flat_layout import FlatLayout, TensorName, buffers_of, parameters_of, sorted_for_row
 from profcil.accel.graphs.updates import FusedUpdate, Update
 from profcil.engine.phases import Train
 from profcil.model.net import MODEL, Net, Weights
@@ -30,10 +30,10 @@ class ClientModels:
     def __init__(self, net: Net, phase: Train, width: int) -> None:
         anchored = [b for b in phase.blocks if b in MODEL]
         frozen = [b for b in phase.weights if b not in phase.blocks]
-        self.trained_layout = Layout(sorted_for_row(parameters_of(net, phase.blocks)))
-        self.frozen_layout = Layout(sorted_for_row(parameters_of(net, frozen)))
-        self.buffer_layout = Layout(buffers_of(net, phase.weights))
-        self.anchored = Layout(parameters_of(net, anchored)).size  # leading columns with a proximal term
+        self.trained_layout = FlatLayout(sorted_for_row(parameters_of(net, phase.blocks)))
+        self.frozen_layout = FlatLayout(sorted_for_row(parameters_of(net, frozen)))
+        self.buffer_layout = FlatLayout(buffers_of(net, phase.weights))
+        self.anchored = FlatLayout(parameters_of(net, anchored)).size  # leading columns with a proximal term
         like = torch.zeros(width, device=next(net.parameters()).device)
         self.matrix = self.trained_layout.matrix(like)
         self.frozen = self.frozen_layout.matrix(like)

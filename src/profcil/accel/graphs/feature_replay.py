@@ -14,7 +14,7 @@ from torch import Tensor
 from profcil.accel.graphs.recorder import Recorder, Step, recording_failure
 
 PIECES = (512, 128)  # rows of one replay: the largest size that the remaining rows fill
-LIVE = 8  # recordings in the cache
+MAX_CACHED = 8  # recordings in the cache
 
 RowFunction = Callable[[Tensor], Tensor]
 
@@ -42,7 +42,7 @@ class FeatureReplay:
     def replayed(self, key: object, function: RowFunction, rows: Tensor, size: int) -> Tensor:
         """The results for at most `size` rows, by one replay."""
         if (id(key), size) not in self.known:
-            if len(self.known) == LIVE:
+            if len(self.known) == MAX_CACHED:
                 self.known.clear()
             inputs = rows.new_zeros(size, *rows.shape[1:])
             outputs, replay = self.record(function, inputs)

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     channels_last: bool
 
 
-class Layout:
+class FlatLayout:
     """Named tensors one after another in a row of a matrix, each in its own memory format."""
 
     def __init__(self, tensors: Mapping[TensorName, Tensor]) -> None:

@@ -122,32 +122,6 @@ def without_gc() -> Iterator[None]:
             gc.enable()
 
 
-class EagerRecorder:
-    """A stand-in without a GPU: a replay is another call. As with CUDA graphs, the warm-up changes tensors."""
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.generators = [torch.Generator(device) for _ in range(WIDTH)]
-
-    def generator(self, row: int) -> torch.Generator:
-        return self.generators[row]
-
-    def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
-        if warm is not None:
-            for _ in range(WARM):
-                warm()
-        return step
-
-    def run_eagerly(self, step: Step) -> None:
-        step()
-
-    def run_parts(self, parts: Sequence[Step]) -> None:
-        for part in parts:
-            part()
-
-    def clear(self) -> None:
-        """Nothing to free."""
-
-
 class RecordedStep:
     """A step that is repeated on tensors that keep their memory. The first call is eager, as warm-up; the second call
     records the step and replays it; later calls replay it."""

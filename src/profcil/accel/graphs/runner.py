@@ -30,7 +30,7 @@ from profcil.model.net import MODEL, Net
 
 ROWS = 4  # stacks on features are padded to a multiple of this many clients, so that few shapes occur
 NARROW = 5  # most clients in a group whose step trains more than the model
-LIVE = 16  # steps in the cache
+MAX_CACHED = 16  # steps in the cache
 MOST = 256  # recordings in a run; a method that needs more has shapes that do not occur again
 
 
@@ -69,8 +69,8 @@ class GraphRunner:
     def narrow(self, width: int) -> None:
         """Halves the group size for the rest of the run and frees all recordings."""
         self.most = width // 2
-        warnings.warn(f"the GPU's memory has no room for {width} clients at a time: now {self.most}", stacklevel=3)
-        self.forget()
+        warnings.warn(f"the GPU's memory is too small for {width} clients at a time: now {self.most}", stacklevel=3)
+        self.clear()
 
     def in_groups(self, phases: Sequence[Train]) -> list[Trained]:
         """Runs the phases group by group, the longest epochs first."""
@@ -140,7 +140,7 @@ class GraphRunner:
             self.record(step, phases, recording)
         self.known[key] = step
         self.known.move_to_end(key)
-        if len(self.known) > LIVE:
+        if len(self.known) > MAX_CACHED:
             self.known.popitem(last=False)
         step.begin(phases)
         return step
@@ -177,7 +177,7 @@ class GraphRunner:
         for rng, state in zip(rngs, states, strict=True):
             rng.set_state(state)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drops all recordings and frees their memory."""
         self.known.clear()
         self.lookup.known.clear()
@@ -194,7 +194,7 @@ class GraphRunner:
 def out_of_memory(phase: Train, error: Exception) -> Failure:
     """The error for a step that does not fit into GPU memory even for one client."""
     advice = "free some of it, or set a smaller train.batch"
-    return Failure(f"the GPU's memory has no room for the step of phase '{phase.name}' ({short(error)}); {advice}")
+    return Failure(f"the GPU's memory is too small for the step of phase '{phase.name}' ({short(error)}); {advice}")
 
 
 def equal_groups(order: Sequence[int], most: int) -> list[Sequence[int]]:

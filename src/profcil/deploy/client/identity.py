@@ -33,7 +33,7 @@ class PartitionIdentity:
     home: Path
     recipe: str
 
-    def told(self, facts: Mapping[str, Any], position: int) -> PartitionIdentity:
+    def with_facts(self, facts: Mapping[str, Any], position: int) -> PartitionIdentity:
         """Nothing changes: the plan of a dataset is complete at the start."""
         return self
 
@@ -72,7 +72,7 @@ class SiteIdentity:
     position: int = 0  # the terms are those at this position
     joined: int = 0  # the position from which the site takes part
 
-    def told(self, facts: Mapping[str, Any], position: int) -> SiteIdentity:
+    def with_facts(self, facts: Mapping[str, Any], position: int) -> SiteIdentity:
         """The identity under the terms that the server gives."""
         federation = str(facts.get("federation") or self.federation)
         return replace(self, federation=federation, position=position, joined=int(facts.get("joined", 0)))

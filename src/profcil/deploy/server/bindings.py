@@ -43,7 +43,7 @@ class Bindings:
         return ""
 
     def wrong_key(self, client: int, key: str, bound: Mapping[str, Any] | None) -> str:
-        """Why a key may not speak for a client; empty if it may."""
+        """Why a key may not be used for a client; empty if it may."""
         if self.expected.get(client, key) != key:
             return f"client {client} is claimed with the key {key}, but federation.toml names another"
         if self.rebind:

@@ -155,7 +155,7 @@ class FlowerFleet:
         )
 
     def site_facts(self, world: World, client: int) -> dict[str, str]:
-        """What a site is told about a run that has grown: the terms, and from which position on it takes part."""
+        """What is sent to a site about a run that has grown: the terms, and from which position on it takes part."""
         joined = world.plan.joined[client] if world.plan.joined else 0
         terms = {name: str(value) for name, value in self.registry.terms.items() if name == "federation"}
         return {**terms, "joined": str(joined)} if joined else terms

@@ -44,7 +44,7 @@ class NodeRegistry:
         self.rejected: set[int] = set()  # nodes whose answer was not a valid hello
         self.faults: dict[str, str] = {}  # by the name that a site gives: why it cannot take part
         self.enrolled: Collection[int] | None = None  # sites of a run that has begun; None: not known, or no sites
-        self.terms: dict[str, Any] = {}  # of the federation, as sites are told them
+        self.terms: dict[str, Any] = {}  # of the federation, as they are sent to sites
 
     def node_of(self, client: int) -> int | None:
         """The node that computes for a client, or None."""

@@ -62,7 +62,7 @@ class DeploymentRecorder(RunRecorder):
 
 @dataclass
 class EventBuffer:
-    """Passes events to the keeper. Events from before the keeper exists are stored until it is attached."""
+    """Passes events to the recorder. Events from before the recorder exists are stored until it is attached."""
 
     recorder: DeploymentRecorder | None = None
     stored: list[Mapping[str, Any]] = field(default_factory=list)

@@ -92,7 +92,7 @@ def replace_plan(world: World, plan: Plan, bundle: Bundle) -> None:
     world.shares.clear()
     world.kept = (None, {})
     world.forget_features()
-    world.executor.forget()
+    world.executor.clear_caches()
 
 
 def extend_scores(world: World, state: RunState) -> None:

@@ -30,7 +30,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenInputs:
     """Inputs in the form that a model takes."""
 
     names: list[str]  # one for each example: a path, a text, a row number or a node's id
@@ -41,12 +41,12 @@ class Given:
         return len(self.names)
 
 
-def read_inputs(model: Model, items: Sequence[str], labelled: bool = False) -> Given:
+def read_inputs(model: Model, items: Sequence[str], labelled: bool = False) -> GivenInputs:
     """The inputs that a command line names. With `labelled`, each must have a label."""
     if not items:
         raise ConfigError(f"no inputs were given; name {KINDS.get(model.modality, model.modality)} to predict")
     form = model.expect(model.modality)
-    readers: Mapping[str, Callable[[Model, Sequence[str], bool], Given]] = {
+    readers: Mapping[str, Callable[[Model, Sequence[str], bool], GivenInputs]] = {
         "image": read_images,
         "text": read_texts,
         "table": read_tables,
@@ -93,7 +93,7 @@ def existing(item: str, kind: str) -> Path:
 # -- images -----------------------------------------------------------------------------------------------------------
 
 
-def read_images(model: Model, items: Sequence[str], labelled: bool) -> Given:
+def read_images(model: Model, items: Sequence[str], labelled: bool) -> GivenInputs:
     """Image files. A label is the name of the folder that an image is in."""
     paths: list[Path] = []
     for item in items:
@@ -103,7 +103,7 @@ def read_images(model: Model, items: Sequence[str], labelled: bool) -> Given:
     if other:
         raise DataError(f"this is a model of images, and {other[0]} is not an image; give {', '.join(IMAGE_SUFFIXES)}")
     labels = [path.parent.name for path in paths] if labelled else []
-    return Given([str(path) for path in paths], (model.read_images(paths),), labels)
+    return GivenInputs([str(path) for path in paths], (model.read_images(paths),), labels)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -113,7 +113,7 @@ def image_files(folder: Path) -> list[Path]:
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
-def read_texts(model: Model, items: Sequence[str], labelled: bool) -> Given:
+def read_texts(model: Model, items: Sequence[str], labelled: bool) -> GivenInputs:
     """Texts of the command line, of files and of standard input."""
     rows: list[Mapping[str, Any]] = []
     for item in items:
@@ -130,7 +130,7 @@ def read_texts(model: Model, items: Sequence[str], labelled: bool) -> Given:
     with explain_content(source, "texts with labels" if labelled else "texts"):
         texts = [str(row["text"]) for row in rows]
         labels = [str(row["label"]) for row in rows] if labelled else []
-    return Given(texts, (model.read_texts(texts),), labels)
+    return GivenInputs(texts, (model.read_texts(texts),), labels)
 
 
 def names_file(item: str, suffixes: Sequence[str]) -> bool:
@@ -172,7 +172,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def read_tables(model: Model, items: Sequence[str], labelled: bool) -> Given:
+def read_tables(model: Model, items: Sequence[str], labelled: bool) -> GivenInputs:
     """Rows of numbers. Columns are found by name if the model has names for them."""
     rows: list[Mapping[str, str]] = []
     names: list[str] = []
@@ -188,7 +188,7 @@ def read_tables(model: Model, items: Sequence[str], labelled: bool) -> Given:
     with explain_content(source, "a table"):
         x = numbers_of(model, rows, source)
         labels = [row["label"] for row in rows] if labelled else []
-    return Given(names, (x,), labels)
+    return GivenInputs(names, (x,), labels)
 
 
 def numbers_of(model: Model, rows: Sequence[Mapping[str, str]], source: object) -> Tensor:
@@ -210,7 +210,7 @@ def numbers_of(model: Model, rows: Sequence[Mapping[str, str]], source: object) 
 # -- graphs -----------------------------------------------------------------------------------------------------------
 
 
-def read_graph(model: Model, items: Sequence[str], labelled: bool) -> Given:
+def read_graph(model: Model, items: Sequence[str], labelled: bool) -> GivenInputs:
     """All nodes of one graph."""
     import numpy as np
     import torch
@@ -231,10 +231,10 @@ def read_graph(model: Model, items: Sequence[str], labelled: bool) -> Given:
         ends = [(number[row["source"]], number[row["target"]]) for row in rows_of(folder / "edges.csv")]
         edges = undirected(np.array(ends, dtype=np.int64).reshape(-1, 2).T, len(rows))
         labels = [row["label"] for row in rows] if labelled else []
-    return Given(ids, (x, torch.from_numpy(edges), torch.arange(len(rows))), labels)
+    return GivenInputs(ids, (x, torch.from_numpy(edges), torch.arange(len(rows))), labels)
 
 
-def choose_nodes(given: Given, wanted: Sequence[str]) -> Given:
+def choose_nodes(given: GivenInputs, wanted: Sequence[str]) -> GivenInputs:
     """The nodes with these ids, in the same graph."""
     import torch
 
@@ -245,4 +245,4 @@ def choose_nodes(given: Given, wanted: Sequence[str]) -> Given:
     rows = [number[id] for id in wanted]
     x, edges, _ = given.inputs
     labels = [given.labels[row] for row in rows] if given.labels else []
-    return Given(list(wanted), (x, edges, torch.tensor(rows)), labels)
+    return GivenInputs(list(wanted), (x, edges, torch.tensor(rows)), labels)

@@ -57,7 +57,7 @@ class Model:
         self.names = names  # names of all classes, by class id
         self.like = like  # empty inputs with the expected shapes and types
         self.input_format = input_format  # how raw inputs become tensors; None = unknown
-        self.temperature = temperature  # scores divided by it are log-probabilities; None = nobody knows it
+        self.temperature = temperature  # scores divided by it are log-probabilities; None = not known
         self.header = dict(header or {})  # what the model file says: dataset, method, version, metrics
 
     def __call__(self, *inputs: Any) -> Tensor:

@@ -1,20 +1,47 @@
-"""A recorder without a GPU that is as literal as a CUDA graph: it repeats operations on the tensors that they were done
-on, and nothing of the Python around them. It needs the package accel: tests import it by `pytest.importorskip`."""
+"""Recorders without a GPU. `EagerRecorder` calls a step again. `OperationRecorder` repeats the operations on the same
+tensors, and nothing of the Python around them, as a CUDA graph does. This module needs the package accel: tests import
+it by `pytest.importorskip`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profcil.accel.graphs.recorder import EagerRecorder, RecordedStep
+from profcil.accel.graphs.recorder import WARM, WIDTH, RecordedStep, Step
 from profcil.accel.graphs.runner import GraphRunner
 
 
-class Tape(TorchDispatchMode):
+class EagerRecorder:
+    """A stand-in without a GPU: a replay is another call. As with CUDA graphs, the warm-up changes tensors."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.generators = [torch.Generator(device) for _ in range(WIDTH)]
+
+    def generator(self, row: int) -> torch.Generator:
+        return self.generators[row]
+
+    def record(self, step: Step, rows: int, warm: Step | None = None) -> Step:
+        if warm is not None:
+            for _ in range(WARM):
+                warm()
+        return step
+
+    def run_eagerly(self, step: Step) -> None:
+        step()
+
+    def run_parts(self, parts: Sequence[Step]) -> None:
+        for part in parts:
+            part()
+
+    def clear(self) -> None:
+        """Nothing to free."""
+
+
+class OperationLog(TorchDispatchMode):
     """What was done while it ran."""
 
     def __init__(self) -> None:
@@ -34,9 +61,9 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-class Literal(EagerRecorder):
-    """Records on a tape. Where a capture only writes down, this does the step as well: so the first replay is over
-    before it begins."""
+class OperationRecorder(EagerRecorder):
+    """Records the operations of a step. Unlike a capture, recording also executes the step, so the first replay does
+    nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,15 +71,15 @@ class Literal(EagerRecorder):
 
     def record(self, step, rows, warm=None):
         self.made += 1
-        tape, fresh = Tape(), [True]
-        with tape:
+        log, fresh = OperationLog(), [True]
+        with log:
             step()
 
         def replay() -> None:
             if fresh:
                 fresh.clear()
             else:
-                tape.play()
+                log.play()
 
         return replay
 
