@@ -39,8 +39,6 @@ DEFAULT_NODES = 4
 
 
 def add(parser: Parser) -> None:
-    from profcil.deploy.policy import Policy
-
     parser.add_argument(
         "action",
         metavar="ACTION",
@@ -49,12 +47,23 @@ def add(parser: Parser) -> None:
     parser.usage = "profcil deploy ACTION [DIR or RECIPE] [options]"
     parser.add_argument("--out", metavar="DIR", help="app, certs, demo: the folder that is written")
     json_flag(parser)
+    add_site_flags(parser)
+    add_machine_flags(parser)
+    add_fault_flags(parser)
+    selection_flags(parser)
+    machine_flags(parser)
+
+
+def add_site_flags(parser: Parser) -> None:
     sites = parser.add_argument_group("sites with their own data")
     sites.add_argument(
         "--federation", metavar="FILE", help="init, check, app: federation.toml; check also takes the folder of an app"
     )
     sites.add_argument("--from", dest="sites", metavar="SITE", nargs="+", default=[], help="init: folders of sites")
     sites.add_argument("--test", metavar="PATH", help="init, app: the server's labelled test data, with --federation")
+
+
+def add_machine_flags(parser: Parser) -> None:
     machines = parser.add_argument_group("the machines")
     machines.add_argument("--run", metavar="DIR", help="init, app: run folder on the server (runs/deployed)")
     machines.add_argument(
@@ -66,6 +75,12 @@ def add(parser: Parser) -> None:
     )
     machines.add_argument("--worker", action="store_true", help="demo: compute each node's messages by `deploy worker`")
     machines.add_argument("--ray", action="store_true", help="demo: use Flower's Ray simulation")
+
+
+def add_fault_flags(parser: Parser) -> None:
+    """A flag for every field of `Policy`."""
+    from profcil.deploy.policy import Policy
+
     faults = parser.add_argument_group("app: clients that are late, absent or faulty")
     for name, setting in Policy.__dataclass_fields__.items():
         metavar = "SECONDS" if "seconds" in setting.metadata["help"] else "N"
@@ -73,8 +88,6 @@ def add(parser: Parser) -> None:
         if isinstance(setting.default, bool):
             kind = {"action": "store_true", "default": None}
         faults.add_argument(f"--{name.replace('_', '-')}", **kind, help=setting.metadata["help"])
-    selection_flags(parser)
-    machine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -106,23 +106,7 @@ def export_onnx(model: Model, target: Path) -> None:
     prediction = GraphPrediction(model) if len(inputs) > 1 else Prediction(model)
     with quiet(), torch.no_grad():
         prediction(*inputs)  # computes constants, which the export could not
-        try:
-            program = torch.onnx.export(
-                prediction,
-                inputs,
-                dynamo=True,
-                input_names=list(INPUTS[model.modality]),
-                output_names=[OUTPUT],
-                dynamic_shapes=free,
-                verbose=False,
-            )
-        except Exception as error:  # the exporter has many kinds of its own
-            raise NotApplicable(
-                f"the method '{model.header.get('method')}' with this encoder has operations that ONNX lacks "
-                f"({type(error).__name__}); use --safetensors"
-            ) from error
-    assert program is not None
-    proto = program.model_proto
+        proto = onnx_graph(model, prediction, inputs, free)
     if not has_free_sizes(proto):
         raise NotApplicable(
             f"the method '{model.header.get('method')}' with this encoder can be exported for {EXAMPLES} examples at a "
@@ -130,6 +114,27 @@ def export_onnx(model: Model, target: Path) -> None:
         )
     onnx.helper.set_model_props(proto, metadata(model))
     write_bytes(target, proto.SerializeToString())
+
+
+def onnx_graph(model: Model, prediction: nn.Module, inputs: Any, free: Any) -> Any:
+    """The prediction of a model as an ONNX graph."""
+    try:
+        program = torch.onnx.export(
+            prediction,
+            inputs,
+            dynamo=True,
+            input_names=list(INPUTS[model.modality]),
+            output_names=[OUTPUT],
+            dynamic_shapes=free,
+            verbose=False,
+        )
+    except Exception as error:  # the exporter has many kinds of its own
+        raise NotApplicable(
+            f"the method '{model.header.get('method')}' with this encoder has operations that ONNX lacks "
+            f"({type(error).__name__}); use --safetensors"
+        ) from error
+    assert program is not None
+    return program.model_proto
 
 
 def has_free_sizes(proto: Any) -> bool:

@@ -250,12 +250,8 @@ def fitted_temperature(saved: SavedModel) -> float | None:
         return None
 
 
-def model_of_run(run: Run, data: str | Path | None, device: str) -> Model:
-    """The model of a run without a model file, from its last state and its dataset."""
-    import torch
-
-    from profcil.engine.world import make_world
-
+def check_has_data(run: Run) -> None:
+    """Refuses a run from which no model can be made: it is not finished, or its dataset is not known."""
     path = run.path
     if not run.done:
         raise RunFolderError(f"{path} is not finished; continue it with `profcil resume {path}`")
@@ -264,6 +260,16 @@ def model_of_run(run: Run, data: str | Path | None, device: str) -> Model:
             f"{path} has no {NAME}, and its dataset '{run.config['dataset']}' is not known here; start the run again "
             "where its data is, which writes the model"
         )
+
+
+def model_of_run(run: Run, data: str | Path | None, device: str) -> Model:
+    """The model of a run without a model file, from its last state and its dataset."""
+    import torch
+
+    from profcil.engine.world import make_world
+
+    path = run.path
+    check_has_data(run)
     config = replace(resolve(str(path / "config.toml")), device=device)
     data_dir = Path(data or run.facts["data_dir"])
     world = make_world(config, data_dir)
