@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from profcil.accel.graphs.recorder import WARM, WIDTH, RecordedStep, Step
-from profcil.accel.graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.recorder import WARM, WIDTH, RecordedStep, Step
+from profcil.accel.cuda_graphs.runner import GraphRunner
 
 
 class EagerRecorder:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from profcil.data.bundle import Bundle
     from profcil.engine.run import Progress
 
-FLAGS = {*TOP_LEVEL, *SECTIONS, "params", "preset", "tasks"}  # keywords that `resolve` knows; a section is a dict
+FLAGS = {*TOP_LEVEL, *SECTIONS, "params", "preset", "tasks"}  # keywords that `resolve` takes; a section is a dict
 
 
 def run(

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profcil.accel import policy, resnet, sources, stacked_heads
-from profcil.accel.graphs import runner as recorded
-from profcil.accel.graphs import static_steps
-from profcil.accel.graphs.flat_layout import FlatLayout, sorted_for_row
-from profcil.accel.graphs.runner import GraphRunner
-from profcil.accel.graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep
-from profcil.accel.graphs.updates import MaskedUpdate, Update
+from profcil.accel.cuda_graphs import runner as recorded
+from profcil.accel.cuda_graphs import static_steps
+from profcil.accel.cuda_graphs.flat_layout import FlatLayout, sorted_for_row
+from profcil.accel.cuda_graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep
+from profcil.accel.cuda_graphs.updates import MaskedUpdate, Update
 from profcil.config import TrainSettings
 from profcil.engine import steps
 from profcil.engine.executor import Executor
@@ -174,8 +174,8 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
         replayed = graphs.run(phases[group])
         assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
     (step,) = graphs.known.values()
-    assert graphs.recordings == len(step.replays)  # each recorded once
-    assert {rows for rows, _ in step.replays} == {1, 2, 3} and {n for _, n in step.replays} == {1, 2}
+    assert graphs.recordings == len(step.recordings)  # each recorded once
+    assert {rows for rows, _ in step.recordings} == {1, 2, 3} and {n for _, n in step.recordings} == {1, 2}
 
 
 class Library:
@@ -371,7 +371,7 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
             assert at.setdefault(key, addresses(step)) == addresses(step)
     assert max_difference(eager.server, replayed.server) < 1e-4
     assert 1 <= len(graphs.known) <= 3
-    assert graphs.recordings == sum(len(step.replays) for step in graphs.known.values())
+    assert graphs.recordings == sum(len(step.recordings) for step in graphs.known.values())
 
 
 def test_a_loss_that_runs_the_starting_model_replays_too(fresh, max_difference):
@@ -425,7 +425,7 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
         assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
         assert apart(graphs.run(phases), eagerly(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
-        assert max(rows for rows, _ in step.replays) == len(step.models.nets) == most
+        assert max(rows for rows, _ in step.recordings) == len(step.models.nets) == most
 
 
 class Cramped(EagerRecorder):
@@ -503,7 +503,7 @@ def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeyp
     for _ in range(6):
         assert apart(eager, graphs.run([phase])) < TOLERANCE
         (step,) = graphs.known.values()
-        found.append(((1, 2) in step.replays, taken >= 20))
+        found.append(((1, 2) in step.recordings, taken >= 20))
         taken += 2 * phase.length
     assert found[0] == (False, False) and found[-1] == (True, True) and all(a == b for a, b in found)
 
@@ -514,7 +514,7 @@ def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, rec
     monkeypatch.setattr(static_steps, "CHUNK", 60)
     step = BaseStep.__new__(BaseStep)
     step.unroll, step.unrolled = static_steps.unroll(length), {2}
-    course = list(step.replay_sequence([length, length]))
+    course = list(step.recording_sequence([length, length]))
     assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
     assert [number for number, _ in course] == [sum(n for _, (_, n) in course[:i]) for i in range(len(course))]
     assert sum(steps for _, (_, steps) in course) == length

@@ -11,7 +11,7 @@ import pytest
 import torch
 from recorders import replaying
 
-from profcil.accel.graphs.static_steps import BaseStep
+from profcil.accel.cuda_graphs.static_steps import BaseStep
 from profcil.deploy.server import expected_reply
 from profcil.engine import executor
 from profcil.errors import Diverged

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from profcil.accel import stacked_heads
-from profcil.accel.graphs import static_steps
-from profcil.accel.graphs.recorder import GraphRecorder
-from profcil.accel.graphs.runner import GraphRunner
-from profcil.accel.graphs.static_steps import FusedHeadStep, StaticStep
-from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
+from profcil.accel.cuda_graphs import static_steps
+from profcil.accel.cuda_graphs.recorder import GraphRecorder
+from profcil.accel.cuda_graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.static_steps import FusedHeadStep, StaticStep
+from profcil.accel.cuda_graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
 from profcil.accel.net import install
 from profcil.config import TrainSettings
 from profcil.engine import steps

@@ -67,8 +67,8 @@ def test_what_is_asked_by_replaying_is_what_the_model_says():
     net = load_frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
     generator, rng = net.get_submodule("generator"), torch.Generator("cuda").manual_seed(0)
     results = []
-    for replay in (net.replay, None):
-        net.replay = replay
+    for replay in (net.recorded_features, None):
+        net.recorded_features = replay
         x = generate_images(net, generator, 700, rng.manual_seed(0))
         results.append((x, teacher_logits(net, x)))
     assert x.dtype == torch.uint8 and float((results[0][0].float() - results[1][0].float()).abs().max()) <= 2

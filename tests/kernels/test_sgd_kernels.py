@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
+from profcil.accel.cuda_graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
 from profcil.config import TrainSettings
 
 SIZE = 5_001

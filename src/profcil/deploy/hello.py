@@ -29,7 +29,7 @@ class Hello:
 
 
 class SiteFault(UnreadableMessage):
-    """A site that cannot take part, in its own words."""
+    """A site that cannot take part, and the reason that it gives."""
 
     def __init__(self, site: str, reason: str) -> None:
         super().__init__(reason)

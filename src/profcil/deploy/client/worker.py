@@ -1,4 +1,4 @@
-"""A site's worker that stays up between messages: each message is computed by a fork of it.
+"""A site's worker process, which runs on between messages: each message is computed by a fork of it.
 
 Flower starts a new Python process for each message, which imports torch again. With `flower-supernode --isolation
 process` it leaves that to another process: this one has imported everything, and forks. It uses Flower's own loop and

@@ -24,7 +24,7 @@ class Exchange:
     action: str  # turn or survey
     when: When
     requests: Mapping[int, Request]
-    terms: Mapping[int, ReplyRequirements]  # what each reply must look like
+    terms: Mapping[int, ReplyRequirements]  # the form that each reply must have
     most_bytes: float = math.inf  # of one reply
     accepted: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # client → reason

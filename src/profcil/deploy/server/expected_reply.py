@@ -1,4 +1,4 @@
-"""What a client's reply must look like. The server finds out by running the turn itself, without training.
+"""The form that a client's reply must have. The server computes it by running the turn itself, without training.
 
 It runs the turn on a few test examples. Each training phase returns the weights it was given, so nothing is learned.
 The result has the blocks, tensors, types and shapes of a real reply, and values of a similar size. So no method has to
@@ -28,7 +28,7 @@ Private = Mapping[str, Tensor] | None
 
 @dataclass
 class ReplyForecast:
-    """Computes the terms of clients' replies. It remembers a turn's private tensors for the survey that follows."""
+    """Computes the terms of clients' replies. A turn's private tensors are stored for the survey that follows."""
 
     private: dict[int, Private] = field(default_factory=dict)  # by client, after this round's turns
 

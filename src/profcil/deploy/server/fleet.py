@@ -22,7 +22,7 @@ from profcil.engine.loop import RunState
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure
 
-POLL_SECONDS = 0.2  # between two looks for new messages
+POLL_SECONDS = 0.2  # between two queries for new messages
 PRIVATE_ID = "*private"  # the key of a client's private id in `RunState.held`; no block has this name
 RESUME_ADVICE = (
     "everything up to the last complete round is saved; start the nodes and run the same app again to continue"

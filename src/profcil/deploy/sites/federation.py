@@ -3,7 +3,7 @@
 federation.toml is part of the app. Each site also has a manifest.toml, which names its data and says which classes
 arrive at which position. The server learns how many examples of each class a site has. It receives no examples.
 
-Classes may be declared later than the start: `reserve` is the number of them that the model has room for, and each
+Classes may be declared later than the start: `reserve` is the number of them that the model has outputs for, and each
 [[later]] table names a position and the tasks that are known from it on (`Federation.at`).
 """
 

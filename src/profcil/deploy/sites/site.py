@@ -27,10 +27,10 @@ class Site:
     examples: Examples
     order: Mapping[int, int]  # position → task, for positions at which the site has data
     counts: Mapping[int, int]  # class id → number of examples used
-    joins: int = 0  # the first position at which the site wants to take part
+    joins: int = 0  # the first position at which the site takes part
 
     def declaration(self) -> dict[str, Any]:
-        """What the site tells the server about its data, as JSON values."""
+        """What the site sends to the server about its data, as JSON values."""
         declaration = {
             "order": {str(position): task for position, task in self.order.items()},
             "counts": {str(label): count for label, count in self.counts.items()},
@@ -72,7 +72,7 @@ def read_site(folder: Path, federation: Federation) -> Site:
 
 
 def read_joins(manifest: Mapping[str, Any], path: Path) -> int:
-    """The first position at which a site wants to take part, counted from 0."""
+    """The first position at which a site takes part, counted from 0."""
     joins = manifest.get("joins", 1)
     if type(joins) is not int or joins < 1:
         raise DataError(f"{path} gives joins = {joins!r}, allowed is a position from 1 on; correct it or leave it out")

@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 import torch
 
 from profcil.accel import stacked_heads
-from profcil.accel.graphs.client_models import ClientModels, model_key
-from profcil.accel.graphs.feature_replay import FeatureReplay
-from profcil.accel.graphs.recorder import WIDTH, Recorder, recording_failure, short
-from profcil.accel.graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep, Table
+from profcil.accel.cuda_graphs.client_models import ClientModels, model_key
+from profcil.accel.cuda_graphs.recorded_features import RecordedFeatures
+from profcil.accel.cuda_graphs.recorder import WIDTH, Recorder, recording_failure, short
+from profcil.accel.cuda_graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep, Table
 from profcil.accel.sources import epochs
 from profcil.engine import steps
 from profcil.engine.phases import Train, Trained
@@ -40,7 +40,7 @@ class GraphRunner:
     def __init__(self, net: Net, recorder: Recorder) -> None:
         self.net = net
         self.recorder = recorder
-        self.lookup = FeatureReplay(recorder)
+        self.recorded_features = RecordedFeatures(recorder)
         self.known: OrderedDict[tuple, StaticStep] = OrderedDict()  # cached steps, the most recently used last
         self.models: WeakValueDictionary[tuple, ClientModels] = WeakValueDictionary()  # shared by the cached steps
         self.recordings = 0  # recordings so far
@@ -133,7 +133,7 @@ class GraphRunner:
                 return None
             step = self.new_step(p, table, rows)
         needed = step.plan([p.length for p in phases])
-        missing = needed - step.replays.keys()
+        missing = needed - step.recordings.keys()
         for recording in sorted(missing, reverse=True):  # most clients first: one warm-up then serves all
             if self.limit_reached():
                 return None
@@ -167,9 +167,9 @@ class GraphRunner:
         self.recordings += 1
         step.begin(phases)
         captured = partial(step.step, *recording)
-        warm_up = None if step.replays else partial(step.step, clients, 1)
+        warm_up = None if step.recordings else partial(step.step, clients, 1)
         try:
-            step.replays[recording] = self.recorder.record(captured, len(rngs), warm_up)
+            step.recordings[recording] = self.recorder.record(captured, len(rngs), warm_up)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # raised by torch or by a kernel compiler
@@ -180,7 +180,7 @@ class GraphRunner:
     def clear(self) -> None:
         """Drops all recordings and frees their memory."""
         self.known.clear()
-        self.lookup.known.clear()
+        self.recorded_features.known.clear()
         gc.collect()
         self.recorder.clear()
 

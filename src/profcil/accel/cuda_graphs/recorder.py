@@ -130,18 +130,18 @@ class RecordedStep:
         self.step = recorded()(step)
         self.recorder = recorder
         self.warmed_up = False
-        self.replay: Step | None = None
+        self.recording: Step | None = None
 
     def __call__(self) -> None:
         if not self.warmed_up:
             self.warmed_up = True
             return self.recorder.run_eagerly(self.step)
-        if self.replay is None:
+        if self.recording is None:
             try:
-                self.replay = self.recorder.record(self.step, 0)
+                self.recording = self.recorder.record(self.step, 0)
             except Exception as error:  # raised by torch or by a kernel compiler
                 raise recording_failure("a step of the server", error) from error
-        self.replay()
+        self.recording()
 
 
 def recording_failure(what: str, error: Exception) -> Failure:

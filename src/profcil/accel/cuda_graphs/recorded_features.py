@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.graphs.recorder import Recorder, Step, recording_failure
+from profcil.accel.cuda_graphs.recorder import Recorder, Step, recording_failure
 
 PIECES = (512, 128)  # rows of one replay: the largest size that the remaining rows fill
 MAX_CACHED = 8  # recordings in the cache
@@ -19,7 +19,7 @@ MAX_CACHED = 8  # recordings in the cache
 RowFunction = Callable[[Tensor], Tensor]
 
 
-class FeatureReplay:
+class RecordedFeatures:
     """Recorded functions of rows, in which no row depends on another. A recording refers to the memory of the weights,
     so a replay uses the weights that the model has at that time."""
 
@@ -36,10 +36,10 @@ class FeatureReplay:
         time that this object is given."""
         results = []
         for start, end, size in pieces(len(rows)):
-            results.append(self.replayed(key, function, rows[start:end], size))
+            results.append(self.results_of(key, function, rows[start:end], size))
         return torch.cat(results)
 
-    def replayed(self, key: object, function: RowFunction, rows: Tensor, size: int) -> Tensor:
+    def results_of(self, key: object, function: RowFunction, rows: Tensor, size: int) -> Tensor:
         """The results for at most `size` rows, by one replay."""
         if (id(key), size) not in self.known:
             if len(self.known) == MAX_CACHED:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from profcil.accel.graphs.flat_layout import FlatLayout, TensorName, buffers_of, parameters_of, sorted_for_row
-from profcil.accel.graphs.updates import FusedUpdate, Update
+from profcil.accel.cuda_graphs.flat_layout import FlatLayout, TensorName, buffers_of, parameters_of, sorted_for_row
+from profcil.accel.cuda_graphs.updates import FusedUpdate, Update
 from profcil.engine.phases import Train
 from profcil.model.net import MODEL, Net, Weights
 

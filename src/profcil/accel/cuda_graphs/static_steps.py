@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.accel.graphs.client_models import ClientModels
-from profcil.accel.graphs.recorder import Recorder, Step
-from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate
+from profcil.accel.cuda_graphs.client_models import ClientModels
+from profcil.accel.cuda_graphs.recorder import Recorder, Step
+from profcil.accel.cuda_graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate
 from profcil.accel.loader import kernel_module
 from profcil.accel.resnet import recorded
 from profcil.engine.phases import Batch, Shuffled, Train, Trained
@@ -41,7 +41,7 @@ class StaticStep:
     def __init__(self, phase: Train, table: Table, width: int) -> None:
         empty_source = Shuffled(torch.empty(0), torch.empty(0))
         self.unroll = unroll(phase.length)
-        self.replays: dict[tuple[int, int], Step] = {}  # recordings, by number of clients and number of steps
+        self.recordings: dict[tuple[int, int], Step] = {}  # recordings, by number of clients and number of steps
         self.template = replace(
             phase, weights={}, source=empty_source, constants={}
         )  # what all its phases have in common
@@ -68,10 +68,10 @@ class StaticStep:
         """Replays an epoch of batches, [clients, steps, batch, …]. `lengths`: the steps of each client."""
         self.number.zero_()
         self.total.zero_()
-        for number, recording in self.replay_sequence(lengths):
+        for number, recording in self.recording_sequence(lengths):
             if number % CHUNK == 0:
                 self.fill_table(table, number)
-            self.replays[recording]()
+            self.recordings[recording]()
 
     def fill_table(self, table: Table, number: int) -> None:
         """Copies the CHUNK batches from this step on into the static table."""
@@ -82,9 +82,9 @@ class StaticStep:
 
     def plan(self, lengths: Sequence[int]) -> set[tuple[int, int]]:
         """The recordings that a phase with epochs of these lengths needs, chosen before the phase begins."""
-        return {recording for _, recording in self.replay_sequence(lengths)}
+        return {recording for _, recording in self.recording_sequence(lengths)}
 
-    def replay_sequence(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    def recording_sequence(self, lengths: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
         """The replays of an epoch: the index of the first step, and the recording's numbers of clients and steps."""
         number = 0
         while number < max(lengths):
@@ -158,7 +158,7 @@ class BaseStep(StaticStep):
     def epoch(self, table: Table, lengths: Sequence[int]) -> None:
         self.numbers.zero_()
         super().epoch(table, lengths)
-        for _, (rows, steps) in self.replay_sequence(lengths):
+        for _, (rows, steps) in self.recording_sequence(lengths):
             self.steps_taken[rows] += steps
 
     def next_recording(self, number: int, lengths: Sequence[int]) -> tuple[int, int]:
