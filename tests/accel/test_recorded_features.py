@@ -37,7 +37,7 @@ def test_features_by_replaying_are_the_model_s_own(fresh, monkeypatch):
     embed(net, base, world.bundle.train, index + 200)  # of more examples than are judged
     embed(net, base, world.evaluation_examples, index)
     assert recorder.made == 4
-    assert copy.deepcopy(net).replay is None
+    assert copy.deepcopy(net).recorded_features is None
     net.recorded_features = None
 
 
