@@ -112,7 +112,7 @@ def test_own_data_is_written_and_read() -> None:
 
 def test_a_failing_case_does_not_end_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["plan for 100,000 clients", "no such case"]
-    monkeypatch.setattr(table, "select", lambda *a: dict.fromkeys(names, cases.BenchCase("streams")))
+    monkeypatch.setattr(table, "select", lambda *a: dict.fromkeys(names, cases.Case("streams")))
     good, bad = table.measure([], Path("nowhere"), "cpu")
     assert good["ours"] > 0 and good["peak_memory_mb"] > 50 and "failed" not in good
     assert bad["failed"] and "no such case" in bad["note"]

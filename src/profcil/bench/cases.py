@@ -18,7 +18,7 @@ GRAPH = "round of five clients on a graph of ogbn-arxiv's size"
 
 
 @dataclass(frozen=True)
-class BenchCase:
+class Case:
     """The function that measures a case, and the name of the case that it is compared with, if any."""
 
     module: str
@@ -31,7 +31,7 @@ class BenchCase:
         return getattr(module, self.call)(**self.args)
 
 
-def cases(data: Path, device: str = "cpu") -> dict[str, BenchCase]:
+def cases(data: Path, device: str = "cpu") -> dict[str, Case]:
     """All cases: those of a GPU first, if one is used."""
     on_cpu = {**main_cases(data), **stream_cases(data), **scale_cases()}
     if device == "cpu":
@@ -39,48 +39,48 @@ def cases(data: Path, device: str = "cpu") -> dict[str, BenchCase]:
     return {**gpu_cases(data, device), **on_cpu}
 
 
-def gpu_cases(data: Path, device: str) -> dict[str, BenchCase]:
+def gpu_cases(data: Path, device: str) -> dict[str, Case]:
     """Training steps, whole streams and a large graph on a GPU."""
     found = {}
     supervised = STEPS[0]
     for name in STEPS:
         args: dict[str, Any] = {"name": name, "device": device}
-        found[f"{name}, {device}"] = BenchCase("steps", args=args)
+        found[f"{name}, {device}"] = Case("steps", args=args)
     for clients in GROUPS:
         args = {"name": supervised, "device": device, "clients": clients}
-        found[f"{supervised} of {clients}, {device}"] = BenchCase("steps", args=args)
+        found[f"{supervised} of {clients}, {device}"] = Case("steps", args=args)
     for method in METHODS[::-1]:
         args = {"dataset": "cifar100", "data": data, "device": device, "method": method}
-        found[f"{method} on cifar100, {device}"] = BenchCase("streams", "stream_case", args)
-    found[f"{GRAPH}, {device}"] = BenchCase("graph", args={"device": device})
+        found[f"{method} on cifar100, {device}"] = Case("streams", "stream_case", args)
+    found[f"{GRAPH}, {device}"] = Case("graph", args={"device": device})
     return found
 
 
-def main_cases(data: Path) -> dict[str, BenchCase]:
+def main_cases(data: Path) -> dict[str, Case]:
     """Comparisons with Flower and with the first release, a large graph and a large plan."""
     digits = {"dataset": "digits", "method": "promax", "data": data}
     many = {"clients": 100_000, "samples": 1_000_000}
     found = {}
     for setting in ("severe", "homogeneous"):
-        found[f"fedavg on digits and Flower, {setting}"] = BenchCase("flower", args={"setting": setting})
-    found["promax on digits"] = BenchCase("streams", "first_release_case", digits)
-    found[GRAPH] = BenchCase("graph")
-    found["plan for 100,000 clients"] = BenchCase("streams", "plan_case", many)
-    found["own data, 100,000 texts"] = BenchCase("own", args={"texts": 100_000})
+        found[f"fedavg on digits and Flower, {setting}"] = Case("flower", args={"setting": setting})
+    found["promax on digits"] = Case("streams", "first_release_case", digits)
+    found[GRAPH] = Case("graph")
+    found["plan for 100,000 clients"] = Case("streams", "plan_case", many)
+    found["own data, 100,000 texts"] = Case("own", args={"texts": 100_000})
     return found
 
 
-def stream_cases(data: Path) -> dict[str, BenchCase]:
+def stream_cases(data: Path) -> dict[str, Case]:
     """Whole streams on texts, graphs and digits."""
     pairs = [*product(METHODS[::-1], TEXTS_AND_GRAPHS), ("fedavg", "digits")]
     found = {}
     for method, dataset in pairs:
         args = {"dataset": dataset, "method": method, "data": data}
-        found[f"{method} on {dataset}"] = BenchCase("streams", "stream_case", args)
+        found[f"{method} on {dataset}"] = Case("streams", "stream_case", args)
     return found
 
 
-def scale_cases() -> dict[str, BenchCase]:
+def scale_cases() -> dict[str, Case]:
     """Growing numbers of clients, with ten images each, and of classes, with a hundred clients of 200 images each.
 
     Each case is compared with the smallest of its series. PRO-MAX rehearses a fixed number of features per class, so
@@ -92,13 +92,13 @@ def scale_cases() -> dict[str, BenchCase]:
         for clients in CLIENTS:
             name = f"{method}, {clients:,} clients"
             args: dict[str, Any] = {"method": method, "clients": clients}
-            found[name] = BenchCase("scale", args=args, base=base)
+            found[name] = Case("scale", args=args, base=base)
             base = base or name
     for method in METHODS:
         base = ""
         for classes in CLASSES:
             name = f"{method}, {classes:,} classes"
             args = {"method": method, "classes": classes, "each": 200, "rounds": 1}
-            found[name] = BenchCase("scale", args=args, base=base)
+            found[name] = Case("scale", args=args, base=base)
             base = base or name
     return found

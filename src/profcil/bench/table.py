@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from profcil import __version__
-from profcil.bench.cases import BenchCase, cases
+from profcil.bench.cases import Case, cases
 from profcil.errors import ConfigError
 from profcil.reporting.tables import text_table
 
@@ -36,7 +36,7 @@ COLUMNS = {
 }
 
 
-def select(words: Sequence[str], data: Path, device: str) -> dict[str, BenchCase]:
+def select(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
     """The cases whose name contains one of the words; all cases if no word is given."""
     known = cases(data, device)
     for word in words:
