@@ -60,20 +60,20 @@ def run(
         method = registry.give_method(method)
     check_flags(flags, "profcil.run")
     flags = {**flags, "method": method}
-    if data is not None and not isinstance(data, str | Path):
-        path = Path(out) if out is not None else unused_folder(f"own-{registry.short_name(str(method or 'promax'))}")
-        with written_data(data, path) as file:
-            config = resolve(recipe, {**flags, "data": file}, settings or {})
-            with observer_of(observe, loggers, path) as watch:
-                return load_run(start(config, path, file, watch))
-    config = resolve(recipe, {**flags, "data": data}, settings or {})
-    if not again and (reused := equal_run(config, out, data_root(data))):
-        note = f"{reused} has the same settings, data and code and is reused; again=True repeats it"
-        warnings.warn(note, ReuseNote, stacklevel=2)
-        return load_run(reused)
-    path = Path(out) if out is not None else default_folder(config)
-    with observer_of(observe, loggers, path) as watch:
-        return load_run(start(config, path, data_root(data), watch))
+    if data is None or isinstance(data, str | Path):
+        config = resolve(recipe, {**flags, "data": data}, settings or {})
+        if not again and (reused := equal_run(config, out, data_root(data))):
+            note = f"{reused} has the same settings, data and code and is reused; again=True repeats it"
+            warnings.warn(note, ReuseNote, stacklevel=2)
+            return load_run(reused)
+        path = Path(out) if out is not None else default_folder(config)
+        with observer_of(observe, loggers, path) as watch:
+            return load_run(start(config, path, data_root(data), watch))
+    path = Path(out) if out is not None else unused_folder(f"own-{registry.short_name(str(method or 'promax'))}")
+    with written_data(data, path) as file:
+        config = resolve(recipe, {**flags, "data": file}, settings or {})
+        with observer_of(observe, loggers, path) as watch:
+            return load_run(start(config, path, file, watch))
 
 
 def equal_run(config: RunConfig, out: str | Path | None, data: Path) -> Path | None:
