@@ -27,7 +27,7 @@ __all__ = ["__version__", "compare", "load_data", "load_model", "load_run", "res
 MODULES = {
     "compare": "experiments",
     "load_data": "api",
-    "load_model": "runs.trained_model",
+    "load_model": "runs.models.trained_model",
     "load_run": "runs.reader",
     "resume": "api",
     "run": "api",
