@@ -117,6 +117,14 @@ def test_the_protocol_imports_no_torch():
     assert not [m for m in modules if any(name.partition(".")[0] == "torch" for name in IMPORTS[m])]
 
 
+@pytest.mark.parametrize(("side", "other"), [("client", "server"), ("server", "client"), ("sites", "server")])
+def test_the_two_sides_of_a_deployment_share_only_messages_and_sites(side, other):
+    modules = [m for m in IMPORTS if m.startswith(f"profcil.deploy.{side}.")]
+    assert modules
+    for module in modules:
+        assert not [name for name in IMPORTS[module] if name.startswith(f"profcil.deploy.{other}.")], module
+
+
 def test_every_exception_is_used():
     for module, package in EXCEPTIONS:
         assert package in FORBIDDEN[package_of(module)]

@@ -20,9 +20,9 @@ def test_the_command_line_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_build_reads_it_from_the_package() -> None:
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert told["project"]["dynamic"] == ["version"] and "version" not in told["project"]
-    assert told["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "profcil.__version__"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"] and "version" not in project["project"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "profcil.__version__"}
 
 
 def test_the_citation_and_the_changelog_name_it() -> None:

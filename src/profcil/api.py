@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from profcil.data.bundle import Bundle
     from profcil.engine.run import Progress
 
-FLAGS = {*TOP_LEVEL, *SECTIONS, "params", "preset", "tasks"}  # keywords that `resolve` knows; a section is a dict
+FLAGS = {*TOP_LEVEL, *SECTIONS, "params", "preset", "tasks"}  # keywords that `resolve` takes; a section is a dict
 
 
 def run(
@@ -70,14 +70,10 @@ def run(
         with observer_of(observe, loggers, path) as watch:
             return load_run(start(config, path, data_root(data), watch))
     path = Path(out) if out is not None else unused_folder(f"own-{registry.short_name(str(method or 'promax'))}")
-    file = write_data(data, path)
-    try:
+    with written_data(data, path) as file:
         config = resolve(recipe, {**flags, "data": file}, settings or {})
         with observer_of(observe, loggers, path) as watch:
             return load_run(start(config, path, file, watch))
-    except ProfcilError:
-        remove_unused(file)
-        raise
 
 
 def equal_run(config: RunConfig, out: str | Path | None, data: Path) -> Path | None:
@@ -96,6 +92,17 @@ def check_flags(flags: Mapping[str, Any], function: str) -> None:
                 f"{function} has no argument '{name}'; give a setting as settings={{'{name}': {value!r}}}, "
                 f"or else {nearest(name, {*FLAGS, 'out', 'data', 'settings', 'again', 'observe'})}"
             )
+
+
+@contextmanager
+def written_data(data: Any, folder: Path) -> Iterator[Path]:
+    """The file of data that was given in memory. If the run cannot start, it is removed again."""
+    file = write_data(data, folder)
+    try:
+        yield file
+    except ProfcilError:
+        remove_unused(file)
+        raise
 
 
 def write_data(data: Any, folder: Path) -> Path:

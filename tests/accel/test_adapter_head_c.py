@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from profcil.accel.cpu import adapter_head_c, adapter_head_epoch
-from profcil.accel.cpu.adapter_head_epoch import TrainingState, prepared
+from profcil.accel.cpu.adapter_head_epoch import EpochState, prepared
 from profcil.accel.cpu.adapter_head_gradient import Classification
 from profcil.config import TrainSettings
 from profcil.engine.phases import Features, Train, cut
@@ -33,7 +33,7 @@ def phase_of(width: int, classes: int, rows: int, **train: object) -> Train:
     return Train("rehearse", 0, weights, TAIL, torch.sum, source, settings, 1, 0, constants={"allowed": allowed})
 
 
-def begun(phase: Train) -> tuple[TrainingState, Rule, Tensor]:
+def begun(phase: Train) -> tuple[EpochState, Rule, Tensor]:
     _, ground, rule, place = prepared(phase, Classification.order(phase.constants))
     return ground, rule, place[phase.source.y]  # type: ignore[attr-defined]
 
@@ -58,7 +58,7 @@ def test_losses_and_weights_are_those_of_the_written_steps(width, classes, batch
 
 
 def test_a_feature_that_is_nearly_nothing_moves_its_weights_as_it_should():
-    """Adam moves a weight whose slopes are tiny as far as any other, so these have to be right by their own measure."""
+    """Adam moves a weight with tiny gradients as far as any other, so their relative error has to be small."""
     phase = phase_of(32, 6, 40, batch=8)
     u = phase.source.features  # type: ignore[attr-defined]
     u[:, 3] *= 1e-6

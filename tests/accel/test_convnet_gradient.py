@@ -1,4 +1,4 @@
-"""The slopes of several small networks that are written down, against autograd on each network by itself."""
+"""The gradients of several small networks that are written down, against autograd on each network by itself."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_every_slope_and_loss_is_that_of_autograd(size):
     found = write_gradients(weights, into, layers_of(each[0].base, images, allowed), images, y.unsqueeze(2))
     torch.testing.assert_close(found, torch.stack([loss.detach() for loss in losses]))
     by_name: list[Tensor] = [torch.stack(parts) for parts in zip(*expected, strict=True)]
-    for name, slope in zip(names, by_name, strict=True):
-        torch.testing.assert_close(into[name], slope, msg=lambda told, name=name: f"{name}: {told}")
-        assert float(slope.abs().max()) > 1e-6
+    for name, gradient in zip(names, by_name, strict=True):
+        torch.testing.assert_close(into[name], gradient, msg=lambda message, name=name: f"{name}: {message}")
+        assert float(gradient.abs().max()) > 1e-6

@@ -15,18 +15,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tapes import replaying
+from recorders import EagerRecorder, replaying
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profcil.accel import policy, resnet, sources, stacked_heads
-from profcil.accel.graphs import runner as recorded
-from profcil.accel.graphs import static_steps
-from profcil.accel.graphs.flat_layout import Layout, sorted_for_row
-from profcil.accel.graphs.recorder import EagerRecorder
-from profcil.accel.graphs.runner import GraphRunner
-from profcil.accel.graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep
-from profcil.accel.graphs.updates import MaskedUpdate, Update
+from profcil.accel.cuda_graphs import runner as recorded
+from profcil.accel.cuda_graphs import static_steps
+from profcil.accel.cuda_graphs.flat_layout import FlatLayout, sorted_for_row
+from profcil.accel.cuda_graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.static_steps import BaseStep, FusedHeadStep, HeadStep, StaticStep
+from profcil.accel.cuda_graphs.updates import MaskedUpdate, Update
 from profcil.config import TrainSettings
 from profcil.engine import steps
 from profcil.engine.executor import Executor
@@ -175,8 +174,8 @@ def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, r
         replayed = graphs.run(phases[group])
         assert moved(replayed, phases[group]) and apart(eager[group], replayed) < TOLERANCE
     (step,) = graphs.known.values()
-    assert graphs.recordings == len(step.replays)  # each recorded once
-    assert {rows for rows, _ in step.replays} == {1, 2, 3} and {n for _, n in step.replays} == {1, 2}
+    assert graphs.recordings == len(step.recordings)  # each recorded once
+    assert {rows for rows, _ in step.recordings} == {1, 2, 3} and {n for _, n in step.recordings} == {1, 2}
 
 
 class Library:
@@ -206,7 +205,7 @@ class Library:
 
 @pytest.mark.parametrize("method", ["fedavg", "pro"])
 def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, monkeypatch, method):
-    """As on a GPU, with formulas for kernels: twins, sums that come along, gradients where they are wanted."""
+    """As on a GPU, with formulas for kernels: two handles, sums that come along, gradients where they are wanted."""
     run = ready(method, model__encoder="resnet18", model__width=4, model__norm="batch")
     phases, net = asked(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding stays what it is
     eager = one_by_one(net, phases)
@@ -372,7 +371,7 @@ def test_a_whole_run_replays_a_few_steps_whose_buffers_stay_where_they_are(fresh
             assert at.setdefault(key, addresses(step)) == addresses(step)
     assert max_difference(eager.server, replayed.server) < 1e-4
     assert 1 <= len(graphs.known) <= 3
-    assert graphs.recordings == sum(len(step.replays) for step in graphs.known.values())
+    assert graphs.recordings == sum(len(step.recordings) for step in graphs.known.values())
 
 
 def test_a_loss_that_runs_the_starting_model_replays_too(fresh, max_difference):
@@ -412,7 +411,7 @@ def test_steps_that_move_the_same_tensors_share_their_memory(ready):
     one, two, three = (step.models for step in graphs.known.values())
     assert one is two and one is not three and len(graphs.models) == 2
     del one, two, three
-    graphs.forget()
+    graphs.clear()
     assert not graphs.known and not graphs.models
     assert apart(graphs.run(phases), eagerly(net, phases)) < TOLERANCE
 
@@ -426,19 +425,19 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
         assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
         assert apart(graphs.run(phases), eagerly(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
-        assert max(rows for rows, _ in step.replays) == len(step.models.nets) == most
+        assert max(rows for rows, _ in step.recordings) == len(step.models.nets) == most
 
 
 class Cramped(EagerRecorder):
-    """A recorder without room for steps of many clients."""
+    """A recorder without memory for steps of many clients."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
-        self.room, self.asked = room, []
+        self.limit, self.asked = limit, []
 
     def record(self, step: Any, rows: int, warm: Any = None) -> Any:
         self.asked.append(rows)
-        if rows > self.room:
+        if rows > self.limit:
             step()  # it comes out on the way
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
         return super().record(step, rows, warm)
@@ -449,9 +448,9 @@ def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready,
     run = ready("fedavg")
     phases, recorder = asked(run, 0), Cramped(1)
     graphs = GraphRunner(run.world.net, recorder)
-    with pytest.warns(UserWarning, match="no room for . clients at a time: now .") as told:
+    with pytest.warns(UserWarning, match="too small for . clients at a time: now .") as raised:
         done = graphs.run(phases)
-    assert len(told) == 2
+    assert len(raised) == 2
     assert apart(done, GraphRunner(run.world.net, EagerRecorder()).run(phases)) == 0.0
     assert graphs.most == 1 and sorted(set(recorder.asked)) == [1, 2, len(phases)] == [1, 2, 3]
     assert all(len(step.models.nets) == 1 for step in graphs.known.values())
@@ -464,8 +463,8 @@ def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
     run = ready("fedavg")
     phases, graphs = asked(run, 0), GraphRunner(run.world.net, Cramped(0))
     with (
-        pytest.warns(UserWarning, match="no room"),
-        pytest.raises(Failure, match=r"no room for the step of phase 'fit' \(CUDA out of memory.\); free"),
+        pytest.warns(UserWarning, match="too small"),
+        pytest.raises(Failure, match=r"too small for the step of phase 'fit' \(CUDA out of memory.\); free"),
     ):
         graphs.run(phases)
 
@@ -479,7 +478,7 @@ def test_a_warm_up_leaves_no_recordings_behind(fresh):
 
 def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     monkeypatch.setattr(static_steps, "UNROLL", (1,))  # one recording a step
-    monkeypatch.setattr(recorded, "LIVE", 2)
+    monkeypatch.setattr(recorded, "MAX_CACHED", 2)
     monkeypatch.setattr(recorded, "MOST", 4)
     run = ready("pro")
     graphs, phase = GraphRunner(run.world.net, EagerRecorder()), asked(run, 0, epochs=1)[0]
@@ -504,7 +503,7 @@ def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeyp
     for _ in range(6):
         assert apart(eager, graphs.run([phase])) < TOLERANCE
         (step,) = graphs.known.values()
-        found.append(((1, 2) in step.replays, taken >= 20))
+        found.append(((1, 2) in step.recordings, taken >= 20))
         taken += 2 * phase.length
     assert found[0] == (False, False) and found[-1] == (True, True) and all(a == b for a, b in found)
 
@@ -515,7 +514,7 @@ def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, rec
     monkeypatch.setattr(static_steps, "CHUNK", 60)
     step = BaseStep.__new__(BaseStep)
     step.unroll, step.unrolled = static_steps.unroll(length), {2}
-    course = list(step.replay_sequence([length, length]))
+    course = list(step.recording_sequence([length, length]))
     assert {steps for _, (_, steps) in course} == recorded and {rows for _, (rows, _) in course} == {2}
     assert [number for number, _ in course] == [sum(n for _, (_, n) in course[:i]) for i in range(len(course))]
     assert sum(steps for _, (_, steps) in course) == length
@@ -594,15 +593,15 @@ def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
 def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
     sizes = {"generator": (4, 2), "base": (4, 2, 4), "head": (2,)}  # axes of their tensors
     tensors = {(b, str(i)): torch.randn([2] * n) for b, axes in sizes.items() for i, n in enumerate(axes)}
-    row = Layout(sorted_for_row(tensors))
+    row = FlatLayout(sorted_for_row(tensors))
     blocks, axes = [b for b, _ in row.places], [len(shape) for shape, _, _ in row.places.values()]
     assert blocks == ["base", "head", "base", "base", "generator", "generator"] and axes == [2, 2, 4, 4, 4, 2]
     assert row.filters() == slice(8, 8 + 3 * 16)
-    assert Layout({at: t for at, t in tensors.items() if t.dim() == 2}).filters() == slice(12, 12)
+    assert FlatLayout({at: t for at, t in tensors.items() if t.dim() == 2}).filters() == slice(12, 12)
 
 
 def test_rows_of_any_length_are_aligned_for_the_kernels():
-    layout = Layout({("base", "filters"): torch.zeros(8, 1, 3, 3), ("decoder", "bias"): torch.zeros(3)})
+    layout = FlatLayout({("base", "filters"): torch.zeros(8, 1, 3, 3), ("decoder", "bias"): torch.zeros(3)})
     low = layout.matrix(torch.zeros(4, dtype=torch.bfloat16))
     assert low.shape == (4, 75)
     assert all(row.data_ptr() % 16 == 0 for row in low)
@@ -622,7 +621,7 @@ def test_the_filters_of_every_client_are_aligned(fresh, method):
 
 def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():
     last, small = (torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((5, 3, 2, 2), (5, 3, 1, 1)))
-    layout = Layout({("base", "wide"): last, ("base", "small"): small})
+    layout = FlatLayout({("base", "wide"): last, ("base", "small"): small})
     row = torch.zeros(layout.size)
     for grads in ([last, small], [last.contiguous(), small.contiguous()]):
         torch.cat(layout.flat(grads), out=row)

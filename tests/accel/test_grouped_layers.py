@@ -43,8 +43,8 @@ def test_the_written_layer_is_torchs_own_and_so_are_its_slopes(scales: str, clie
     torchs = torch.stack(
         [F.max_pool2d(F.relu(F.group_norm(F.conv2d(i, w, padding=1), 4, s, b)), 2) for i, w, s, b in each]
     )
-    slope = drawn(4, *torchs.shape)
-    one, two = (list(torch.autograd.grad(y, tensors, slope)) for y in (ours, torchs))
+    gradient = drawn(4, *torchs.shape)
+    one, two = (list(torch.autograd.grad(y, tensors, gradient)) for y in (ours, torchs))
     assert apart([ours, *one], [torchs, *two]) < 1e-10
 
 
@@ -61,7 +61,7 @@ def test_channels_without_any_spread_are_no_obstacle() -> None:
 
 @pytest.mark.parametrize("norm", sorted(NORMS))
 def test_the_encoder_over_clients_is_the_encoder_of_each(norm: str) -> None:
-    """Features, slopes of every parameter, and what a normalisation remembers."""
+    """Features, gradients of every parameter, and what a normalisation remembers."""
     bundle = load_bundle("digits", Path("nowhere"), 0)
     nets = [
         convnet.build(bundle, generator=torch.Generator().manual_seed(i), norm=norm, width=4) for i in range(CLIENTS)
@@ -75,11 +75,11 @@ def test_the_encoder_over_clients_is_the_encoder_of_each(norm: str) -> None:
     own = {k: torch.stack([net.state_dict()[k] for net in nets]) for k in nets[0].state_dict()}
     leaves = [own[k].requires_grad_() for k in names]
     together, alone = nets[0].over_clients(own, x), torch.stack([net(i) for net, i in zip(nets, x, strict=True)])
-    slope = torch.randn(alone.shape, generator=torch.Generator().manual_seed(9))
-    slopes = torch.autograd.grad(together, leaves, slope)
-    expected = torch.autograd.grad(alone, [p for net in nets for p in net.parameters()], slope)
+    gradient = torch.randn(alone.shape, generator=torch.Generator().manual_seed(9))
+    gradients = torch.autograd.grad(together, leaves, gradient)
+    expected = torch.autograd.grad(alone, [p for net in nets for p in net.parameters()], gradient)
     by_name = [torch.stack(list(expected[i :: len(names)])) for i in range(len(names))]
-    assert apart([together, *slopes], [alone, *by_name]) < 1e-4
+    assert apart([together, *gradients], [alone, *by_name]) < 1e-4
     noted = [k for k in own if k not in names]
     assert bool(noted) == nets[0].mixes == (norm == "batch")
     assert all(torch.allclose(own[k], torch.stack([net.state_dict()[k] for net in nets]), atol=1e-6) for k in noted)

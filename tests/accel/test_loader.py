@@ -14,6 +14,7 @@ import pytest
 
 from profcil.accel import loader
 
+SOURCE = "cpu/normal.c"  # the file that compiles fastest
 build = loader.load_or_compile.__wrapped__  # as in a process that has not asked yet
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 
@@ -26,36 +27,36 @@ def folder(tmp_path, monkeypatch):
 
 @needs_compiler
 def test_a_file_in_c_is_compiled_once_a_machine(folder, monkeypatch):
-    assert build("cpu/adapter_head.c").room
+    assert build(SOURCE).normal
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert build("cpu/adapter_head.c").room
+    assert build(SOURCE).normal
     assert [f.suffix for f in folder.iterdir()] == [".so"]
 
 
 @needs_compiler
 def test_many_may_compile_at_once_and_another_processor_compiles_its_own(folder, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(build, ["cpu/adapter_head.c"] * 4))
+        assert all(pool.map(build, [SOURCE] * 4))
     monkeypatch.setattr(loader, "processor", lambda: "another one")
-    assert build("cpu/adapter_head.c") is not None
+    assert build(SOURCE) is not None
     assert len(list(folder.iterdir())) == 2
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_or_holds_a_broken_file_does_no_harm(folder):
     folder.parent.write_text("a file, where a folder should be")
-    assert build("cpu/adapter_head.c") is not None
+    assert build(SOURCE) is not None
     folder.parent.unlink()
-    assert build("cpu/adapter_head.c") is not None
+    assert build(SOURCE) is not None
     (kept,) = folder.iterdir()
     kept.unlink()
     kept.write_bytes(b"half of it")
-    assert build("cpu/adapter_head.c") is not None
+    assert build(SOURCE) is not None
     (again,) = folder.iterdir()
     assert again.stat().st_size > 1000
 
 
-PLANTED = "void planted(void) {}  double room(void) { return 1; }"
+PLANTED = "void planted(void) {}  double normal(void) { return 1; }"
 
 
 def plant(folder, path):
@@ -73,7 +74,7 @@ def is_foreign(library):
 @pytest.fixture
 def cached(folder):
     """A cached library, as this user has compiled it."""
-    assert build("cpu/adapter_head.c").room
+    assert build(SOURCE).normal
     (path,) = folder.iterdir()
     return path
 
@@ -87,11 +88,11 @@ def test_the_cache_is_made_for_this_user_alone(cached):
 @needs_compiler
 def test_foreign_code_in_the_place_of_a_library_is_not_loaded(cached, tmp_path):
     plant(tmp_path, cached)  # its digest is not that of the name
-    assert not is_foreign(build("cpu/adapter_head.c"))
+    assert not is_foreign(build(SOURCE))
     (again,) = cached.parent.iterdir()
     named = again.with_name(f"{again.stem.rsplit('-', 1)[0]}-{'0' * 24}.so")
     plant(tmp_path, named)
-    assert not is_foreign(build("cpu/adapter_head.c"))
+    assert not is_foreign(build(SOURCE))
 
 
 @needs_compiler
@@ -101,7 +102,7 @@ def test_a_flipped_bit_in_a_library_is_noticed(cached):
     data[len(data) // 2] ^= 1
     cached.unlink()
     cached.write_bytes(data)
-    assert build("cpu/adapter_head.c").room
+    assert build(SOURCE).normal
     assert [path.read_bytes() for path in cached.parent.iterdir()] == [before]
 
 
@@ -118,7 +119,7 @@ def test_a_library_that_another_user_can_write_is_not_loaded(cached, tmp_path, w
     forged = folder / f"{stem}-{loader.digest((source / 'planted.so').read_bytes())}.so"
     shutil.copy(source / "planted.so", forged)
     forged.chmod(0o600)
-    assert is_foreign(build("cpu/adapter_head.c"))  # as long as nobody else can have written it
+    assert is_foreign(build(SOURCE))  # as long as nobody else can have written it
     if what == "folder":
         folder.chmod(0o777)
     elif what == "file":
@@ -126,7 +127,7 @@ def test_a_library_that_another_user_can_write_is_not_loaded(cached, tmp_path, w
     elif what == "link":
         folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(tmp_path / "elsewhere")
-    assert not is_foreign(build("cpu/adapter_head.c"))
+    assert not is_foreign(build(SOURCE))
 
 
 OTHERS = [{"st_uid": 12345}, {"st_mode": 0o100620}, {"st_mode": 0o100602}, {"st_mode": 0o120600}]
@@ -142,7 +143,7 @@ def test_what_belongs_to_this_user_alone(change):
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "cc -no-such-flag"])
 def test_without_a_compiler_there_is_no_library(folder, monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
-    assert build("cpu/adapter_head.c") is None
+    assert build(SOURCE) is None
     assert not folder.exists()
 
 
@@ -176,5 +177,5 @@ def test_on_a_cpu_everything_in_c_is_compiled_beside_other_work_and_once(folder,
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: (made.append(a), run(*a, **k))[1])
     loader.load_or_compile.cache_clear()
     with ThreadPoolExecutor(4) as pool:
-        assert len(set(map(id, pool.map(loader.c_library, ["cpu/adapter_head.c"] * 4)))) == len(made) == 1
+        assert len(set(map(id, pool.map(loader.c_library, [SOURCE] * 4)))) == len(made) == 1
     loader.load_or_compile.cache_clear()

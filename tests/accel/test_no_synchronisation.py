@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tapes import replaying
+from recorders import replaying
 
-from profcil.accel.graphs.static_steps import BaseStep
-from profcil.deploy import expected_reply
+from profcil.accel.cuda_graphs.static_steps import BaseStep
+from profcil.deploy.server import expected_reply
 from profcil.engine import executor
 from profcil.errors import Diverged
 

@@ -13,7 +13,7 @@ from profcil.accel.cpu.normal import checked_library, draw_, normal_
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 
 
-def twins(seed: int, before: int = 0) -> tuple[torch.Generator, torch.Generator]:
+def equal_generators(seed: int, before: int = 0) -> tuple[torch.Generator, torch.Generator]:
     """Two generators in the same state, in which some numbers have been drawn."""
     pair = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     for rng in pair:
@@ -29,7 +29,7 @@ def test_here_it_is_drawn_in_c():
 @pytest.mark.parametrize("before", [0, 5, 623, 624, 1300])
 @pytest.mark.parametrize("shape", [(16,), (3, 5, 7), (624,), (40, 384), (3,), (0,)])
 def test_numbers_are_torchs_and_whatever_is_drawn_next_is_too(shape, before):
-    theirs, ours = twins(before, before)
+    theirs, ours = equal_generators(before, before)
     expected = torch.empty(shape).normal_(generator=theirs)
     out = torch.empty(shape)
     assert normal_(out, ours) is out
@@ -47,7 +47,7 @@ def test_a_long_draw_is_normal_to_its_tails():
 
 def test_what_it_is_not_made_for_torch_draws():
     for make in (lambda: torch.zeros(20).double(), lambda: torch.zeros(20, 30).t(), lambda: torch.zeros(40)[::2]):
-        theirs, ours = twins(1)
+        theirs, ours = equal_generators(1)
         assert torch.equal(normal_(make(), ours), make().normal_(generator=theirs))
         assert torch.equal(theirs.get_state(), ours.get_state())
 
@@ -69,5 +69,5 @@ def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
         monkeypatch.setattr(normal, "c_library", lambda file: None)
     monkeypatch.setattr(normal, "checked_library", checked_library.__wrapped__)
     assert normal.checked_library() is None
-    theirs, ours = twins(2)
+    theirs, ours = equal_generators(2)
     assert torch.equal(normal_(torch.empty(100), ours), torch.empty(100).normal_(generator=theirs))

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tapes import replaying
+from recorders import EagerRecorder, replaying
 
 from profcil.accel import policy
 from profcil.accel.acceleration import Acceleration
 from profcil.accel.cpu import adapter_head_epoch
-from profcil.accel.graphs.recorder import EagerRecorder
-from profcil.accel.graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.runner import GraphRunner
 from profcil.engine import steps
 from profcil.engine.phases import Shuffled, Train, Trained
 from profcil.model.losses import classification

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from profcil.accel.graphs.recorder import without_gc
+from profcil.accel.cuda_graphs.recorder import without_gc
 
 
 class Ring:

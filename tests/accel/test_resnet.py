@@ -40,24 +40,24 @@ def test_output_gradients_and_running_statistics_are_those_of_separate_batches(g
         mean, var = torch.zeros(4), torch.ones(4)
         extra = added if adds else None
         if fast:
-            twins = resnet.Normalise.apply(x, w, b, extra, None, mean, var, 0.1, 1e-5, groups, rectify)
+            handles = resnet.Normalise.apply(x, w, b, extra, None, mean, var, 0.1, 1e-5, groups, rectify)
         else:
-            twins = [separately(x, w, b, extra, mean, var, groups, rectify)] * 2
+            handles = [separately(x, w, b, extra, mean, var, groups, rectify)] * 2
         wanted = [x, w, b, added] if adds else [x, w, b]
-        loss = sum((twins[i] * drawn(6 + i, 4, 5, 5)[:6]).sum() for i in read)
-        results.append([*twins, mean, var, *torch.autograd.grad(loss, wanted)])
+        loss = sum((handles[i] * drawn(6 + i, 4, 5, 5)[:6]).sum() for i in read)
+        results.append([*handles, mean, var, *torch.autograd.grad(loss, wanted)])
     for fast, plain in zip(*results, strict=True):
         assert torch.allclose(fast, plain, atol=2e-5)
 
 
-def test_twins_share_their_memory_and_what_is_written_down_is_rounded():
+def test_handles_share_their_memory_and_what_is_written_down_is_rounded():
     start, w = drawn(2, 4, 3, 3), torch.ones(4)
     x, added = (t.clone().requires_grad_() for t in (start, start.flip(0)))
     one, two = resnet.Normalise.apply(x, w, w, added, None, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
     assert one.data_ptr() == two.data_ptr() and torch.equal(one, two)
     low, grads = start.bfloat16(), [drawn(2, 4, 3, 3).bfloat16(), drawn(3, 4, 3, 3)[:2].bfloat16()]
-    *_, slope = resnet.backward(grads, low, low, w, w, w[None], w[None], 1, True, True)
-    assert torch.equal(slope, (grads[0] + grads[1]) * (low > 0))
+    *_, gradient = resnet.backward(grads, low, low, w, w, w[None], w[None], 1, True, True)
+    assert torch.equal(gradient, (grads[0] + grads[1]) * (low > 0))
 
 
 def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
@@ -145,18 +145,18 @@ def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypat
 
     def run(how, net: nn.Module) -> tuple[list[torch.Tensor], bool]:
         """Outputs, gradients and statistics; and whether the second twin was left alone."""
-        twins = [start.clone().requires_grad_() for _ in range(2)]
-        y = how(twins)
-        *slopes, one, two = torch.autograd.grad(y.square().sum(), [*net.parameters(), *twins], allow_unused=True)
-        return [y, *slopes, one if two is None else one + two, *net.buffers()], two is None
+        handles = [start.clone().requires_grad_() for _ in range(2)]
+        y = how(handles)
+        *gradients, one, two = torch.autograd.grad(y.square().sum(), [*net.parameters(), *handles], allow_unused=True)
+        return [y, *gradients, one if two is None else one + two, *net.buffers()], two is None
 
-    def apart(twins) -> torch.Tensor:
-        y, _ = resnet.layer(other.conv1, other.norm1, twins[0])
-        added, _ = resnet.layer(*other.shortcut, twins[1], rectify=False)
+    def apart(handles) -> torch.Tensor:
+        y, _ = resnet.layer(other.conv1, other.norm1, handles[0])
+        added, _ = resnet.layer(*other.shortcut, handles[1], rectify=False)
         return resnet.layer(other.conv2, other.norm2, y, added)[0]
 
     with resnet.recorded() if record else nullcontext():
-        found, alone = run(lambda twins: block(twins)[0], block)
+        found, alone = run(lambda handles: block(handles)[0], block)
     right, never = run(apart, other)
     assert alone == record and not never
     same = (lambda a, b: torch.allclose(a, b, atol=1e-4)) if record else torch.equal

@@ -21,9 +21,9 @@ def words(share: float, rows: int = 40, columns: int = 300) -> torch.Tensor:
 def test_product_and_gradient_are_those_of_a_plain_product(share):
     x, weight = words(share), torch.randn(8, 300, generator=torch.Generator().manual_seed(2), requires_grad=True)
     pull = torch.randn(40, 8, generator=torch.Generator().manual_seed(3))
-    (slope,) = torch.autograd.grad((sparse_linear.product(x, weight) * pull).sum(), weight)
+    (gradient,) = torch.autograd.grad((sparse_linear.product(x, weight) * pull).sum(), weight)
     assert torch.allclose(sparse_linear.product(x, weight), x @ weight.T, atol=1e-5)
-    assert torch.allclose(slope, pull.T @ x, atol=1e-5)
+    assert torch.allclose(gradient, pull.T @ x, atol=1e-5)
 
 
 def test_only_what_is_not_zero_is_kept_and_dense_features_are_multiplied():

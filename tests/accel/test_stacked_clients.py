@@ -131,7 +131,7 @@ def test_the_same_again_and_nothing_that_was_given_is_changed(ready):
     assert len(set(storages)) == len(storages)  # as files want it
 
 
-# -- slopes that are written down --------------------------------------------------------------------------------------
+# -- gradients that are written down -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

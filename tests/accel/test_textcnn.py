@@ -60,7 +60,7 @@ TOKENS = {
 }
 
 
-def slopes(encoder: TextCNN, features: Tensor) -> tuple[Tensor, ...]:
+def gradients(encoder: TextCNN, features: Tensor) -> tuple[Tensor, ...]:
     weight = torch.randn(features.shape, generator=rng("loss"))
     return torch.autograd.grad((features * weight).sum(), list(encoder.parameters()), materialize_grads=True)
 
@@ -75,8 +75,10 @@ def test_fast_and_plain_agree_in_outputs_and_gradients(tokens, widths):
     with torch.no_grad():
         assert torch.equal(fast(x), found)
     names = [name for name, _ in plain.named_parameters()]
-    for name, ours, theirs in zip(names, slopes(fast, found), slopes(plain, expected), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, msg=lambda told, name=name: f"{name}: {told}")
+    for name, ours, theirs in zip(names, gradients(fast, found), gradients(plain, expected), strict=True):
+        torch.testing.assert_close(
+            ours, theirs, atol=1e-4, rtol=1e-4, msg=lambda message, name=name: f"{name}: {message}"
+        )
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
@@ -88,7 +90,7 @@ def test_the_way_for_a_gpu_agrees_as_well(tokens, widths, monkeypatch):
     x = TOKENS[tokens]
     expected, found = plain(x), fast(x)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    for ours, theirs in zip(slopes(fast, found), slopes(plain, expected), strict=True):
+    for ours, theirs in zip(gradients(fast, found), gradients(plain, expected), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 

@@ -108,7 +108,7 @@ def test_unseen_classes_are_never_predicted():
 
 
 def test_model_of_graphs():
-    from profcil.runs.trained_model import Model
+    from profcil.runs.models.trained_model import Model
 
     like = (torch.zeros(0, 4), torch.zeros(2, 0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     model = Model(torch.nn.Linear(1, 1), None, None, (0,), ("a",), like)

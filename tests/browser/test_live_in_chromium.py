@@ -27,7 +27,7 @@ NUMBER = re.compile(r"\d")
 
 
 class SteppedRun:
-    """A run in a thread that waits before each message of the engine until it is told to go on or to stop."""
+    """A run in a thread that waits before each message of the engine until it may go on or has to stop."""
 
     def __init__(self, work: Callable[[Callable[[Progress], None]], Any]) -> None:
         self.orders: queue.Queue[str] = queue.Queue()
@@ -180,8 +180,8 @@ def test_a_server_that_is_gone_is_said(browser: Any, tmp_path: Path) -> None:
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     tab = browser.new_page()
     tab.goto(made.address)
-    wait_for_text(tab, "#heard", "live")
+    wait_for_text(tab, "#connection", "live")
     made.shutdown()
     made.server_close()
-    wait_for_text(tab, "#heard", "has not answered")
+    wait_for_text(tab, "#connection", "has not answered")
     tab.close()

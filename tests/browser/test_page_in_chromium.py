@@ -15,7 +15,7 @@ from profcil.protocol.plan import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.page import render_page, write_page
 from profcil.runs.reader import load_run
-from profcil.runs.store import add_runs, load_store
+from profcil.runs.results.store import add_runs, load_store
 
 WIDE = (1280, 900)
 NARROW = (420, 900)

@@ -179,7 +179,7 @@ def test_certificates_are_written_all_or_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cryptography")
-    from profcil.deploy import certs
+    from profcil.deploy.local import certs
 
     def refuse(path: Path, data: bytes) -> None:
         path.write_bytes(data[:10])

@@ -257,9 +257,9 @@ def test_an_odd_answer_of_a_server_is_a_failure_of_one_sentence(
     handler.status = status
     handler.headers_to_send = headers
     handler.body = body
-    with pytest.raises((Failure, DataError)) as told:
+    with pytest.raises((Failure, DataError)) as raised:
         fetch.download(official_file(url), tmp_path / "f.bin")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "f.bin").exists()
 
 

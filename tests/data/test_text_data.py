@@ -94,9 +94,9 @@ def test_vocabulary_ignores_order_and_encoding_keeps_tokens(texts: list[str], ra
 def test_class_names_that_are_not_utf8_are_one_sentence(tmp_path: Path) -> None:
     official.thucnews(tmp_path / "thucnews10")
     (tmp_path / "thucnews10/class.txt").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(DataError, match="THUCNews-10's files cannot be read") as told:
+    with pytest.raises(DataError, match="THUCNews-10's files cannot be read") as raised:
         loading.load_bundle("thucnews10", tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_deeply_nested_json_is_one_sentence(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Short polling intervals, an empty cache, and the task identity that Flower gives every process."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    from profcil.deploy import entry, fleet
+    from profcil.deploy.server import entry, fleet
 
     monkeypatch.setattr(fleet, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(entry, "POLL_SECONDS", 0.01)
@@ -31,8 +31,8 @@ def deployed(tmp_path: Path) -> Callable[..., tuple[Path, Any]]:
     """A function that runs a deployment on a grid in memory. It returns the run folder and the grid."""
     from memory_grid import Grid
 
-    from profcil.deploy import entry
     from profcil.deploy.app_folder import settings_table
+    from profcil.deploy.server import entry
 
     def deploy(config: Any, *, fault: Any = None, out: str = "run", nodes: int = 3, **policy: Any) -> tuple[Path, Grid]:
         settings = settings_table(config, tmp_path / out, tmp_path, **{"deadline": 0.3, "join": 0.3, **policy})

@@ -14,9 +14,9 @@ from memory_grid import tiny
 from test_sites import federation_text, write_sites
 
 from profcil.cli.main import main
-from profcil.deploy import supernode
-from profcil.deploy.allowed_apps import app_digest, guard, read_allowed
 from profcil.deploy.app_folder import settings_table, write_app
+from profcil.deploy.client import supernode
+from profcil.deploy.client.allowed_apps import app_digest, guard, read_allowed
 
 CODE = b"the bundle of an app"
 DIGEST = hashlib.sha256(CODE).hexdigest()

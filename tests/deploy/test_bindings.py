@@ -13,12 +13,12 @@ from test_faults import VICTIM, all_clients, events, fault_at, no_reply
 from test_sites import fedavg_config, federation_text, write_sites
 
 from profcil.cli.main import main
-from profcil.deploy import entry
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.bindings import Bindings, fingerprint
-from profcil.deploy.certs import write_certs
-from profcil.deploy.federation import declaration_error, joint_plan, read_federation
-from profcil.deploy.node_registry import NodeRegistry
+from profcil.deploy.local.certs import write_certs
+from profcil.deploy.server import entry
+from profcil.deploy.server.bindings import Bindings, fingerprint
+from profcil.deploy.server.node_registry import NodeRegistry
+from profcil.deploy.sites.federation import declaration_error, joint_plan, read_federation
 from profcil.deploy.status import status
 from profcil.deploy.wire import pack, unpack
 from profcil.errors import ConfigError
@@ -43,7 +43,7 @@ def test_a_second_claimant_is_refused_even_after_the_first_is_gone(deployed, tmp
 
 
 def test_a_resumed_run_knows_the_keys(deployed, tmp_path):
-    from profcil.deploy.fleet import TooFewClients
+    from profcil.deploy.server.fleet import TooFewClients
 
     with pytest.raises(TooFewClients):
         deployed(all_clients(), fault=fault_at(3, no_reply), min_replies=3, attempts=1)

@@ -14,7 +14,7 @@ from test_faults import VICTIM, all_clients, changed_by, events, fault_at, is_wo
 from test_wire import ONE, header
 
 from profcil.deploy import bounds, wire
-from profcil.deploy.fleet import TooFewClients
+from profcil.deploy.server.fleet import TooFewClients
 from profcil.deploy.wire import UnreadableMessage
 from profcil.errors import Diverged
 

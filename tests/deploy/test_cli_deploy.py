@@ -133,7 +133,7 @@ def test_status_shows_replies_and_problems(deployed, capsys):
 
 
 def test_status_of_a_run_that_is_stopped_or_running(deployed, tmp_path, capsys):
-    from profcil.deploy.fleet import TooFewClients
+    from profcil.deploy.server.fleet import TooFewClients
     from profcil.runs.folder import RunFolder
 
     with pytest.raises(TooFewClients):
@@ -152,7 +152,7 @@ def test_status_of_a_run_that_is_stopped_or_running(deployed, tmp_path, capsys):
 
 
 def test_the_live_view_of_a_deployment(deployed, tmp_path):
-    from profcil.deploy.fleet import TooFewClients
+    from profcil.deploy.server.fleet import TooFewClients
     from profcil.live.state import describe_folder
 
     with pytest.raises(TooFewClients):

@@ -33,8 +33,7 @@ while True:
 DEMO = """
 import sys
 from profcil.cli import main
-from profcil.deploy import demo
-from profcil.deploy import cluster
+from profcil.deploy.local import cluster, demo
 sys.executable, cluster.STOP_SECONDS, demo.start = sys.argv[1], 0.5, lambda *_: None
 sys.exit(main.main(["deploy", "demo", "--nodes", "2", "--out", sys.argv[2]]))
 """

@@ -11,10 +11,10 @@ from memory_grid import tiny
 from test_faults import all_clients, events, fault_at, no_reply
 
 from profcil.cli.main import main
-from profcil.deploy import identity
+from profcil.deploy.client import identity
 from profcil.deploy.execution import KEYS, LONGEST, execution_facts, read_execution, short_text
-from profcil.deploy.fleet import TooFewClients
-from profcil.deploy.node_registry import Hello, hello_response, read_hello
+from profcil.deploy.hello import Hello, hello_response, read_hello
+from profcil.deploy.server.fleet import TooFewClients
 from profcil.deploy.wire import UnreadableMessage
 
 VALID = dict.fromkeys(KEYS, "x")

@@ -12,10 +12,10 @@ from flwr.app import Message
 from memory_grid import tiny
 from test_same_run import outcome
 
-from profcil.deploy.client import respond
-from profcil.deploy.fleet import TooFewClients
-from profcil.deploy.identity import PartitionIdentity
+from profcil.deploy.client.identity import PartitionIdentity
+from profcil.deploy.client.respond import respond
 from profcil.deploy.run_config import config_to_text
+from profcil.deploy.server.fleet import TooFewClients
 from profcil.deploy.status import describe, status
 from profcil.deploy.wire import Request, pack, read_response, response_records, unpack
 from profcil.engine import run as engine

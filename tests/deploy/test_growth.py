@@ -17,19 +17,20 @@ from test_simulated_sites import result
 from test_sites import WORDS, write_graph, write_manifest, write_texts
 
 from profcil.cli.main import main
-from profcil.deploy import entry, simulation
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.enrolment import STAGE, Enrolment
-from profcil.deploy.federation import complete_orders, read_federation
 from profcil.deploy.run_config import sites_config
-from profcil.deploy.simulation import SimulatedSites
+from profcil.deploy.server import entry
+from profcil.deploy.sites import simulation
+from profcil.deploy.sites.enrolment import STAGE, Enrolment
+from profcil.deploy.sites.federation import complete_orders, read_federation
+from profcil.deploy.sites.simulation import SimulatedSites
 from profcil.deploy.status import status
 from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.metrics.client_first import current_by_position, summary, summary_so_far
 from profcil.protocol.plan import Plan
+from profcil.runs.models.trained_model import load_model
 from profcil.runs.reader import load_run
-from profcil.runs.trained_model import load_model
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]
 BURN = '\n[[later]]\nposition = 2\ntasks = [["burn"]]\n'
@@ -130,7 +131,7 @@ def test_a_site_joins_and_a_class_is_declared_while_it_runs_with_the_bits_of_the
     model = load_model(folder)
     assert "burn" in model.predict_texts(["skin blister patient"] * 3) or method != "prolin"
     assert 5 not in model.seen  # one of the two reserved classes was not used
-    # The simulation is told the same by two lines: when west joins, and when burns are declared.
+    # Two lines give the same to the simulation: when west joins, and when burns are declared.
     join_at(tmp_path / "west", 2)
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     assert result(simulate(tmp_path, terms(BURN), method)) == result(folder)

@@ -11,10 +11,10 @@ import pytest
 from test_sites import CLASSES, TASKS, WRITERS, federation_text, write_sites
 
 from profcil.cli.main import main
-from profcil.deploy.federation import read_federation
-from profcil.deploy.init_folder import federation_of_sites, joined_tasks
+from profcil.deploy.local.init_folder import federation_of_sites, joined_tasks
 from profcil.deploy.run_config import config_from_text
-from profcil.deploy.site_check import check_site
+from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.site_check import check_site
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_compose_files_are_yaml_with_the_options_of_flower(folder):
 
 def options_of(program: str) -> set[str]:
     """The options that a program of Flower names in its help."""
-    from profcil.deploy.cluster import find_program
+    from profcil.deploy.local.cluster import find_program
 
     text = subprocess.run([find_program(program), "--help"], capture_output=True, text=True, check=True).stdout
     return {word.strip("[],=") for word in text.replace("=", " ").split() if word.strip("[]").startswith("--")}

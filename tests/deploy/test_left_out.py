@@ -11,10 +11,12 @@ from test_faults import all_clients, events
 from test_sites import fedavg_config, federation_text, write_manifest, write_sites
 
 from profcil.cli.main import main
-from profcil.deploy import entry, screen
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.fleet import TooFewClients
-from profcil.deploy.node_registry import NodeRegistry, SiteFault, fault_response, read_hello
+from profcil.deploy.client import screen
+from profcil.deploy.hello import SiteFault, fault_response, read_hello
+from profcil.deploy.server import entry
+from profcil.deploy.server.fleet import TooFewClients
+from profcil.deploy.server.node_registry import NodeRegistry
 from profcil.deploy.status import left_out, status
 from profcil.engine.channel import When
 

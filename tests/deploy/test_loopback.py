@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +21,17 @@ from test_bindings import pem
 from test_same_run import outcome
 
 from profcil.cli.main import main
-from profcil.deploy.allowed_apps import app_digest
 from profcil.deploy.app_folder import settings_table, write_app
-from profcil.deploy.bindings import fingerprint
-from profcil.deploy.certs import write_certs
-from profcil.deploy.cluster import CONNECTION, LocalCluster, is_finished, start_federation, wait_until
+from profcil.deploy.client.allowed_apps import app_digest
+from profcil.deploy.local.certs import write_certs
+from profcil.deploy.local.cluster import CONNECTION, LocalCluster, is_finished, start_federation
+from profcil.deploy.server.bindings import fingerprint
 from profcil.engine import run as engine
 from profcil.resolve import RunConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 TIME_LIMIT = 400.0  # seconds; several times what an idle machine needs
-FAULTY_APP = '''
-import time
-from pathlib import Path
-
-from profcil.deploy import app
-
-
-def inject_fault(message, context, call_next):
-    """Writes a marker file when work begins, and hangs in the round that the node's configuration names."""
-    node = context.node_config
-    group = message.metadata.group_id
-    if group:
-        Path(node["marks"], f"{node['client']} {group}").touch()
-    if group and group == node.get("hang-at"):
-        time.sleep(float(node["hang"]))
-    return call_next(message, context)
-
-
-server_app = app.server_app
-client_app = app.make_client_app([inject_fault])
-'''
+FAULTY_APP = Path(__file__).with_name("faulty_app.py")
 
 
 def events(folder: Path, *kinds: str) -> list[dict]:
@@ -72,6 +54,16 @@ def write_test_app(folder: Path, config: RunConfig, **policy: Any) -> Path:
 def node_config(folder: Path, client: int, **more: Any) -> dict[str, Any]:
     (folder / "marks").mkdir(exist_ok=True)
     return {"client": client, "home": folder / "sites", "marks": folder / "marks", **more}
+
+
+def wait_until(condition: Callable[[], object], seconds: float, interval: float = 0.2) -> bool:
+    """Waits for a condition. Returns whether it became true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(interval)
+    return True
 
 
 def run_finishes(cluster: LocalCluster, run: Path) -> bool:
@@ -138,7 +130,7 @@ def test_a_run_continues_with_killed_hanging_late_and_duplicate_nodes(tmp_path, 
     run = tmp_path / "run"
     marks = tmp_path / "marks"
     app = write_test_app(tmp_path, all_clients(4, train__rounds=7), deadline=30.0, join=25.0)
-    (app / "profcil_app.py").write_text(FAULTY_APP)
+    shutil.copy(FAULTY_APP, app / "profcil_app.py")
     first = [node_config(tmp_path, 0), node_config(tmp_path, 1, **{"hang-at": "round 0.1", "hang": 600.0})]
     start_federation(cluster, app, [*first, node_config(tmp_path, 2, **{"hang-at": "round 0.1", "hang": 35.0})])
     assert wait_until(lambda: (marks / "1 round 0.1").exists(), TIME_LIMIT)

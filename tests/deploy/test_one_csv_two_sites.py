@@ -11,7 +11,7 @@ from memory_grid import Grid
 from test_simulated_sites import result
 from walk_through import run_page
 
-from profcil.deploy import entry
+from profcil.deploy.server import entry
 
 
 @pytest.fixture(autouse=True)

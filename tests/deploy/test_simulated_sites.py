@@ -20,11 +20,11 @@ from test_sites import (
 )
 
 from profcil.cli.main import main
-from profcil.deploy import entry
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.federation import read_federation
 from profcil.deploy.run_config import sites_config
-from profcil.deploy.simulation import read_simulated_sites
+from profcil.deploy.server import entry
+from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.simulation import read_simulated_sites
 from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.runs.reader import load_run
@@ -127,7 +127,7 @@ def stop_after_two_rounds(progress: engine.Progress) -> None:
 
 
 def test_an_interrupted_simulation_is_resumed_to_the_same_bits(tmp_path, capsys):
-    from profcil.deploy import simulation
+    from profcil.deploy.sites import simulation
 
     write_sites(tmp_path, "text")
     whole = outcome(simulate(tmp_path, "text", "promax"))

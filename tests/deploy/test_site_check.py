@@ -20,9 +20,9 @@ from test_sites import (
 )
 
 from profcil.cli.main import main
-from profcil.deploy.federation import read_federation
-from profcil.deploy.site import read_site
-from profcil.deploy.site_check import KIND_WORDS, check_site
+from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.site import read_site
+from profcil.deploy.sites.site_check import KIND_WORDS, check_site
 from profcil.engine.channel import KINDS
 from profcil.errors import ProfcilError
 

@@ -15,15 +15,16 @@ from test_faults import events
 from profcil import registry
 from profcil.cli.main import main
 from profcil.data.input_format import hashed_id
-from profcil.deploy import entry, federation
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.federation import complete_orders, declaration_error, joint_plan, read_federation
 from profcil.deploy.run_config import sites_config
-from profcil.deploy.site import read_site
+from profcil.deploy.server import entry
+from profcil.deploy.sites import federation
+from profcil.deploy.sites.federation import complete_orders, declaration_error, joint_plan, read_federation
+from profcil.deploy.sites.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
+from profcil.runs.models.trained_model import load_model
 from profcil.runs.reader import load_run
-from profcil.runs.trained_model import load_model
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]
 CLASSES = [name for task in TASKS for name in task]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.deploy import wire
-from profcil.deploy.client import load_inbox
-from profcil.deploy.store import SiteStore
+from profcil.deploy.client.respond import load_inbox
+from profcil.deploy.client.store import SiteStore
 from profcil.deploy.wire import Request, Response, UnreadableMessage
 from profcil.engine.channel import KINDS, Block, Reply, When
 

@@ -113,12 +113,12 @@ def test_a_method_without_a_dictionary_has_no_such_stage(tmp_path, own_cache):
 
 
 def test_an_observer_hears_of_every_round(tmp_path):
-    heard: list[Any] = []
-    run.start(config(), tmp_path / "run", tmp_path, lambda p: heard.append((p.what, p.when, p.done, p.total)))
-    stage = [h for h in heard if h[0] == "dictionary"]
+    messages: list[Any] = []
+    run.start(config(), tmp_path / "run", tmp_path, lambda p: messages.append((p.what, p.when, p.done, p.total)))
+    stage = [h for h in messages if h[0] == "dictionary"]
     assert [when for _, when, _, _ in stage] == [When("dictionary", 0, r, 4) for r in range(4)]
     assert [(done, total) for *_, done, total in stage] == [(r, 4) for r in range(1, 5)]
-    kinds = [h[0] for h in heard]
+    kinds = [h[0] for h in messages]
     assert kinds.index("dictionary") > kinds.index("warmup")
     assert max(i for i, kind in enumerate(kinds) if kind == "dictionary") < kinds.index("round")
 

@@ -58,8 +58,8 @@ def test_rounds_without_improvement_end_a_position(patience, values, played, tmp
     scripted(monkeypatch, values)
     out = run.start(tiny(train__rounds=6, train__early_stop=patience), tmp_path / "run", tmp_path)
     assert set(map(tuple, rounds_played(out).values())) == {tuple(played)}
-    told = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    measured = [event.get("validation_faa") for event in told if event["event"] == "round" and event["position"] == 0]
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    measured = [event.get("validation_faa") for event in events if event["event"] == "round" and event["position"] == 0]
     assert measured == [*(pytest.approx(100 * value) for value in values), None]
     assert resolve(str(out / "config.toml")).train.early_stop == patience
 

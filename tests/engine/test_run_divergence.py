@@ -51,9 +51,11 @@ def test_fail_names_who_where_and_when(
     clean = run.start(tiny(), tmp_path / "clean", tmp_path)
     first = next(r for r in rows(clean) if r["position"] == "1")["client"]
     spoil(monkeypatch, loss, {int(first)}, weights)
-    with pytest.raises(Diverged, match=rf"client {first} diverged at position \d, round \d \(fit.*skip-client") as told:
+    with pytest.raises(
+        Diverged, match=rf"client {first} diverged at position \d, round \d \(fit.*skip-client"
+    ) as raised:
         run.start(tiny(), tmp_path / "run", tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("accelerate", ["auto", "off"])

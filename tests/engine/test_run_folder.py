@@ -51,9 +51,9 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(words: str, path: Path, starts: bool = False) -> None:
     """One sentence, that is one line with one full thought and what to do next."""
-    with pytest.raises(RunFolderError, match=words) as told:
+    with pytest.raises(RunFolderError, match=words) as raised:
         run.start(tiny(), path, path.parent) if starts else run.resume(path)
-    assert "\n" not in str(told.value) and "; " in str(told.value)
+    assert "\n" not in str(raised.value) and "; " in str(raised.value)
 
 
 # -- one process at a time ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ SPOTS = [
     ("profcil.methods.base:average", 5),
     ("profcil.engine.loop:evaluate", 2),  # the position has ended on the server, but is not counted
     ("profcil.runs.folder:RunFolder.append", 4),
-    ("profcil.engine.run:RunRecorder.hold", 4),  # told, but not held
+    ("profcil.engine.run:RunRecorder.hold", 4),  # reported, but not held
     ("profcil.runs.folder:RunFolder.save", 3),
 ]
 
@@ -42,9 +42,9 @@ def press_ctrl_c(*_: Any) -> None:
 def interrupt(out: Path, spot: str, number: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         at_call(spot, number, press_ctrl_c, patch.setattr)
-        with pytest.raises(run.Interrupted) as told:
+        with pytest.raises(run.Interrupted) as raised:
             run.start(tiny(accelerate=path_of(spot)), out, out.parent)
-    return str(told.value)
+    return str(raised.value)
 
 
 @pytest.mark.usefixtures("remembering")

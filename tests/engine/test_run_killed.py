@@ -99,8 +99,8 @@ def test_readable_files_follow_the_state(tmp_path: Path, undisturbed: dict) -> N
 
 
 def test_events_are_each_round_once(undisturbed: dict) -> None:
-    told = [(e["event"], e["position"], e["round"]) for e in undisturbed["events"]]
-    assert told == [e for p in range(3) for e in (("round", p, 0), ("round", p, 1), ("position", p, 1))]
+    moments = [(e["event"], e["position"], e["round"]) for e in undisturbed["events"]]
+    assert moments == [e for p in range(3) for e in (("round", p, 0), ("round", p, 1), ("position", p, 1))]
 
 
 @pytest.mark.usefixtures("remembering")

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profcil.deploy import wire
-from profcil.deploy.bindings import Bindings
-from profcil.deploy.federation import declaration_error, read_federation
-from profcil.deploy.node_registry import read_hello
+from profcil.deploy.hello import read_hello
+from profcil.deploy.server.bindings import Bindings
+from profcil.deploy.sites.federation import declaration_error, read_federation
 from profcil.deploy.wire import UnreadableMessage
 
 SCALARS = st.one_of(

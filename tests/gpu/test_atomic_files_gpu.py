@@ -15,9 +15,9 @@ def test_copies_are_of_what_was_computed_before_and_not_after():
     filters = torch.randn(64, 32, 3, 3, device="cuda").to(memory_format=torch.channels_last)
     for _ in range(20):
         a = (a @ a).div_(50)
-    told = host_copies({"a": a, "filters": filters, "host": torch.ones(3)})
+    copies = host_copies({"a": a, "filters": filters, "host": torch.ones(3)})
     expected = a.clone(), filters.clone()
     a.zero_()
     filters.zero_()
-    assert torch.equal(told["a"], expected[0].cpu()) and torch.equal(told["filters"], expected[1].cpu())
-    assert all(t.device.type == "cpu" and t.is_contiguous() for t in told.values())
+    assert torch.equal(copies["a"], expected[0].cpu()) and torch.equal(copies["filters"], expected[1].cpu())
+    assert all(t.device.type == "cpu" and t.is_contiguous() for t in copies.values())

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from profcil.accel import stacked_heads
-from profcil.accel.graphs import static_steps
-from profcil.accel.graphs.recorder import GraphRecorder
-from profcil.accel.graphs.runner import GraphRunner
-from profcil.accel.graphs.static_steps import FusedHeadStep, StaticStep
-from profcil.accel.graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
+from profcil.accel.cuda_graphs import static_steps
+from profcil.accel.cuda_graphs.recorder import GraphRecorder
+from profcil.accel.cuda_graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.static_steps import FusedHeadStep, StaticStep
+from profcil.accel.cuda_graphs.updates import FusedMaskedUpdate, FusedUpdate, MaskedUpdate, Update
 from profcil.accel.net import install
 from profcil.config import TrainSettings
 from profcil.engine import steps
@@ -143,13 +143,13 @@ def test_the_kernels_of_an_update_do_what_the_plain_one_does(rule, pulled, filte
     if not FusedUpdate.fits(torch.zeros(1, device="cuda"), TrainSettings(**rule)):
         pytest.skip("needs Triton")
     rng = torch.Generator("cuda").manual_seed(0)
-    start, anchor, *slopes = (torch.randn(20_000, generator=rng, device="cuda") for _ in range(4))
+    start, anchor, *gradients = (torch.randn(20_000, generator=rng, device="cuda") for _ in range(4))
     phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=0.3)
     rows, lows = [start.clone(), start.clone()], [start.bfloat16(), start.bfloat16()]
     for made, row, low in zip((Update, FusedUpdate), rows, lows, strict=True):
         update = made(phase, row, low, anchor[:pulled] if pulled else None, filters)
-        for slope in slopes:
-            update.step(slope.clone(), slope.bfloat16())
+        for gradient in gradients:
+            update.step(gradient.clone(), gradient.bfloat16())
     assert torch.allclose(*rows, atol=1e-5)
     assert torch.equal(lows[1], rows[1].bfloat16())
 
@@ -159,16 +159,16 @@ def test_the_kernels_of_an_update_do_what_the_plain_one_does(rule, pulled, filte
 @pytest.mark.parametrize("size", [5_001, 20_000])
 def test_the_kernels_of_a_stack_s_update_do_what_the_plain_one_does(rule, proximal, size):
     settings, rng = TrainSettings(**rule), torch.Generator("cuda").manual_seed(0)
-    start, *slopes = (torch.randn(3, 20_000, generator=rng, device="cuda") for _ in range(4))
+    start, *gradients = (torch.randn(3, 20_000, generator=rng, device="cuda") for _ in range(4))
     if not FusedUpdate.fits(start, settings):
         pytest.skip("needs Triton")
     rows = [start.clone(), start.clone()]
     for made, matrix in zip((MaskedUpdate, FusedMaskedUpdate), rows, strict=True):
         update = made(settings, matrix[:, :size], proximal)
         update.reset()
-        for done, slope in enumerate(slopes):
+        for done, gradient in enumerate(gradients):
             active = torch.tensor([3, 2, 1], device="cuda") > done
-            update.step(slope[:, :size].masked_fill(~active[:, None], torch.nan).contiguous(), active)
+            update.step(gradient[:, :size].masked_fill(~active[:, None], torch.nan).contiguous(), active)
     assert torch.allclose(*rows, atol=1e-5) and not torch.equal(rows[0], start)
 
 

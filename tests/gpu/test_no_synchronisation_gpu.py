@@ -1,4 +1,4 @@
-"""A round on a real GPU, with torch told to refuse whatever waits for it."""
+"""A round on a real GPU, where torch raises an error at every synchronisation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def waiting(how: str) -> Iterator[None]:
 ROUNDS = {  # that wait for nothing; at a position's beginning or end these must look at what came out
     "target": (0, 1),  # its server makes images at the end
     "hr": (1, 2),  # its server places centroids at the beginning
-    "fedcbdr": (1,),  # what is stored is told at the beginning and chosen at the end
+    "fedcbdr": (1,),  # what is stored is sent at the beginning and chosen at the end
 }
 
 

@@ -44,14 +44,14 @@ def test_kernels_compute_what_the_formulas_say(shape, groups, adds, rectify, rea
     x, added = images(*shape), images(*shape, seed=1) if adds else None
     grads = [images(*shape, seed=2 + i) for i in range(readers)]
     w, b = torch.rand(c, device="cuda") + 0.5, torch.rand(c, device="cuda")
-    told = []
+    results = []
     for how in (resnet.norm_kernels(), resnet):
         mean, var = torch.zeros(c, device="cuda"), torch.ones(c, device="cuda")
         y, centre, scale = how.forward(x, w, b, added, mean, var, 0.1, 1e-5, groups, rectify)
-        out = (told[0][0] if told else y) if adds else None
+        out = (results[0][0] if results else y) if adds else None
         back = how.backward(grads, x, out, w, b, centre, scale, groups, rectify, adds)
-        told.append([y, centre, scale, mean, var, *(t for t in back if t is not None)])
-    assert all(near(a, b) for a, b in zip(*told, strict=True))
+        results.append([y, centre, scale, mean, var, *(t for t in back if t is not None)])
+    assert all(near(a, b) for a, b in zip(*results, strict=True))
 
 
 class Plain(nn.Module):
@@ -99,10 +99,10 @@ def test_convolutions_are_the_library_s_and_their_sums_those_of_what_they_wrote(
         again = resnet.convolved(layer, x)[1]
     assert resnet.convolved(layer, x)[1] is None  # the library's
     assert sums is not None and torch.equal(again, sums)
-    told = []
+    results = []
     for made in (y, layer(x)):
-        told.append([made, *torch.autograd.grad((made * images(*made.shape, seed=1)).sum(), [x, layer.weight])])
-    assert all(near(a, b) for a, b in zip(*told, strict=True))
+        results.append([made, *torch.autograd.grad((made * images(*made.shape, seed=1)).sum(), [x, layer.weight])])
+    assert all(near(a, b) for a, b in zip(*results, strict=True))
     tiles = y.detach().float().permute(0, 2, 3, 1).reshape(len(sums), -1, outputs)
     assert near(sums[:, 0], tiles.sum(1)) and near(sums[:, 1], tiles.var(1, correction=0) * tiles.shape[1])
 
@@ -115,19 +115,19 @@ def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits
     assert all(resnet.conv_kernels().supports(x, weight, 2, 1) for weight in weights)
     leaves = [x.requires_grad_(), *weights]
 
-    def told(y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
-        slopes = torch.autograd.grad([y, z], leaves, list(factors.chunk(2)))
-        return [y.detach(), z.detach(), *slopes]
+    def with_gradients(y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        gradients = torch.autograd.grad([y, z], leaves, list(factors.chunk(2)))
+        return [y.detach(), z.detach(), *gradients]
 
     y, sums, z, others = resnet.FusedConvPair.apply(x, *weights, 2)
-    found, right = told(y, z), told(*(layer(x) for layer in layers))
+    found, right = with_gradients(y, z), with_gradients(*(layer(x) for layer in layers))
     assert all(near(a, b) for a, b in zip(found, right, strict=True))
     for made, its in ((y, sums), (z, others)):
         tiles = made.detach().float().permute(0, 2, 3, 1).reshape(len(its), -1, outputs)
         assert near(its[:, 0], tiles.sum(1)) and near(its[:, 1], tiles.var(1, correction=0) * tiles.shape[1])
     for _ in range(5):
         y, its, z, theirs = resnet.FusedConvPair.apply(x, *weights, 2)
-        again = [*told(y, z), its, theirs]
+        again = [*with_gradients(y, z), its, theirs]
         assert all(torch.equal(a, b) for a, b in zip(again, [*found, sums, others], strict=True))
 
 
@@ -153,8 +153,8 @@ def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(chann
         with resnet.recorded() if own else nullcontext(), resnet.groups(copied, groups):
             twins = resnet.layer(before, norm, x)
             y, _ = block(twins)
-        slopes = torch.autograd.grad(y, [x, *copied.parameters()], factor)
-        return [y.detach(), *copied.buffers(), *slopes]
+        gradients = torch.autograd.grad(y, [x, *copied.parameters()], factor)
+        return [y.detach(), *copied.buffers(), *gradients]
 
     one, again, other = run(True), run(True), run(False)
     assert len(calls) == 2
@@ -180,11 +180,11 @@ def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
         (64, 128, 16, 2, torch.device("cuda")),
     )
     assert own.agrees.__wrapped__(*shape) and own.agrees.__wrapped__(*forking)
-    ahead, back, slopes = own.forward, own.input_gradient, own.filter_gradient
+    ahead, back, gradients = own.forward, own.input_gradient, own.filter_gradient
     wrong = {
         "forward": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
         "input_gradient": [lambda *a: back(*a) * 1.1],
-        "filter_gradient": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
+        "filter_gradient": [lambda *a: gradients(*a) * 1.1, lambda *a: None],
     }
     for name, ones in wrong.items():
         for one in ones:
@@ -194,7 +194,7 @@ def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
     thin = {  # wrong for 1x1 filters only
         "forward": lambda x, weight, step: ahead(x, weight * (1.1 if weight.shape[2] == 1 else 1), step),
         "input_gradient": lambda d, weight, step, *beside: back(d, weight, step),
-        "filter_gradient": lambda d, x, step, side: slopes(d, x, step, side) * (1.1 if side == 1 else 1),
+        "filter_gradient": lambda d, x, step, side: gradients(d, x, step, side) * (1.1 if side == 1 else 1),
     }
     for name, one in thin.items():
         with monkeypatch.context() as patch, pytest.warns(UserWarning, match="the library's are"):
@@ -279,10 +279,10 @@ def test_images_enter_by_the_library_s_kernels_where_ours_do_not_fit():
 def test_a_first_convolution_that_a_compiler_gets_wrong_is_not_used(monkeypatch):
     own, kind = resnet.stem_kernels(), (3, 64, 32, 32, torch.float32, torch.device("cuda"))
     assert own.agrees.__wrapped__(*kind)
-    ahead, slopes = own.forward, own.filter_gradient
+    ahead, gradients = own.forward, own.filter_gradient
     wrong = {
         "forward": [lambda *a: (ahead(*a)[0] + 1, ahead(*a)[1]), lambda *a: (ahead(*a)[0], 2 * ahead(*a)[1])],
-        "filter_gradient": [lambda *a: slopes(*a) * 1.1, lambda *a: None],
+        "filter_gradient": [lambda *a: gradients(*a) * 1.1, lambda *a: None],
     }
     for name, ones in wrong.items():
         for one in ones:

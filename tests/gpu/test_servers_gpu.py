@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("shape", [(64, 64, 32, 32), (64, 512, 4, 4)], ids=str)
 def test_moments_and_their_slopes_are_the_library_s(shape):
-    rng, told = torch.Generator("cuda").manual_seed(0), []
+    rng, results = torch.Generator("cuda").manual_seed(0), []
     x = (torch.randn(shape, generator=rng, device="cuda") * 2 + 1).to(torch.bfloat16)
     x = x.to(memory_format=torch.channels_last).requires_grad_()
     known = torch.rand(shape[1], generator=rng, device="cuda")
     assert resnet.fits(x)
     for mean, var in (resnet.moments(x), torch.var_mean(x.float(), (0, 2, 3), correction=0)[::-1]):
-        told.append([mean, var, *torch.autograd.grad((mean * known).sum() + (var - known).square().sum(), x)])
-    for a, b in zip(*told, strict=True):
+        results.append([mean, var, *torch.autograd.grad((mean * known).sum() + (var - known).square().sum(), x)])
+    for a, b in zip(*results, strict=True):
         assert float((a.float() - b.float()).abs().max() / b.float().abs().max()) < 1e-2
 
 
@@ -66,13 +66,13 @@ def test_what_is_asked_by_replaying_is_what_the_model_says():
     world = world_for("mfcl", "cuda")
     net = load_frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
     generator, rng = net.get_submodule("generator"), torch.Generator("cuda").manual_seed(0)
-    told = []
-    for replay in (net.replay, None):
-        net.replay = replay
+    results = []
+    for replay in (net.recorded_features, None):
+        net.recorded_features = replay
         x = generate_images(net, generator, 700, rng.manual_seed(0))
-        told.append((x, teacher_logits(net, x)))
-    assert x.dtype == torch.uint8 and float((told[0][0].float() - told[1][0].float()).abs().max()) <= 2
-    torch.testing.assert_close(teacher_logits(net, told[0][0]), told[0][1], rtol=0.05, atol=0.05)
+        results.append((x, teacher_logits(net, x)))
+    assert x.dtype == torch.uint8 and float((results[0][0].float() - results[1][0].float()).abs().max()) <= 2
+    torch.testing.assert_close(teacher_logits(net, results[0][0]), results[0][1], rtol=0.05, atol=0.05)
     with BatchNormStatistics(net.base) as statistics, torch.autocast("cuda", torch.bfloat16):
-        net(told[0][0])
+        net(results[0][0])
     assert all(torch.isfinite(m).all() for m in statistics.batch)

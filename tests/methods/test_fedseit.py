@@ -261,9 +261,9 @@ def test_a_single_client_has_no_foreign_adaptives(make):
 
 
 def test_a_step_can_be_recorded_and_replayed(planted, max_difference):
-    tapes = pytest.importorskip("tapes", reason="needs the package accel")
+    recorders = pytest.importorskip("recorders", reason="needs the package accel")
     eager, replayed = (planted(train__batch=8, train__epochs=2) for _ in range(2))
-    graphs = tapes.replaying(replayed)
+    graphs = recorders.replaying(replayed)
     for at in ((0, 0), (0, 1), (1, 0), (1, 1)):
         eager.play(*at)
         replayed.play(*at)

@@ -240,9 +240,9 @@ def test_the_proximal_term_has_its_factor(fresh, method, name, factor):
     for _ in range(2):
         loss = phase.loss(net, {"inputs": phase.inputs(rows["index"]), "y": rows["y"], "rng": None, **phase.constants})
         loss = loss + factor * pull * sum((p - s).square().sum() for p, s in zip(moving, start, strict=True))
-        slopes = torch.autograd.grad(loss, moving)
+        gradients = torch.autograd.grad(loss, moving)
         with torch.no_grad():
-            for p, slope in zip(moving, slopes, strict=True):
+            for p, slope in zip(moving, gradients, strict=True):
                 p.sub_(slope, alpha=0.05)
     expected = net.weights(MODEL)
     assert not torch.allclose(expected["head"]["weight"], phase.weights["head"]["weight"], atol=1e-3)
@@ -271,11 +271,11 @@ def test_fedssi_measures_importance_along_the_tied_surrogate(fresh):
     for _ in range(2):
         before = moving[head].detach().clone()
         batch = {"inputs": client.examples.inputs(client.current), "y": client.y, "allowed": allowed, "rng": None}
-        slopes = torch.autograd.grad(run.method.fit_loss(net, batch), moving)
+        gradients = torch.autograd.grad(run.method.fit_loss(net, batch), moving)
         with torch.no_grad():
-            for p, slope, origin in zip(moving, slopes, start, strict=True):
+            for p, slope, origin in zip(moving, gradients, start, strict=True):
                 p.sub_(slope + 1.5 * (p - origin), alpha=0.2)
-        path -= slopes[head] * (moving[head].detach() - before)
+        path -= gradients[head] * (moving[head].detach() - before)
     moved = moving[head].detach() - start[head]
     expected = path.clamp(min=0) / (moved.square() + 0.001)
     assert float(expected.max()) > 0.01

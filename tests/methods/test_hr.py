@@ -18,11 +18,10 @@ from profcil.methods.parts.centroids import (
     negative_distances,
     no_centroids,
     place,
-    potential,
     potential_gradient,
     sample_around,
 )
-from profcil.methods.parts.decoder import DecodedSource, Decoder, decode, encode, latent_size, make_decoder
+from profcil.methods.parts.decoder import DecodedSource, ImageDecoder, decode, encode, latent_size, make_decoder
 from profcil.methods.parts.starting_model import start_weights
 from profcil.metrics.client_first import summary
 from profcil.model.layers import BatchNorm, unit
@@ -42,6 +41,12 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a[:, None] - b[None]).norm(dim=2)
+
+
+def potential(points: torch.Tensor, sigma: float) -> torch.Tensor:
+    """V summed over all pairs."""
+    sixth_power = (sigma / torch.nn.functional.pdist(points.double())) ** 6
+    return (4 * (sixth_power**2 - sixth_power)).sum()
 
 
 def autoencoder(run) -> dict:
@@ -106,13 +111,13 @@ def test_the_nearest_centroid_has_the_largest_score_and_an_absent_one_the_smalle
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (3, 64, 64), (2, 7, 9), (1, 1, 1)])
 def test_a_decoder_gives_images_of_the_given_shape(shape, norm):
-    images = Decoder(5, shape, norm)(randn(2, 5)).detach()
+    images = ImageDecoder(5, shape, norm)(randn(2, 5)).detach()
     assert images.shape == (2, *shape)
     assert 0 <= float(images.min()) <= float(images.max()) <= 1
 
 
 def test_sizes_for_32_pixels_are_the_papers_and_small_images_have_a_minimum():
-    decoder = Decoder(latent_size((3, 32, 32)), (3, 32, 32), "batch")
+    decoder = ImageDecoder(latent_size((3, 32, 32)), (3, 32, 32), "batch")
     assert latent_size((3, 32, 32)) == 307
     assert sum(p.numel() for p in decoder.parameters()) == 1_411_459
     assert latent_size((1, 8, 8)) == 16

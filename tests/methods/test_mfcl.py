@@ -102,11 +102,11 @@ def test_training_continues_from_the_old_generator(halfway):
 
 
 def test_recorded_steps_train_the_same_generator(halfway):
-    tapes = pytest.importorskip("tapes", reason="needs the package accel")
-    recorder = tapes.Literal()
+    recorders = pytest.importorskip("recorders", reason="needs the package accel")
+    recorder = recorders.OperationRecorder()
     state = halfway.server.put(head=halfway.server.blocks["head"])
     server = halfway.world.server(halfway.when(1, 0))
-    servers = server, replace(server, repeated=tapes.recording(recorder))
+    servers = server, replace(server, repeated=recorders.recording(recorder))
     one, other = (halfway.method.train_server(s, state).blocks["generator"].tensors for s in servers)
     assert recorder.made == 1
     assert all(torch.equal(one[k], other[k]) for k in one)

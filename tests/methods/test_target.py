@@ -121,16 +121,16 @@ def disagreement_on(work, run) -> float:
 
 
 def test_recorded_steps_generate_the_same_images(learned, monkeypatch):
-    tapes = pytest.importorskip("tapes", reason="needs the package accel")
+    recorders = pytest.importorskip("recorders", reason="needs the package accel")
 
     def clip(grads, limit):  # as on a GPU, without reading a tensor's value
         norm = torch.stack(torch._foreach_norm(list(grads))).norm()
         torch._foreach_mul_(list(grads), (limit / (norm + 1e-6)).clamp(max=1.0))
 
     monkeypatch.setattr(synthesis, "clip_", clip)
-    recorder = tapes.Literal()
+    recorder = recorders.OperationRecorder()
     server = learned.world.server(learned.when(0, 0))
-    recorded = replace(server, repeated=tapes.recording(recorder))
+    recorded = replace(server, repeated=recorders.recording(recorder))
     params = learned.method.params
     classes = trained_classes(learned)
     pools = [Synthesis(params, s, teacher_of(learned), classes).pool() for s in (server, recorded)]

@@ -837,7 +837,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reported-clients-refused",
-        "deploy/expected_reply.py",
+        "deploy/server/expected_reply.py",
         "for c in (first, second, silent)]",
         "for c in (first, second)]",
         "A deployment refuses clients that have reported before.",
@@ -1017,7 +1017,7 @@ MUTATIONS = (
     ),
     Mutation(
         "probabilities-without-temperature",
-        "runs/trained_model.py",
+        "runs/models/trained_model.py",
         "return (below / (temperature or 1.0)).softmax(1)",
         "return below.softmax(1)",
         "Probabilities ignore the temperature.",
@@ -1025,7 +1025,7 @@ MUTATIONS = (
     ),
     Mutation(
         "newer-model-accepted",
-        "runs/saved_model.py",
+        "runs/models/saved_model.py",
         "if version > FORMAT:",
         "if version < FORMAT:",
         "A model file of a newer version is read.",
@@ -1106,7 +1106,7 @@ MUTATIONS = (
     ),
     Mutation(
         "foreign-key-accepted",
-        "deploy/bindings.py",
+        "deploy/server/bindings.py",
         'if bound is not None and bound["key"] != key:',
         "if bound is None and key is None:",
         "A node with another key may speak for a client.",

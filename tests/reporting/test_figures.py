@@ -39,7 +39,7 @@ from profcil.reporting.groups import group_runs
 from profcil.reporting.looks import LOOKS, method_look
 from profcil.runs.gather import load_runs
 from profcil.runs.reader import Run, load_run, summarise_run
-from profcil.runs.store import add_runs
+from profcil.runs.results.store import add_runs
 
 FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "ranking", "bytes", "communication")
 

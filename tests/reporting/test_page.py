@@ -21,7 +21,7 @@ from profcil.reporting.looks import LOOKS
 from profcil.reporting.page.data import MAX_CLIENT_ROWS, describe_plan, page_data, short_names
 from profcil.reporting.page.page import HERE, LIVE_SCRIPTS, embed_json, render_page, write_page
 from profcil.runs.reader import Run, load_run, summarise_run
-from profcil.runs.store import add_runs, load_store
+from profcil.runs.results.store import add_runs, load_store
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \u2028 'quoted'"
 

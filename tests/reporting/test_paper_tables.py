@@ -11,7 +11,7 @@ from test_run_tables import make_run
 
 from profcil.errors import RunFolderError
 from profcil.reporting.formats import FORMATS, latex, markdown, to_csv
-from profcil.reporting.grid import METRICS, Column, Entry, Item, Table, build_table, measure_runs
+from profcil.reporting.grid import METRICS, Column, Item, Table, TableEntry, build_table, measure_runs
 from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.paper import is_baseline, method_rank, method_title, paper_value
 from profcil.reporting.significance import best_entries, describe_tests, paired_test
@@ -138,7 +138,9 @@ def test_promax_is_tested_against_the_best_baseline_over_common_seeds():
     ],
 )
 def test_the_reason_is_given_if_no_test_is_possible(one, two, message):
-    assert message in paired_test(Entry(one), Entry(two)) and "p =" not in paired_test(Entry(one), Entry(two))
+    assert message in paired_test(TableEntry(one), TableEntry(two)) and "p =" not in paired_test(
+        TableEntry(one), TableEntry(two)
+    )
 
 
 def test_sweeps_have_a_group_of_columns_and_paper_values_for_each_value():

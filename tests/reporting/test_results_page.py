@@ -9,9 +9,9 @@ import pytest
 
 from profcil.errors import ConfigError, StoreError
 from profcil.reporting.results_page import BEGIN, render, update
-from profcil.runs.store import Content, load_store, write_contents
-from profcil.runs.stored_run import COLUMNS
-from profcil.runs.stored_settings import describe_differences, hash_recipe, recipe_settings
+from profcil.runs.results.store import Content, load_store, write_contents
+from profcil.runs.results.stored_run import COLUMNS
+from profcil.runs.results.stored_settings import describe_differences, hash_recipe, recipe_settings
 
 ROOT = Path(__file__).parents[2]
 RECIPE = {"stream.clients": 5, "train.rounds": 2, "model.width": 4, "transfer": "changed"}

@@ -23,7 +23,7 @@ from profcil.protocol.settings import StreamSettings
 from profcil.reporting.tables import compare, execution_lines, render, text_table
 from profcil.runs import reader
 from profcil.runs.reader import Run, load_run, summarise_run
-from profcil.runs.store import add_runs, load_store
+from profcil.runs.results.store import add_runs, load_store
 
 
 def make_run(method: str, seed: int = 0, up: int = 100, done: bool = True, right: int = 4, **config: object) -> Run:

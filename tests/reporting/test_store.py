@@ -27,9 +27,9 @@ from profcil.reporting.tables import compare
 from profcil.resolve import resolve
 from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import FURTHER, Run, load_run
-from profcil.runs.store import add_runs, load_store, newest_runs
-from profcil.runs.stored_run import COLUMNS, KEY
-from profcil.runs.stored_settings import apply_differences, describe_differences, format_value, parse_value
+from profcil.runs.results.store import add_runs, load_store, newest_runs
+from profcil.runs.results.stored_run import COLUMNS, KEY
+from profcil.runs.results.stored_settings import apply_differences, describe_differences, format_value, parse_value
 
 WHEN = ("date", "seconds", "warmup_seconds", "machine", "peak_memory_mb", "device", "torch", "python")
 
@@ -267,7 +267,7 @@ def test_a_failed_write_changes_no_file(folders, store, monkeypatch, call):
 
 def test_two_additions_at_the_same_time_lose_no_row(folders, tmp_path, monkeypatch):
     """The second addition begins while the first has read the store and not yet written it."""
-    from profcil.runs import store as module
+    from profcil.runs.results import store as module
 
     store = tmp_path / "store"
     second = threading.Thread(target=add_runs, args=(folders[2:], store))
@@ -296,7 +296,7 @@ def test_probes_that_were_measured_later_are_filled_in(runs, store, tmp_path):
 
 
 def test_a_recipe_that_changed_without_a_new_version_is_refused(folders, tmp_path, monkeypatch, capsys):
-    from profcil.runs import store as module
+    from profcil.runs.results import store as module
 
     store = tmp_path / "store"
     add_runs(folders[:1], store)

@@ -88,7 +88,7 @@ def applicable(method: str) -> list[Attack]:
 
 
 def mean_accuracy(args: argparse.Namespace, rule: str, attack: Attack | None, liars: Collection[int]) -> float:
-    """The mean FAA over seeds. Errors, and replies of honest clients that were dropped, are told on stderr."""
+    """The mean FAA over seeds. Errors, and replies of honest clients that were dropped, are printed on stderr."""
     more: dict[str, Any] = {"dataset": args.dataset, "setting": args.setting, "data": args.data}
     more["more"] = SHORT if args.short else ()
     found = []
@@ -98,8 +98,8 @@ def mean_accuracy(args: argparse.Namespace, rule: str, attack: Attack | None, li
         wrongly = [(c, why) for c, why in dropped_replies(facts) if c not in liars]
         if wrongly or "error" in facts:
             what = attack.name if attack else "nobody lies"
-            told = (args.method, args.setting, rule, what, seed, wrongly, facts.get("error", ""))
-            print(*told, file=sys.stderr, flush=True)
+            line = (args.method, args.setting, rule, what, seed, wrongly, facts.get("error", ""))
+            print(*line, file=sys.stderr, flush=True)
     return fmean(found)
 
 

@@ -56,9 +56,9 @@ def asked(folder: Path) -> set[tuple[int, int]]:
 def test_after_two_dropped_replies_a_client_is_not_asked_again(tmp_path):
     folder = lied_to(tmp_path / "run")
     assert asked(folder) == {(0, 0), (0, 1)}
-    told = [e for e in events(folder) if "dropped" in e]
-    assert [list(e["dropped"]) for e in told] == [[str(LIAR)]] * 2
-    assert [e.get("quarantined") for e in told] == [None, [LIAR]]
+    dropping = [e for e in events(folder) if "dropped" in e]
+    assert [list(e["dropped"]) for e in dropping] == [[str(LIAR)]] * 2
+    assert [e.get("quarantined") for e in dropping] == [None, [LIAR]]
     assert json.loads((folder / "run.json").read_text())["tally"]["dropped_replies"] == 2
     text = describe(status(folder))
     assert f"client {LIAR}: 2 replies dropped, last because its model moved" in text
@@ -74,11 +74,11 @@ def test_without_quarantine_every_reply_is_dropped(tmp_path):
 def test_a_resumed_run_has_the_same_bits(tmp_path, monkeypatch, rounds):
     """Ctrl-C before, at and after the round of the quarantine."""
     whole = lied_to(tmp_path / "whole")
-    told = []
+    messages = []
 
     def press_ctrl_c(progress: Any) -> None:
-        told.append(progress)
-        if len([p for p in told if p.what == "round"]) == rounds:
+        messages.append(progress)
+        if len([p for p in messages if p.what == "round"]) == rounds:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(run.Interrupted):

@@ -11,7 +11,7 @@ from saved_examples import Saved
 
 from profcil.contract.case import Case
 from profcil.data.input_format import InputFormat
-from profcil.runs.saved_model import save_model
+from profcil.runs.models.saved_model import save_model
 
 TEXT_FORMAT = InputFormat("text", (6,), splitter="words", vocabulary=38, words=tuple(f"w{i}" for i in range(2, 38)))
 

@@ -11,7 +11,7 @@ import torch
 
 import profcil
 from profcil.cli.main import main
-from profcil.runs.labelled_inputs import read_inputs
+from profcil.runs.models.labelled_inputs import read_inputs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))  # for the module `own_files`
 

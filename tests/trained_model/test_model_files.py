@@ -14,7 +14,7 @@ from profcil.cli.main import main
 from profcil.errors import ProfcilError, RunFolderError
 from profcil.io.atomic_files import read_tensors, write_tensors
 from profcil.methods.parts.solved_head import AT_THE_MEAN, temperature
-from profcil.runs.saved_model import NAME
+from profcil.runs.models.saved_model import NAME
 
 TINY = {"train.rounds": 1, "epochs": 1, "warmup.rounds": 1, "clients": 4, "participants": 2, "task_size": 5}
 SOURCE = """

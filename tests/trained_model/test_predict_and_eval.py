@@ -13,8 +13,8 @@ from saved_examples import FILES, WRITERS, text_of
 
 import profcil
 from profcil.cli.main import main
-from profcil.runs.evaluation import calibration_error, fit_temperature, rejection_auroc
-from profcil.runs.labelled_inputs import read_inputs
+from profcil.runs.models.evaluation import calibration_error, fit_temperature, rejection_auroc
+from profcil.runs.models.labelled_inputs import read_inputs
 
 MODALITIES = ("image", "text", "graph")
 

@@ -22,8 +22,8 @@ import torch
 from profcil.accel import loader, policy, stacked_heads
 from profcil.accel.cpu import adapter_head_epoch, normal, stacked_clients
 from profcil.accel.cpu.client_batch import NotBatchable
-from profcil.accel.graphs.recorder import GraphRecorder, RecordedStep, Step
-from profcil.accel.graphs.runner import GraphRunner, equal_groups
+from profcil.accel.cuda_graphs.recorder import GraphRecorder, RecordedStep, Step
+from profcil.accel.cuda_graphs.runner import GraphRunner, equal_groups
 from profcil.accel.net import AcceleratedNet, install
 from profcil.accel.sources import with_faster_source
 from profcil.engine import steps
@@ -58,7 +58,7 @@ class Acceleration:
         """From here on, steps are recorded and replayed."""
         self.graphs = graphs
         if isinstance(self.net, AcceleratedNet):
-            self.net.replay = graphs.lookup
+            self.net.recorded_features = graphs.recorded_features
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
@@ -167,10 +167,10 @@ class Acceleration:
             return step
         return RecordedStep(step, self.graphs.recorder)
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Drops all recordings and frees their memory."""
         if self.graphs is not None:
-            self.graphs.forget()
+            self.graphs.clear()
 
     # -- the record ---------------------------------------------------------------------------------------------------
 

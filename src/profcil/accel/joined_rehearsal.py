@@ -47,15 +47,15 @@ class JoinedRehearsal:
         self.by_turn = torch.full(self.y.shape, 2.0, device=device)
 
     def _make_pool(self, pseudo: list[int]) -> tuple[list[int], list[int]]:
-        """Makes the pool, with room for this many pseudo-features of each client. Gives where the real features of each
-        client begin, and where its pseudo-features do."""
+        """Makes the pool, with space for this many pseudo-features of each client. Returns where the real features of
+        each client begin, and where its pseudo-features do."""
         features = [s.features for s in self.sources]
         lengths = [len(f) for f in features]
         *offsets, end_of_real = accumulate(lengths, initial=0)
         *starts, _ = accumulate(pseudo, initial=end_of_real)
         width = features[0].shape[1]
-        room = features[0].new_empty(sum(pseudo), width)
-        self.pool = torch.cat([*features, room])
+        space = features[0].new_empty(sum(pseudo), width)
+        self.pool = torch.cat([*features, space])
         means = torch.cat([s.mean for s in self.sources])
         spreads = torch.cat([s.spread for s in self.sources])
         self.mean = means[:, None]

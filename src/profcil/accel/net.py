@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from profcil.accel import augmentations, resnet
 from profcil.accel.cpu import sparse_linear
 from profcil.accel.cpu.stacked_convnet import StackedConvNet
-from profcil.accel.graphs.feature_replay import FeatureReplay
+from profcil.accel.cuda_graphs.recorded_features import RecordedFeatures
 from profcil.accel.resnet import FusedBatchNorm, FusedBlock, FusedResNet18
 from profcil.accel.textcnn import FastTextCNN
 from profcil.data.bundle import Examples, Inputs, Rows
 from profcil.encoders.convnet import ConvNet
 from profcil.encoders.gat import GAT
-from profcil.encoders.resnet18 import Block, ResNet18
+from profcil.encoders.resnet18 import ResidualBlock, ResNet18
 from profcil.encoders.textcnn import TextCNN
 from profcil.model.layers import BatchNorm, unit
 from profcil.model.net import Net
@@ -31,7 +31,7 @@ class SparseGAT(GAT):
 
 FASTER: dict[type[nn.Module], type[nn.Module]] = {
     ResNet18: FusedResNet18,
-    Block: FusedBlock,
+    ResidualBlock: FusedBlock,
     BatchNorm: FusedBatchNorm,
     ConvNet: StackedConvNet,
     TextCNN: FastTextCNN,
@@ -42,7 +42,7 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
 class AcceleratedNet(Net):
     """`Net` with faster views, passes over several batches, and features."""
 
-    replay: FeatureReplay | None = None  # recorded passes over many rows, on a GPU
+    recorded_features: RecordedFeatures | None = None  # recorded passes over many rows, on a GPU
 
     def weak(self, inputs: Inputs, rng: torch.Generator) -> Inputs:
         return augmentations.weak(self.facts, inputs, rng) if self.augment else inputs
@@ -67,17 +67,17 @@ class AcceleratedNet(Net):
     @torch.no_grad()
     def embed(self, examples: Examples, index: Tensor) -> Tensor:
         are_images = isinstance(examples, Rows) and self.facts.modality == "image"
-        can_replay = are_images and len(index) > 0
-        if self.replay is None or not can_replay:
+        can_be_recorded = are_images and len(index) > 0
+        if self.recorded_features is None or not can_be_recorded:
             return super().embed(examples, index)
         self.eval()
-        return self.replay(examples, lambda rows: self.base(*examples.inputs(rows)), index)
+        return self.recorded_features(examples, lambda rows: self.base(*examples.inputs(rows)), index)
 
     @torch.no_grad()
     def map_rows(self, function: Callable[[Tensor], Tensor], rows: Tensor, key: object) -> Tensor:
-        if self.replay is None or not len(rows):
+        if self.recorded_features is None or not len(rows):
             return super().map_rows(function, rows, key)
-        return self.replay(key, function, rows)
+        return self.recorded_features(key, function, rows)
 
 
 def install(net: Net) -> None:

@@ -5,7 +5,7 @@ A training phase is run in one of the ways below; the first that applies is take
 | way | applies to |
 |---|---|
 | graph | on a GPU, steps that can be recorded: the same batch size every time, a loss without tensors of its own |
-| stack-written | on a CPU, 2 or 3 clients, ConvNet with GroupNorm, the supervised loss: its gradient is written down |
+| stack-written | on a CPU, 2 or 3 clients, ConvNet with GroupNorm, the supervised loss: its gradient is a formula |
 | stack | on a CPU, 2 or 3 clients, ConvNet: several clients in one computation, by autograd |
 | head-c | on a CPU, one client, adapter and head, the classification loss: an epoch in C |
 | head-script | the same without a compiler, or where the compiled code failed its check: an epoch in TorchScript |
@@ -85,7 +85,7 @@ def stackable(net: Net) -> bool:
 
 
 def has_written_convnet_gradient(net: Net, phase: Train) -> bool:
-    """Whether the gradient of this phase is written down for several clients."""
+    """Whether there is a formula for the gradient of this phase for several clients."""
     trains_all = set(phase.blocks) == set(MODEL)
     supervised = phase.loss is losses.supervised and trains_all
     grouped = isinstance(net.base, ConvNet) and isinstance(net.base.norm1, nn.GroupNorm)
@@ -93,6 +93,6 @@ def has_written_convnet_gradient(net: Net, phase: Train) -> bool:
 
 
 def has_written_head_gradient(net: Net, phase: Train) -> bool:
-    """Whether the gradient of adapter and head is written down for this phase, and faster: on a CPU."""
+    """Whether there is a formula for the gradient of adapter and head in this phase, and it is faster: on a CPU."""
     linear = phase.blocks == TAIL and not net.cosine
     return linear and phase.loss is losses.classification and net.device.type == "cpu"

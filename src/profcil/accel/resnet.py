@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profcil.accel.loader import kernel_module
-from profcil.encoders.resnet18 import Block, ResNet18
+from profcil.encoders.resnet18 import ResidualBlock, ResNet18
 from profcil.model.layers import BatchNorm
 
 Handles = tuple[Tensor, Tensor]  # two autograd handles to one output, in the same memory
@@ -43,17 +43,17 @@ class FusedBatchNorm(BatchNorm):
         return self.normalise(x)
 
 
-class FusedBlock(Block):
-    """`Block` on pairs of handles: one goes to the convolutions, the other to the shortcut, unless a kernel computes
-    the first convolution and the shortcut together."""
+class FusedBlock(ResidualBlock):
+    """`ResidualBlock` on pairs of handles: one goes to the convolutions, the other to the shortcut, unless a kernel
+    computes the first convolution and the shortcut together."""
 
-    def forward(self, twins: Handles) -> Handles:  # type: ignore[override]
+    def forward(self, handles: Handles) -> Handles:  # type: ignore[override]
         if isinstance(self.shortcut, nn.Sequential):
             thin, thin_norm = self.shortcut
-            y, shortcut = fork(self.conv1, self.norm1, thin, thin_norm, twins)  # type: ignore[arg-type]
+            y, shortcut = fork(self.conv1, self.norm1, thin, thin_norm, handles)  # type: ignore[arg-type]
         else:
-            y, _ = layer(self.conv1, self.norm1, twins[0])
-            shortcut = twins[1]
+            y, _ = layer(self.conv1, self.norm1, handles[0])
+            shortcut = handles[1]
         return layer(self.conv2, self.norm2, y, shortcut)
 
 
@@ -61,8 +61,8 @@ class FusedResNet18(ResNet18):
     """`ResNet18` with the same parameters; its layers are computed in few passes over memory."""
 
     def forward(self, x: Tensor) -> Tensor:
-        twins = layer(self.stem, self.norm, self.pixels(x))
-        features, _ = self.blocks(twins)
+        handles = layer(self.stem, self.norm, self.pixels(x))
+        features, _ = self.blocks(handles)
         return features.mean((2, 3))
 
 
@@ -76,11 +76,11 @@ def layer(
 
 
 def fork(
-    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, thin_norm: nn.Module, twins: Handles
+    convolution: nn.Conv2d, norm: nn.Module, thin: nn.Conv2d, thin_norm: nn.Module, handles: Handles
 ) -> tuple[Tensor, Tensor]:
     """relu(norm(convolution(x))) and thin_norm(thin(x)), where `thin` is a 1x1 convolution. A fused kernel for both
     uses one handle of the input and gives one gradient. Otherwise each layer uses its own handle."""
-    x, other_handle = twins
+    x, other_handle = handles
     if _same_geometry(convolution, thin) and _recorded.get() and fits(x) and conv_kernels() is not None:
         step = thin.stride[0]
         groups = groups_of(norm)
@@ -473,12 +473,12 @@ def backward(
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Every channel's mean and variance over a batch of images, by a kernel where it supports them."""
     if fits(x) and x.numel() > x.shape[1]:
-        return Moments.apply(x)  # type: ignore[no-untyped-call]
+        return BatchMoments.apply(x)  # type: ignore[no-untyped-call]
     var, mean = torch.var_mean(x.float(), (0, 2, 3), correction=0)
     return mean, var
 
 
-class Moments(torch.autograd.Function):
+class BatchMoments(torch.autograd.Function):
     """Mean and variance with one pass over the batch forward and one backward; torch takes many passes in float32."""
 
     @staticmethod

@@ -18,7 +18,7 @@ def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     """As `steps.run` for each phase. The longest epoch comes first, so that active clients are the first rows."""
     sizes = [p.source.size for p in phases]
     order = sorted(range(len(phases)), key=lambda i: -sizes[i])
-    stack = Stack(net, [phases[i] for i in order])
+    stack = StackedHeads(net, [phases[i] for i in order])
     generators = [generator_of(net, p) for p in stack.phases]
     losses = torch.zeros(0)
     steps = [0]
@@ -33,7 +33,7 @@ def run(net: Net, phases: Sequence[Train]) -> list[Trained]:
     return [done[i] for i in range(len(phases))]
 
 
-class Stack:
+class StackedHeads:
     """The tensors of several clients, with a leading client axis."""
 
     def __init__(self, net: Net, phases: Sequence[Train]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.deploy.cluster import FLOWER_ENVIRONMENT
+from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
 from profcil.engine.channel import Block, Channel, Reply, When
 from profcil.engine.executor import make_guard
 from profcil.engine.loop import RunState, play

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from profcil import registry
-from profcil.accel.graphs.recorder import WIDTH
-from profcil.accel.graphs.runner import GraphRunner
-from profcil.accel.graphs.static_steps import UNROLL_AFTER, BaseStep
+from profcil.accel.cuda_graphs.recorder import WIDTH
+from profcil.accel.cuda_graphs.runner import GraphRunner
+from profcil.accel.cuda_graphs.static_steps import UNROLL_AFTER, BaseStep
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine import steps
 from profcil.engine.channel import Channel, When

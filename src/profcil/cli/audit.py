@@ -23,7 +23,7 @@ def add(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from profcil import registry
-    from profcil.deploy.simulation import make_world
+    from profcil.deploy.sites.simulation import make_world
     from profcil.diagnostics.leakage import audit
     from profcil.diagnostics.report import load_finished_run
     from profcil.errors import ConfigError

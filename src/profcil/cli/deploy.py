@@ -39,8 +39,6 @@ DEFAULT_NODES = 4
 
 
 def add(parser: Parser) -> None:
-    from profcil.deploy.policy import Policy
-
     parser.add_argument(
         "action",
         metavar="ACTION",
@@ -49,12 +47,23 @@ def add(parser: Parser) -> None:
     parser.usage = "profcil deploy ACTION [DIR or RECIPE] [options]"
     parser.add_argument("--out", metavar="DIR", help="app, certs, demo: the folder that is written")
     json_flag(parser)
+    add_site_flags(parser)
+    add_machine_flags(parser)
+    add_fault_flags(parser)
+    selection_flags(parser)
+    machine_flags(parser)
+
+
+def add_site_flags(parser: Parser) -> None:
     sites = parser.add_argument_group("sites with their own data")
     sites.add_argument(
         "--federation", metavar="FILE", help="init, check, app: federation.toml; check also takes the folder of an app"
     )
     sites.add_argument("--from", dest="sites", metavar="SITE", nargs="+", default=[], help="init: folders of sites")
     sites.add_argument("--test", metavar="PATH", help="init, app: the server's labelled test data, with --federation")
+
+
+def add_machine_flags(parser: Parser) -> None:
     machines = parser.add_argument_group("the machines")
     machines.add_argument("--run", metavar="DIR", help="init, app: run folder on the server (runs/deployed)")
     machines.add_argument(
@@ -66,6 +75,12 @@ def add(parser: Parser) -> None:
     )
     machines.add_argument("--worker", action="store_true", help="demo: compute each node's messages by `deploy worker`")
     machines.add_argument("--ray", action="store_true", help="demo: use Flower's Ray simulation")
+
+
+def add_fault_flags(parser: Parser) -> None:
+    """A flag for every field of `Policy`."""
+    from profcil.deploy.policy import Policy
+
     faults = parser.add_argument_group("app: clients that are late, absent or faulty")
     for name, setting in Policy.__dataclass_fields__.items():
         metavar = "SECONDS" if "seconds" in setting.metadata["help"] else "N"
@@ -73,8 +88,6 @@ def add(parser: Parser) -> None:
         if isinstance(setting.default, bool):
             kind = {"action": "store_true", "default": None}
         faults.add_argument(f"--{name.replace('_', '-')}", **kind, help=setting.metadata["help"])
-    selection_flags(parser)
-    machine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 def init(args: argparse.Namespace) -> int:
     """Writes the folder of a new deployment."""
-    from profcil.deploy.init_folder import Deployment, write_deployment
+    from profcil.deploy.local.init_folder import Deployment, write_deployment
 
     if not args.recipe:
         raise ConfigError("`profcil deploy init` needs a new folder; give it as `profcil deploy init DIR`")
@@ -108,7 +121,7 @@ def init(args: argparse.Namespace) -> int:
 
 def first_federation(args: argparse.Namespace) -> str:
     """The text of the federation.toml of a new deployment; empty if nothing is known about the sites."""
-    from profcil.deploy.init_folder import federation_of_sites
+    from profcil.deploy.local.init_folder import federation_of_sites
 
     if args.federation and args.sites:
         raise ConfigError("--federation and --from both give the terms of the sites; give one of them")
@@ -130,7 +143,7 @@ def write_first_app(args: argparse.Namespace, deployment: Any) -> Path:
 
 def check(args: argparse.Namespace) -> int:
     """Checks the folder of a site."""
-    from profcil.deploy.site_check import check_site, describe, read_terms
+    from profcil.deploy.sites.site_check import check_site, describe, read_terms
 
     if not args.recipe:
         raise ConfigError("`profcil deploy check` needs the folder of a site; give it as `profcil deploy check SITE`")
@@ -142,7 +155,7 @@ def check(args: argparse.Namespace) -> int:
         terms, method = read_terms(federation)
     found = check_site(Path(args.recipe), terms, args.method or method)
     if federation.is_dir() and find_spec("flwr"):
-        from profcil.deploy.allowed_apps import app_digest
+        from profcil.deploy.client.allowed_apps import app_digest
 
         found.app = app_digest(federation)
     print_result(args, found.as_json(), list(describe(found)))
@@ -152,7 +165,7 @@ def check(args: argparse.Namespace) -> int:
 def worker(args: argparse.Namespace) -> int:
     """Computes the messages of a SuperNode on this machine until it is stopped."""
     require_packages("worker", "flwr")
-    from profcil.deploy.worker import work
+    from profcil.deploy.client.worker import work
 
     work(args.port)
     return 0
@@ -186,8 +199,8 @@ def app_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def sites_config_of(args: argparse.Namespace, federation: str) -> Any:
     """The configuration of a run on the sites' own data."""
-    from profcil.deploy.federation import read_federation
     from profcil.deploy.run_config import sites_config
+    from profcil.deploy.sites.federation import read_federation
 
     flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
     return sites_config(read_federation(federation), args.recipe, flags, args.set)
@@ -202,7 +215,7 @@ def read_text(path: Path) -> str:
 
 def certs(args: argparse.Namespace) -> int:
     """Writes certificates and keys."""
-    from profcil.deploy.certs import write_certs
+    from profcil.deploy.local.certs import write_certs
 
     require_packages("certs", "cryptography")
     nodes = DEFAULT_NODES if args.nodes is None else args.nodes
@@ -213,7 +226,7 @@ def certs(args: argparse.Namespace) -> int:
 
 def env(args: argparse.Namespace) -> int:
     """Prints the environment variables as shell commands."""
-    from profcil.deploy.cluster import FLOWER_ENVIRONMENT
+    from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
 
     lines = [f"export {name}={value}" for name, value in FLOWER_ENVIRONMENT.items()]
     print_result(args, dict(FLOWER_ENVIRONMENT), lines)
@@ -223,7 +236,7 @@ def env(args: argparse.Namespace) -> int:
 def demo(args: argparse.Namespace) -> int:
     """Runs a federation on this machine and compares it with the simulation."""
     require_packages("demo", "flwr", *(["ray"] if args.ray else []))
-    from profcil.deploy.demo import report, run_demo
+    from profcil.deploy.local.demo import report, run_demo
     from profcil.engine.run import Interrupted
     from profcil.io.interrupts import stop_signals_as_interrupt
 

@@ -25,7 +25,7 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.deploy.simulation import make_world
+    from profcil.deploy.sites.simulation import make_world
     from profcil.diagnostics.report import diagnose
 
     report = diagnose(Path(args.run), Path(args.data_dir) if args.data_dir else None, make_world)

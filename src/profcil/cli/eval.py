@@ -23,7 +23,7 @@ def add(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run folder or model file")
     parser.add_argument("--data", metavar="PATH", help="labelled data (the data that the run was scored on)")
     data_dir(parser)
-    parser.add_argument("--none", metavar="PATH", help="also inputs of no class: how well they are told apart (AUROC)")
+    parser.add_argument("--none", metavar="PATH", help="also inputs of no class: how well they are separated (AUROC)")
     parser.add_argument("--confusion", metavar="FILE", help="write the confusion matrix as CSV")
     parser.add_argument(
         "--calibrate", action="store_true", help="fit the temperature of probabilities to this data, and keep it"
@@ -35,9 +35,9 @@ def add(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from profcil.runs.evaluation import rejection_auroc, write_calibration, write_confusion
-    from profcil.runs.labelled_inputs import read_inputs
-    from profcil.runs.trained_model import load_model
+    from profcil.runs.models.evaluation import rejection_auroc, write_calibration, write_confusion
+    from profcil.runs.models.labelled_inputs import read_inputs
+    from profcil.runs.models.trained_model import load_model
 
     if args.calibrate and not args.data:
         raise ConfigError("--calibrate needs data other than the test data of the run; give it with --data PATH")
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
 def evaluation_of(args: argparse.Namespace, model: Any) -> Any:
     """The scores on the data that was given, or on the run's own."""
-    from profcil.runs.evaluation import evaluate, evaluate_run
-    from profcil.runs.labelled_inputs import class_ids, read_inputs
+    from profcil.runs.models.evaluation import evaluate, evaluate_run
+    from profcil.runs.models.labelled_inputs import class_ids, read_inputs
 
     if not args.data:
         return evaluate_run(args.run, Path(args.data_dir) if args.data_dir else None, model)

@@ -70,14 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
-        if isinstance(error, OSError) and (stopped := exit_status(error)):
-            return stopped  # the terminal is gone, and so is the progress on it
-        if isinstance(error, OSError) and is_file_error(error):
-            failure = file_error(error)
-            return fail(str(failure), failure.exit_status)
-        reason = " ".join(str(error).split())
-        what = f"unexpected {type(error).__name__} ({reason}){place_of(error)}"
-        return fail(f"{what}; run again with {DEBUG}=1 for the traceback", 1)
+        return fail_unexpectedly(error)
+
+
+def fail_unexpectedly(error: Exception) -> int:
+    """Prints an error that no command expects, and returns the exit status."""
+    if isinstance(error, OSError) and (stopped := exit_status(error)):
+        return stopped  # the terminal is gone, and so is the progress on it
+    if isinstance(error, OSError) and is_file_error(error):
+        failure = file_error(error)
+        return fail(str(failure), failure.exit_status)
+    reason = " ".join(str(error).split())
+    what = f"unexpected {type(error).__name__} ({reason}){place_of(error)}"
+    return fail(f"{what}; run again with {DEBUG}=1 for the traceback", 1)
 
 
 def dispatch(args: list[str]) -> int:

@@ -15,8 +15,8 @@ from profcil.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from profcil.runs.labelled_inputs import Given
-    from profcil.runs.trained_model import Model
+    from profcil.runs.models.labelled_inputs import GivenInputs
+    from profcil.runs.models.trained_model import Model
 
 NONE = "none of these"
 
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     threshold = share("--reject", args.reject)
     if args.json and args.csv:
         raise ConfigError("--json and --csv exclude each other; choose one")
-    from profcil.runs.labelled_inputs import choose_nodes, read_inputs
-    from profcil.runs.trained_model import load_model
+    from profcil.runs.models.labelled_inputs import choose_nodes, read_inputs
+    from profcil.runs.models.trained_model import load_model
 
     model = load_model(args.run, device=args.device)
     given = read_inputs(model, args.inputs)
@@ -69,7 +69,7 @@ def share(flag: str, text: str) -> float:
     return value
 
 
-def predictions(model: Model, given: Given, top: int, threshold: float) -> list[dict[str, Any]]:
+def predictions(model: Model, given: GivenInputs, top: int, threshold: float) -> list[dict[str, Any]]:
     """For each input the most probable classes, and whether it is rejected."""
     probabilities = model.probabilities(*given.inputs).cpu()
     best = probabilities.topk(min(top, len(model.seen)), 1)

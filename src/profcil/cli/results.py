@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def add_to_store(args: argparse.Namespace) -> int:
     from profcil.runs.gather import find_run_folders
     from profcil.runs.reader import load_run
-    from profcil.runs.store import add_runs, add_stores, is_store
+    from profcil.runs.results.store import add_runs, add_stores, is_store
 
     stores = [path for path in args.paths if is_store(path)]
     if stores and len(stores) < len(args.paths):

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         add_model(path, given)
         show(path, args.json)
         return 0
-    from profcil.deploy.simulation import make_world
+    from profcil.deploy.sites.simulation import make_world
     from profcil.engine.run import resume
 
     run_and_show(lambda observe: resume(path, given, observe, make_world), path, args)
@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
 def add_model(path: Path, data_dir: Path | None) -> None:
     """Writes the model of a finished run that lacks one, as runs of older versions do, if its data is there."""
-    from profcil.runs.saved_model import NAME
+    from profcil.runs.models.saved_model import NAME
 
     if not (path / NAME).exists():
-        from profcil.deploy.simulation import make_world
+        from profcil.deploy.sites.simulation import make_world
         from profcil.engine.run import resume
 
         with suppress(ProfcilError):  # its results are shown in any case

@@ -124,9 +124,9 @@ def run_sweep(args: argparse.Namespace) -> int:
 def run_sites(args: argparse.Namespace) -> int:
     """Simulates a deployment of sites with their own data."""
     from profcil.api import default_folder
-    from profcil.deploy.federation import read_federation
     from profcil.deploy.run_config import sites_config
-    from profcil.deploy.simulation import SimulatedSites, start
+    from profcil.deploy.sites.federation import read_federation
+    from profcil.deploy.sites.simulation import SimulatedSites, start
 
     if not (args.federation and args.sites and args.test):
         raise ConfigError("sites need --federation FILE, --sites FOLDER ... and --test PATH; give all three")

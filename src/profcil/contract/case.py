@@ -1,4 +1,4 @@
-"""A method on the contract's stream: tiny runs of it on one modality, which the promises look at."""
+"""A method on the contract's stream: tiny runs of it on one modality, which the promises are checked on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_BYTES = 2**30  # of a file; the largest official pickle has 155 million
 MARK = object()
 
 
-class Named:
+class PickledName:
     """A name that a pickle may use. It is never the object behind the name."""
 
     def __init__(self, make: Callable[..., Any] | None) -> None:
@@ -43,23 +43,23 @@ def latin1(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-NDARRAY = Named(None)
-LIST = Named(None)
-RECONSTRUCT = Named(reconstruct)
-ENCODE = Named(latin1)
-CSR = Named(Sparse)
-ARRAYS: Mapping[str, Named] = {
+NDARRAY = PickledName(None)
+LIST = PickledName(None)
+RECONSTRUCT = PickledName(reconstruct)
+ENCODE = PickledName(latin1)
+CSR = PickledName(Sparse)
+ARRAYS: Mapping[str, PickledName] = {
     "numpy.core.multiarray._reconstruct": RECONSTRUCT,
     "numpy._core.multiarray._reconstruct": RECONSTRUCT,
     "numpy.ndarray": NDARRAY,
-    "numpy.dtype": Named(NumberType),
+    "numpy.dtype": PickledName(NumberType),
     "_codecs.encode": ENCODE,
 }
-GRAPHS: Mapping[str, Named] = {
+GRAPHS: Mapping[str, PickledName] = {
     **ARRAYS,
     "scipy.sparse.csr.csr_matrix": CSR,
     "scipy.sparse._csr.csr_matrix": CSR,
-    "collections.defaultdict": Named(lambda factory=None: {}),
+    "collections.defaultdict": PickledName(lambda factory=None: {}),
     "__builtin__.list": LIST,
     "builtins.list": LIST,
 }
@@ -76,7 +76,7 @@ SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 class Reader:
     """Executes the opcodes of one pickle."""
 
-    def __init__(self, path: Path, size: int, allowed: Mapping[str, Named]) -> None:
+    def __init__(self, path: Path, size: int, allowed: Mapping[str, PickledName]) -> None:
         self.path = path
         self.encoded_left = size  # encoding one long text again and again must not fill the memory
         self.allowed = allowed
@@ -162,7 +162,7 @@ class Reader:
     def call(self, new: bool) -> None:
         """Calls a name with arguments. NEWOBJ is for sparse matrices only, and REDUCE for all others."""
         callee, arguments = self.pop_last(2)
-        can_be_called = type(callee) is Named and callee.make is not None and type(arguments) is tuple
+        can_be_called = type(callee) is PickledName and callee.make is not None and type(arguments) is tuple
         if not can_be_called or new != (callee is CSR):
             raise ValueError("it calls something that cannot be called")
         if callee is ENCODE:
@@ -219,7 +219,7 @@ STEPS: Mapping[str, Callable[[Reader, Any], None]] = {
 }
 
 
-def load(path: Path, allowed: Mapping[str, Named] = ARRAYS) -> Any:
+def load(path: Path, allowed: Mapping[str, PickledName] = ARRAYS) -> Any:
     """The object in a pickle file, with its arrays as `Array`. A damaged file raises a DataError."""
     try:
         size = path.stat().st_size

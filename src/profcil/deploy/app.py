@@ -25,15 +25,15 @@ def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
 
 def hello(message: Message, context: Context) -> Message:
     """Reports which client this node is and which blocks it holds, or why it cannot take part."""
-    from profcil.deploy import screen
-    from profcil.deploy.identity import identity_of, site_name
-    from profcil.deploy.node_registry import fault_response, hello_response
+    from profcil.deploy.client import screen
+    from profcil.deploy.client.identity import identity_of, site_name
+    from profcil.deploy.hello import fault_response, hello_response
     from profcil.deploy.wire import unpack
     from profcil.errors import ProfcilError
 
     head, _ = unpack(message.content)
     try:
-        identity = identity_of(context.node_config, context.run_config).told(head, int(head.get("position", 0)))
+        identity = identity_of(context.node_config, context.run_config).with_facts(head, int(head.get("position", 0)))
         answer = identity.hello(str(head["run"]))
     except ProfcilError as error:
         screen.cannot_join(str(error))
@@ -54,12 +54,12 @@ def survey(message: Message, context: Context) -> Message:
 
 def handle(action: str, message: Message, context: Context) -> Message:
     """Reads a request, computes the reply and packs it."""
-    from profcil.deploy.client import respond
-    from profcil.deploy.identity import identity_of
+    from profcil.deploy.client.identity import identity_of
+    from profcil.deploy.client.respond import respond
     from profcil.deploy.wire import read_request, response_records
 
     request = read_request(message.content)
-    identity = identity_of(context.node_config, context.run_config).told(request.facts, request.when.position)
+    identity = identity_of(context.node_config, context.run_config).with_facts(request.facts, request.when.position)
     response = respond(action, request, identity)
     return Message(response_records(response), reply_to=message)
 
@@ -73,7 +73,7 @@ def make_server_app() -> ServerApp:
 
 def main(grid: Grid, context: Context) -> None:
     """Starts or resumes the run that the app's settings describe."""
-    from profcil.deploy.entry import start
+    from profcil.deploy.server.entry import start
 
     start(grid, dict(context.run_config))
 

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from profcil.deploy.federation import Federation
+from profcil.deploy.sites.federation import Federation
 from profcil.errors import ConfigError
 from profcil.resolve import RunConfig, chosen_setting, finish, merge, read_preset, read_recipe, to_toml
 

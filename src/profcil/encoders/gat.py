@@ -25,7 +25,7 @@ class GAT(nn.Module):
         super().__init__()
         self.features = HEADS * width
         self.first = convolution(columns, width, heads=HEADS, add_self_loops=False)
-        self.first.lin = Given(self.first.lin.weight)
+        self.first.lin = MappedInput(self.first.lin.weight)
         self.second = convolution(self.features, self.features, heads=1, add_self_loops=False)
 
     def forward(self, x: Tensor, edges: Tensor, targets: Tensor, kept: Tensor | None = None) -> Tensor:
@@ -45,7 +45,7 @@ class GAT(nn.Module):
         return F.linear(x, weight)
 
 
-class Given(nn.Module):
+class MappedInput(nn.Module):
     """Holds the weight of the first layer's linear map, and returns its input: `GAT.project` has already applied it."""
 
     def __init__(self, weight: nn.Parameter) -> None:

@@ -19,7 +19,7 @@ from profcil.model.layers import Pixels, drawn, image_shape, layers
 Norm = Callable[[int], nn.Module]
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a normalised 1x1 convolution where the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
@@ -49,8 +49,8 @@ class ResNet18(nn.Module):
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         blocks: list[nn.Module] = []
         for (before, after), stride in zip(pairwise(widths), (1, 2, 2, 2), strict=True):
-            first = Block(before, after, stride, norm)
-            second = Block(after, after, 1, norm)
+            first = ResidualBlock(before, after, stride, norm)
+            second = ResidualBlock(after, after, 1, norm)
             blocks += [first, second]
         self.blocks = nn.Sequential(*blocks)
         self.features = 8 * width

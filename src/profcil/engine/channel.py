@@ -146,7 +146,7 @@ class ClientBlocks(dict[str, Block]):
 
 @dataclass
 class Channel:
-    """The channel; it also knows which versions of blocks each client holds."""
+    """The channel; it also stores which versions of blocks each client holds."""
 
     ledger: Ledger
     transfer: str = "changed"

@@ -1,4 +1,4 @@
-"""A client as a method sees it: its data, its place in the stream, and nothing of other clients."""
+"""The view that a method has of a client: its data, its place in the stream, and nothing of other clients."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ClientStore(MutableMapping[int, Tensors]):
             write_tensors(self.folder / name, on_cpu, {})
         except OSError as error:
             raise RunFolderError(
-                f"{self.folder} could not be written ({error.strerror}); the last saved state is complete: make room "
+                f"{self.folder} could not be written ({error.strerror}); the last saved state is complete: free space "
                 f"and continue with `profcil resume {self.folder.parent}`"
             ) from None
         self.in_files[client] = name

@@ -23,7 +23,7 @@ def stop_early(world: World, method: Method, state: RunState, when: When) -> dic
     improved for `early_stop` rounds.
 
     The final round is never skipped, and neither is one in which the method asks clients for statistics: without them
-    it would not know the classes of this position. The model is not set back to that of the best round. Returns a fact
+    it would lack the classes of this position. The model is not set back to that of the best round. Returns a fact
     for the log; nothing if early stopping is off.
     """
     patience = world.config.train.early_stop

@@ -80,10 +80,10 @@ class Executor:
         """A faster version of a server's step that is called many times and always uses the same tensors."""
         return self.acceleration.repeated(step) if self.acceleration is not None else step
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Frees the memory of recorded steps before a stage with other steps begins."""
         if self.acceleration is not None:
-            self.acceleration.forget()
+            self.acceleration.clear_caches()
 
     def report(self) -> dict[str, Any]:
         """Which code computed the results, for run.json."""

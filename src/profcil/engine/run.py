@@ -35,8 +35,8 @@ from profcil.protocol.plan import Plan
 from profcil.resolve import RunConfig, plugin_origins, resolve, values_of
 from profcil.runs.folder import RunFolder
 from profcil.runs.identity import run_identity
-from profcil.runs.saved_model import NAME as MODEL_FILE
-from profcil.runs.saved_model import save_model
+from profcil.runs.models.saved_model import NAME as MODEL_FILE
+from profcil.runs.models.saved_model import save_model
 from profcil.runs.settings_check import check_settings, flatten_settings
 
 FREE_SETTINGS = ("device", "threads", "workers", "keep_states")
@@ -114,12 +114,7 @@ def resume(
     make: MakeWorld | None = None,
 ) -> Path:
     """Continues a run from its last saved state. A finished run is not changed, but for a model file that it lacks."""
-    config_file = Path(path) / "config.toml"
-    if not config_file.exists():
-        raise RunFolderError(
-            f"{path} is not a run folder (it has no config.toml); give the folder that `profcil run` printed"
-        )
-    config = resolve(str(config_file))
+    config = recorded_config(path)
     with RunFolder(path) as folder:
         state, events, saved = folder.load(device_of(config.device))
         check_settings(folder.path, saved["config"], settings_of(config))
@@ -141,6 +136,16 @@ def resume(
         recorder.continue_from(saved)
         method = registry.find("methods", config.method).METHOD(config.params)
         return finish(recorder, method)
+
+
+def recorded_config(path: Path) -> RunConfig:
+    """The settings of the run in a folder."""
+    config_file = Path(path) / "config.toml"
+    if not config_file.exists():
+        raise RunFolderError(
+            f"{path} is not a run folder (it has no config.toml); give the folder that `profcil run` printed"
+        )
+    return resolve(str(config_file))
 
 
 def check_method_source(path: Path, config: RunConfig, saved: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The server as a method sees it when it trains there: a model, a seed and the shapes of inputs, but no data."""
+"""What a method has of the server when it trains there: a model, a seed and the shapes of inputs, but no data."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Rule(NamedTuple):
     momentum: float
 
 
-class Moments(NamedTuple):
+class GradientMoments(NamedTuple):
     """Moments of earlier gradients and the number of updates, for each tensor."""
 
     first: list[Tensor]
@@ -157,7 +157,7 @@ class Moments(NamedTuple):
 def fused(
     p: list[Tensor],
     grads: list[Tensor],
-    m: Moments,
+    m: GradientMoments,
     rule: Rule,
     excess: Tensor | None = None,
     betas: tuple[float, float] = (BETA1, BETA2),
@@ -197,7 +197,7 @@ class Optimiser:
         first = [torch.zeros_like(p) for p in self.parameters]
         second = [torch.zeros_like(p) for p in self.parameters] if adam else []
         steps = [torch.zeros((), device=p.device) for p in self.parameters]
-        self.moments = Moments(first, second, steps)
+        self.moments = GradientMoments(first, second, steps)
         self.rule = Rule(rule_kind(settings), settings.lr, settings.weight_decay, settings.momentum)
 
     @torch.no_grad()

@@ -46,7 +46,7 @@ Additive = Mapping[str, Addend]  # by the name of a block
 
 
 @dataclass(frozen=True)
-class Layout:
+class SumLayout:
     """The arrays of a sum, the same for all its clients. They follow from method, model and round."""
 
     blocks: Mapping[str, Block]  # a block of each name, for its kind and its labels
@@ -129,7 +129,7 @@ def arrays_of(reply: Reply, additive: Additive, classes: Sequence[int]) -> dict[
     return arrays
 
 
-def with_zeros(arrays: Mapping[str, Real], layout: Layout) -> dict[str, Real]:
+def with_zeros(arrays: Mapping[str, Real], layout: SumLayout) -> dict[str, Real]:
     """The arrays of a client in the order of the layout, with zeros for those that it does not have."""
     return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in layout.shapes.items()}
 
@@ -137,19 +137,21 @@ def with_zeros(arrays: Mapping[str, Real], layout: Layout) -> dict[str, Real]:
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-def layout_of(replies: Mapping[int, Reply], arrays: Mapping[int, Mapping[str, Real]], classes: Sequence[int]) -> Layout:
+def layout_of(
+    replies: Mapping[int, Reply], arrays: Mapping[int, Mapping[str, Real]], classes: Sequence[int]
+) -> SumLayout:
     """All blocks and arrays of any client."""
     blocks: dict[str, Block] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for client in sorted(replies):
         blocks = {**replies[client].blocks, **blocks}
         shapes = {**{name: array.shape for name, array in arrays[client].items()}, **shapes}
-    return Layout(blocks, dict(sorted(shapes.items())), tuple(classes))
+    return SumLayout(blocks, dict(sorted(shapes.items())), tuple(classes))
 
 
 def add_arrays(
     arrays: Mapping[int, Mapping[str, Real]],
-    layout: Layout,
+    layout: SumLayout,
     settings: PrivacySettings,
     seed: int,
     channel: Channel,
@@ -176,7 +178,7 @@ def add_arrays(
     return fixed_point.decode(done.total, layout.shapes, bits), done.clients
 
 
-def reply_of(total: Mapping[str, Real], layout: Layout, additive: Additive, members: tuple[int, ...]) -> Reply:
+def reply_of(total: Mapping[str, Real], layout: SumLayout, additive: Additive, members: tuple[int, ...]) -> Reply:
     """The summed reply. Its loss is the mean over the clients; other notes are sums."""
     samples = float(total[SAMPLES])
     notes = {name.removeprefix("notes/"): float(sums) for name, sums in total.items() if name.startswith("notes/")}

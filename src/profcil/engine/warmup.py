@@ -214,6 +214,6 @@ def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) ->
         clients = warmup_participants(world.plan, r)
         state.server, facts = play(warmup_world, method, state, channel, clients, when)
         watch("warmup", when, facts)
-    world.executor.forget()
+    world.executor.clear_caches()
     weights["base"] = state.server.weights()["base"]
     return WarmupResult(weights, time.perf_counter() - began, False, state.ledger)

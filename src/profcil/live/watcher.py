@@ -25,7 +25,7 @@ Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Named:
+class RunSettings:
     """The settings of a run, which its label is made from."""
 
     config: dict[str, Any]
@@ -113,7 +113,7 @@ def stamp_of(path: Path) -> Stamp:
 def add_labels(runs: Sequence[dict[str, Any]]) -> None:
     """Adds the label of each readable run: its method and the settings that distinguish it."""
     readable = [run for run in runs if "config" in run]
-    labels = run_labels([Named(run["config"]) for run in readable])
+    labels = run_labels([RunSettings(run["config"]) for run in readable])
     for run, label in zip(readable, labels, strict=True):
         run["label"] = label
 

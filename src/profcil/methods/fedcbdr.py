@@ -2,7 +2,7 @@
 
 Kept: after a position's last round, participants send rotated features XQ of their current examples under the global
 model. The server stacks them, computes leverage scores from one economy SVD, draws examples in proportion to them, and
-tells each client which of its own examples to store. Raw examples never leave a client. Training on current and
+sends each client the rows of its examples to store. Raw examples never leave a client. Training on current and
 replayed examples minimises (ω_old/N_old) Σ_replayed CE + (ω_new/N_new) Σ_current CE, both over
 [z_old/τ_old, z_new/τ_new], with the paper's best values. N counts an epoch, so a batch is an unbiased sample of that
 sum.

@@ -21,7 +21,7 @@ A client stores Ω, w* and the pending importance in float32, three models, mete
 trained inside the turn, not in an engine phase, because it needs the gradient of every step. There is no replay and no
 class-level summary, so a budget regime has nothing to expand.
 
-Left out: nothing that we know of.
+Left out: nothing known.
 
 Uncertain: there is no public code, and we had no text of the paper's body. The surrogate's rule is that of the same
 authors' Re-Fed; the penalty and its defaults c = 0.5, ξ = 1 are those of common SI implementations; one epoch and

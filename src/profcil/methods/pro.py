@@ -6,7 +6,7 @@ head on a class-balanced mixture of its real features and pseudo-features drawn 
 After the last round, clients measure their current classes under the aggregated model, and the server pools the
 moments. The server never uses gradients.
 
-Where the paper is silent, a setting decides (`fit_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...). The ablations
+What the paper leaves open is a setting (`fit_space`, `refresh_at`, `merge`, `fit_when_frozen`, ...). The ablations
 of the paper are settings too: `old_memory = "adapted"` (after-adapter memory) or `"none"`, `refresh = "local"` (no
 global refresh), `proximal = 0`, and `warmup.rounds = 0` of the protocol.
 

@@ -154,8 +154,8 @@ def forward_transfer(
 ) -> float | None:
     """FWT: the accuracy on a task just before a client meets it, less that of guessing, 1 / |Y^(p)|.
 
-    Predictions are the arg-max over Y^(p), the classes of all tasks that any client has had. So a class that nobody has
-    had cannot be predicted, and only pairs of client and task count that another client has met before. The mean is
+    Predictions are the arg-max over Y^(p), the classes of all tasks that any client has had. So a class that no client
+    has had cannot be predicted, and only pairs of client and task count that another client has met before. The mean is
     over these pairs; None if there are none, as in a homogeneous stream. `task_sizes` are the numbers of classes.
     """
     before = correct[:-1]

@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from profcil.reporting.grid import METRICS, Column, Entry, Row, Table
+from profcil.reporting.grid import METRICS, Column, Row, Table, TableEntry
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.significance import best_entries, describe_tests
 
@@ -39,7 +39,7 @@ def format_rows(table: Table, bold: Style, spread: Style) -> list[list[str]]:
     for row in table.rows:
         line = [*row.names, count_seeds(row)]
         for column in table.columns:
-            entry = row.entries.get(column, Entry())
+            entry = row.entries.get(column, TableEntry())
             emphasis = bold if (row.names, column) in best else str
             digits = METRICS[column.metric].digits
             line.append(format_entry(entry, digits, emphasis, spread))
@@ -47,7 +47,7 @@ def format_rows(table: Table, bold: Style, spread: Style) -> list[list[str]]:
     return lines
 
 
-def format_entry(entry: Entry, digits: int, emphasis: Style, spread: Style) -> str:
+def format_entry(entry: TableEntry, digits: int, emphasis: Style, spread: Style) -> str:
     """An entry, followed by the paper's value in brackets if there is one."""
     paper = f" [{entry.paper[0]:.{digits}f}]" if entry.paper else ""
     if entry.mean is None:
@@ -147,7 +147,7 @@ def to_csv(table: Table) -> str:
     writer.writerow([*table.heads, "group", "metric", "mean", "std", "seeds", "planned", "state", "paper", "paper_std"])
     for row in table.rows:
         for column in table.columns:
-            entry = row.entries.get(column, Entry())
+            entry = row.entries.get(column, TableEntry())
             paper = entry.paper or (None, None)
             names = [*row.names, column.group, column.metric]
             counts = [len(entry.seeds), len(entry.planned)]

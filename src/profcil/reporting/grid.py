@@ -85,7 +85,7 @@ class Column:
 
 
 @dataclass
-class Entry:
+class TableEntry:
     """One entry of a table."""
 
     seeds: dict[int, float] = field(default_factory=dict)  # measured values
@@ -119,7 +119,7 @@ class Entry:
 class Row:
     names: tuple[str, ...]
     method: str
-    entries: dict[Column, Entry]
+    entries: dict[Column, TableEntry]
     stream: str = ""
 
     @property
@@ -129,7 +129,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How planned runs are arranged in a table of the paper."""
 
     title: str
@@ -162,7 +162,7 @@ class Table:
         return list(found.values())
 
 
-def build_table(layout: Layout, items: Iterable[Item]) -> Table:
+def build_table(layout: TableLayout, items: Iterable[Item]) -> Table:
     """The table: methods in the order of the paper, everything else in the order of the study."""
     rows: dict[tuple[str, ...], Row] = {}
     columns: dict[Column, None] = {}  # an ordered set
@@ -174,7 +174,7 @@ def build_table(layout: Layout, items: Iterable[Item]) -> Table:
             if group is not None:
                 column = Column(group, metric)
                 columns[column] = None
-                entry = row.entries.setdefault(column, Entry(paper=layout.paper(item, metric)))
+                entry = row.entries.setdefault(column, TableEntry(paper=layout.paper(item, metric)))
                 add_item(entry, item, metric)
     if layout.tested:
         check_same_stream(rows.values())
@@ -184,7 +184,7 @@ def build_table(layout: Layout, items: Iterable[Item]) -> Table:
     return Table(layout.title, layout.heads, ordered_columns, ordered_rows, layout.tested, note)
 
 
-def labelled_names(layout: Layout, item: Item) -> tuple[str, ...]:
+def labelled_names(layout: TableLayout, item: Item) -> tuple[str, ...]:
     """The texts of the leading columns, with the label of the item in the last one."""
     *block, name = layout.names(item)
     if item.label:
@@ -217,7 +217,7 @@ def describe_repeated(rows: Sequence[Row]) -> str:
     return f"{repeated} values came from a second run of the same seed and are left out: the first is shown."
 
 
-def add_item(entry: Entry, item: Item, metric: str) -> None:
+def add_item(entry: TableEntry, item: Item, metric: str) -> None:
     """Adds a planned run and its value to an entry. All runs of an entry must differ only in the seed."""
     entry.first = entry.first or item
     differing = differing_settings(entry.first.config, item.config)

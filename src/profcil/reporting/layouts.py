@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profcil.reporting.grid import Item, Layout
+from profcil.reporting.grid import Item, TableLayout
 from profcil.reporting.paper import PaperValue, method_title, paper_value
 
 MAIN_METRICS = ("comm", "faa", "cta", "af")
@@ -99,7 +99,7 @@ def paper_cost(item: Item, metric: str) -> PaperValue | None:
     return mean * unit, None
 
 
-HOMOGENEOUS = Layout(
+HOMOGENEOUS = TableLayout(
     title="Without heterogeneity, resource-matched and resource-expanded",
     studies=("homogeneous",),
     heads=("dataset", "regime", "method"),
@@ -109,7 +109,7 @@ HOMOGENEOUS = Layout(
     paper=paper_result,
     keep=lambda i: i.config["setting"] == "homogeneous",
 )
-SEVERE = Layout(
+SEVERE = TableLayout(
     title="Under severe heterogeneity, with the expanded replay budget",
     studies=("severe",),
     heads=("dataset", "method"),
@@ -119,7 +119,7 @@ SEVERE = Layout(
     paper=paper_result,
     keep=lambda i: i.config["setting"] == "severe",
 )
-SUPPORT_SWEEP = Layout(
+SUPPORT_SWEEP = TableLayout(
     title="Supervision support: the fraction of clients that support each task",
     studies=("support-sweep",),
     heads=("dataset", "method"),
@@ -128,7 +128,7 @@ SUPPORT_SWEEP = Layout(
     group=group_by_stream_value("support"),
     paper=paper_sweep("support"),
 )
-ORDER_SWEEP = Layout(
+ORDER_SWEEP = TableLayout(
     title="Stage misalignment: the fraction of task positions perturbed per client",
     studies=("order-sweep",),
     heads=("dataset", "method"),
@@ -137,7 +137,7 @@ ORDER_SWEEP = Layout(
     group=group_by_stream_value("disorder"),
     paper=paper_sweep("disorder"),
 )
-ABLATION = Layout(
+ABLATION = TableLayout(
     title="PRO-MAX without its parts, under severe heterogeneity",
     studies=("ablation",),
     heads=("dataset", "variant"),
@@ -148,7 +148,7 @@ ABLATION = Layout(
     by_method=False,
     tested=False,
 )
-SENSITIVITY = Layout(
+SENSITIVITY = TableLayout(
     title="Sensitivity of PRO-MAX, one setting at a time",
     studies=("sensitivity",),
     heads=("dataset", "setting", "value"),
@@ -160,7 +160,7 @@ SENSITIVITY = Layout(
     by_method=False,
     tested=False,
 )
-MODALITY = Layout(
+MODALITY = TableLayout(
     title="Text and graphs, with and without heterogeneity",
     studies=("modality",),
     heads=("dataset", "method"),
@@ -169,7 +169,7 @@ MODALITY = Layout(
     group=group_by_setting,
     paper=paper_result,
 )
-SCALE_UP = Layout(
+SCALE_UP = TableLayout(
     title="Longer and larger streams, with and without heterogeneity",
     studies=("scale-up",),
     heads=("dataset", "method"),
@@ -178,7 +178,7 @@ SCALE_UP = Layout(
     group=group_by_setting,
     paper=paper_result,
 )
-CTA = Layout(
+CTA = TableLayout(
     title="Current-task accuracy under severe heterogeneity",
     studies=("severe", "modality", "scale-up"),
     heads=("method",),
@@ -188,7 +188,7 @@ CTA = Layout(
     paper=paper_result,
     keep=lambda i: i.config["setting"] == "severe",
 )
-WEAK_TASK = Layout(
+WEAK_TASK = TableLayout(
     title="Weak task, replay mismatch and downstream drop",
     studies=("weak-task",),
     heads=("dataset", "strength", "method"),
@@ -198,7 +198,7 @@ WEAK_TASK = Layout(
     paper=paper_mismatch,
     note="The paper does not name the strength of its values; they are shown beside the severe ones.",
 )
-MEMORY_SNAPSHOTS = Layout(
+MEMORY_SNAPSHOTS = TableLayout(
     title="Alignment of old memories with true class means after the last position",
     studies=("memory-snapshots",),
     heads=("dataset", "method"),
@@ -208,7 +208,7 @@ MEMORY_SNAPSHOTS = Layout(
     paper=paper_alignment,
     tested=False,
 )
-COST = Layout(
+COST = TableLayout(
     title="Traffic for both ways of counting it, time and memory",
     studies=("cost",),
     heads=("dataset", "method"),
@@ -221,7 +221,7 @@ COST = Layout(
     "to FedAvg with the same `transfer`. Warm-up traffic, the same for all methods, is excluded.",
 )
 
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, TableLayout] = {
     "homogeneous": HOMOGENEOUS,
     "severe": SEVERE,
     "support-sweep": SUPPORT_SWEEP,

@@ -12,7 +12,7 @@ from profcil.reporting.groups import Group, group_runs
 from profcil.reporting.significance import holm, p_against
 from profcil.reporting.tables import compare
 from profcil.runs.reader import Run
-from profcil.runs.stored_run import StoredRun
+from profcil.runs.results.stored_run import StoredRun
 
 BETTER = {"faa": 1, "cta": 1, "af": -1}  # whether more or less of it is better
 MEASURED = (*BETTER, "norm_comm", "bytes_total", "probe_warm", "probe_end", "centred")

@@ -35,9 +35,9 @@ from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import method_rank, method_title, paper_value
 from profcil.reporting.store_tables import group_rows
 from profcil.resolve import preset_names, preset_title
-from profcil.runs.store import load_store, newest_runs
-from profcil.runs.stored_run import StoredRun
-from profcil.runs.stored_settings import comparable_settings, recipe_settings
+from profcil.runs.results.store import load_store, newest_runs
+from profcil.runs.results.stored_run import StoredRun
+from profcil.runs.results.stored_settings import comparable_settings, recipe_settings
 
 BLOCK = re.compile(r"(?P<begin><!-- table: (?P<definition>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.S)
 BEGIN = "<!-- table:"

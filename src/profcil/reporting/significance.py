@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from profcil.reporting.grid import METRICS, TESTED, Column, Entry, Row, Table
+from profcil.reporting.grid import METRICS, TESTED, Column, Row, Table, TableEntry
 from profcil.reporting.paper import is_baseline, method_title, paper_values
 
 FEWEST_SEEDS = 3  # of a test between two methods of a ranking
@@ -66,7 +66,7 @@ def tested_pair(block: list[Row], column: Column) -> tuple[Row, Row] | None:
     return ours, max(baselines, key=merit)
 
 
-def paired_test(ours: Entry, baseline: Entry) -> str:
+def paired_test(ours: TableEntry, baseline: TableEntry) -> str:
     """The mean difference, the number of common seeds and the p value of a two-sided paired t-test over them."""
     common = sorted(ours.seeds.keys() & baseline.seeds.keys())
     if not common:

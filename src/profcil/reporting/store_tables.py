@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from profcil.errors import unknown
-from profcil.runs.store import load_store
-from profcil.runs.stored_run import StoredRun
+from profcil.runs.results.store import load_store
+from profcil.runs.results.stored_run import StoredRun
 
 NAMES = ("dataset", "method", "setting", "part", "settings", "profcil")
 

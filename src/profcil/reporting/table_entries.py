@@ -9,12 +9,12 @@ from typing import Any
 
 from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.grid import Column, Entry, Item, Layout, Table, measure_runs
+from profcil.reporting.grid import Column, Item, Table, TableEntry, TableLayout, measure_runs
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.gather import load_all
 from profcil.runs.identity import WITHOUT_EFFECT, hash_settings
 from profcil.runs.reader import Run, load_run
-from profcil.runs.stored_run import StoredRun
+from profcil.runs.results.stored_run import StoredRun
 from profcil.studies.definition import SCALES, Cell, Study, is_finished, list_cells, load_study
 from profcil.studies.scheduler import is_not_applicable
 from profcil.studies.selection import narrow_study
@@ -37,7 +37,7 @@ def items_of_studies(studies: Sequence[Study], out: Path) -> list[Item]:
 
 
 def items_of_runs(
-    layout: Layout, paths: Sequence[str | Path], warn: Callable[[str], None] = lambda sentence: None
+    layout: TableLayout, paths: Sequence[str | Path], warn: Callable[[str], None] = lambda sentence: None
 ) -> list[Item]:
     """The given runs. Their settings tell which variant of the table's studies they are."""
     runs = load_all(paths, warn)
@@ -78,7 +78,7 @@ def labelled(item: Item, run: StoredRun) -> Item:
     return replace(item, label=label, stream=stream)
 
 
-def variant_names(layout: Layout, datasets: set[str]) -> dict[str, str]:
+def variant_names(layout: TableLayout, datasets: set[str]) -> dict[str, str]:
     """Variant names of the table's studies by a hash of their settings, at every scale and on these datasets."""
     names: dict[str, str] = {}
     for name in layout.studies:
@@ -128,7 +128,7 @@ def plain_rows(table: Table) -> list[dict[str, Any]]:
     return rows
 
 
-def plain_entry(column: Column, entry: Entry) -> dict[str, Any]:
+def plain_entry(column: Column, entry: TableEntry) -> dict[str, Any]:
     """One entry as plain values."""
     by_seed = {str(seed): value for seed, value in sorted(entry.seeds.items())}
     return {

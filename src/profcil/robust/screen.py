@@ -89,7 +89,7 @@ def model_distance(reply: Reply, inbox: Inbox) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReportedRows:
     """Rows of one tensor, from all clients and from the server."""
 
     values: Tensor  # [n, d], float64
@@ -124,7 +124,7 @@ def mislabelled_rows(
         yield client, f"block {name}: {tensor} of a class is as others sent it of another class"
 
 
-def gather_rows(name: str, tensor: str, senders: Sequence[Reply], stored: Mapping[str, Block]) -> Rows | None:
+def gather_rows(name: str, tensor: str, senders: Sequence[Reply], stored: Mapping[str, Block]) -> ReportedRows | None:
     """All rows of a tensor by class; None where it has no rows of real numbers."""
     values: list[Tensor] = []
     owner: list[int] = []
@@ -142,10 +142,10 @@ def gather_rows(name: str, tensor: str, senders: Sequence[Reply], stored: Mappin
     if not values or not values[0].shape[1]:
         return None
     device = values[0].device
-    return Rows(torch.cat(values), torch.tensor(owner, device=device), torch.tensor(label, device=device))
+    return ReportedRows(torch.cat(values), torch.tensor(owner, device=device), torch.tensor(label, device=device))
 
 
-def has_memory(rows: Rows) -> bool:
+def has_memory(rows: ReportedRows) -> bool:
     """Whether some rows are the server's memory. One of them may stand for many clients."""
     return bool((rows.owner == STORED).any())
 
@@ -164,7 +164,7 @@ def far_from_centre(own: Tensor, others: Tensor) -> bool:
     return bool(((apart > FAR * usual) & (apart > length)).any())
 
 
-def mislabelled(rows: Rows) -> list[int]:
+def mislabelled(rows: ReportedRows) -> list[int]:
     """The clients whose rows lie where another class is. One false row also makes the rows of honest clients look
     misplaced; so the client is taken without which the fewest rows are, again and again. Where two clients contradict
     each other and nobody else says anything, neither is taken."""
@@ -183,7 +183,7 @@ def mislabelled(rows: Rows) -> list[int]:
         rows = without(rows, culprits[0])
 
 
-def misplaced(rows: Rows, usual: float) -> list[int]:
+def misplaced(rows: ReportedRows, usual: float) -> list[int]:
     """The owners of rows that are less than half as far from another class as from their own, and no further from it
     than rows of one class usually are."""
     to_own, to_other = class_distances(rows)
@@ -191,7 +191,7 @@ def misplaced(rows: Rows, usual: float) -> list[int]:
     return [int(owner) for owner in rows.owner[strange].unique()]
 
 
-def class_distances(rows: Rows) -> tuple[Tensor, Tensor]:
+def class_distances(rows: ReportedRows) -> tuple[Tensor, Tensor]:
     """The distance of each row from its class, nan if nobody else sent it, and from the nearest other class. The
     distance from a class is the median over its rows from other owners."""
     gap = torch.cdist(rows.values, rows.values).masked_fill(rows.owner[:, None] == rows.owner, torch.nan)
@@ -202,10 +202,10 @@ def class_distances(rows: Rows) -> tuple[Tensor, Tensor]:
     return to_class[is_own], to_other
 
 
-def without(rows: Rows, client: int) -> Rows:
+def without(rows: ReportedRows, client: int) -> ReportedRows:
     """The rows of all others."""
     kept = rows.owner != client
-    return Rows(rows.values[kept], rows.owner[kept], rows.label[kept])
+    return ReportedRows(rows.values[kept], rows.owner[kept], rows.label[kept])
 
 
 # -- sums without rows -------------------------------------------------------------------------------------------------

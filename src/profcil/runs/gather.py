@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from profcil.errors import RunFolderError, count
 from profcil.runs.reader import Run, dataset_title, explain_read_errors, load_run
+from profcil.runs.results.store import has_store_columns, is_store, load_store, newest_runs
+from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.settings_check import WITHOUT_EFFECT
-from profcil.runs.store import has_store_columns, is_store, load_store, newest_runs
-from profcil.runs.stored_run import StoredRun
 
 
 class HasSettings(Protocol):

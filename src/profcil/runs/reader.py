@@ -125,7 +125,7 @@ class Run:
 
         Needs torch, the run's model and its data.
         """
-        from profcil.runs.evaluation import evaluate_run
+        from profcil.runs.models.evaluation import evaluate_run
 
         found = evaluate_run(self.path)
         return found.names, found.confusion.numpy()

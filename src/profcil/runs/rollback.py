@@ -8,8 +8,8 @@ from typing import Any
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import read_facts
 from profcil.runs.folder import RunFolder
+from profcil.runs.models.saved_model import NAME as MODEL_FILE
 from profcil.runs.reader import check_folder
-from profcil.runs.saved_model import NAME as MODEL_FILE
 
 
 def roll_back(path: Path, position: int | None = None) -> dict[str, Any]:

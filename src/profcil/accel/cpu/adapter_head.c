@@ -1,4 +1,4 @@
-/* An epoch of steps on adapter and head for one client, on one core. The reference is `descend` in
+/* An epoch of steps on adapter and head for one client, on one core. The reference is `run_epoch` in
    adapter_head_epoch.py.
 
    A batch is stored [features, examples], with SIMD vectors along the examples. Each of a step's eight matrix products
@@ -92,7 +92,7 @@ static void product(long rows, long columns, long depth, Numbers a, Vectors b, I
 }
 
 /* Transposes a block of LANES x LANES by repeatedly interleaving the first half of the rows with the second. */
-ALWAYS void turn(const float *const *from, long column, Into to)
+ALWAYS void transpose_block(const float *const *from, long column, Into to)
 {
     vec x[LANES], y[LANES];
     for (int k = 0; k < LANES; k++) x[k] = *(const vec *)(from[k] + column);
@@ -114,7 +114,7 @@ static void transpose(long rows, long columns, const float *from, long stride, c
         const float *row[LANES];
         for (long k = 0; k < some; k++) row[k] = from + (index ? index[i + k] : i + k) * stride;
         long j = 0;
-        for (; some == LANES && j + LANES <= columns; j += LANES) turn(row, j, to);
+        for (; some == LANES && j + LANES <= columns; j += LANES) transpose_block(row, j, to);
         for (; j < columns; j++)
             for (long k = 0; k < some; k++) to.at[j * to.stride + k] = row[k][j];
     }
@@ -127,12 +127,12 @@ typedef struct {
     int64_t down, down_bias, up, up_bias, scale, shift, head, parameters; /* offsets in the vector */
     int64_t kind, time;                                         /* 0 sgd, 1 adam, 2 adamw; steps taken so far */
     double lr, decay, momentum, beta1, beta2, epsilon, proximal, clip;
-} Plan;
+} EpochPlan;
 
 typedef struct { /* intermediate results of a batch; `…_rows` are stored [examples, …] */
     long wide, examples, narrow; /* padded lengths: features, examples and adapter width */
     float *n_rows, *z_rows, *h_rows, *v, *z, *h, *p, *dz, *dh, *x, *mean, *by;
-} Room;
+} Workspace;
 
 ALWAYS long padded(long n) { return (n + LANES - 1) / LANES * LANES; }
 
@@ -168,7 +168,7 @@ static float dot(const float *x, const float *y, long n)
 }
 
 /* LayerNorm of the batch's rows without scale and shift; stores mean and inverse standard deviation. */
-static void normalise(const Plan *p, Room *o, const float *u, const int64_t *index)
+static void normalise(const EpochPlan *p, Workspace *o, const float *u, const int64_t *index)
 {
     const long d = p->features;
     for (long b = 0; b < p->batch; b++) {
@@ -186,7 +186,7 @@ SIMD
 }
 
 /* Replaces the logits by (softmax − one-hot) / rows; writes the losses of the rows if `losses` is given. */
-static void excite(const Plan *p, Room *o, const int64_t *labels, float *losses)
+static void logit_gradients(const EpochPlan *p, Workspace *o, const int64_t *labels, float *losses)
 {
     const long e = o->examples;
     for (long b = 0; b < e; b += LANES) {
@@ -207,7 +207,7 @@ static void excite(const Plan *p, Room *o, const int64_t *labels, float *losses)
     for (long b = 0; b < p->batch; b++) o->p[labels[b] * e + b] -= 1.0f / p->batch;
 }
 
-static void slopes(const Plan *p, const float *w, float *to, Room *o, const float *u, const int64_t *index,
+static void gradients(const EpochPlan *p, const float *w, float *to, Workspace *o, const float *u, const int64_t *index,
                    const int64_t *labels, float *losses)
 {
     const long d = p->features, k = p->narrow, c = p->classes, e = o->examples, n = p->batch;
@@ -232,7 +232,7 @@ SIMD
     }
     product(d, e, k, (Numbers){up, k, 1}, (Vectors){o->h, e}, (Into){o->z, e, 1});
     product(c, e, d, (Numbers){head, d, 1}, (Vectors){o->z, e}, (Into){o->p, e, 0});
-    excite(p, o, labels, losses);
+    logit_gradients(p, o, labels, losses);
 
     transpose(d, n, o->z, e, 0, (Into){o->z_rows, o->wide, 0});
     product(c, d, n, (Numbers){o->p, e, 1}, (Vectors){o->z_rows, o->wide}, (Into){to + p->head, d, 0});
@@ -259,12 +259,12 @@ SIMD
     }
 }
 
-/* Proximal term, clipping and update, as in optim.py. */
-static void update(Plan *p, float *restrict w, float *restrict g, float *restrict m, float *restrict v,
+/* Proximal term, clipping and update, as in engine/steps.py. */
+static void update(EpochPlan *p, float *restrict w, float *restrict g, float *restrict m, float *restrict v,
                    const float *restrict anchor)
 {
     const long n = p->parameters;
-    const float lr = p->lr, decay = p->decay, epsilon = p->epsilon, inertia = p->momentum;
+    const float lr = p->lr, decay = p->decay, epsilon = p->epsilon, momentum = p->momentum;
     if (anchor)
         for (long i = 0; i < n; i++) g[i] += (float)(2 * p->proximal) * (w[i] - anchor[i]);
     float by = 1;
@@ -275,26 +275,26 @@ static void update(Plan *p, float *restrict w, float *restrict g, float *restric
     p->time++;
     if (p->kind == 0) {
         for (long i = 0; i < n; i++) {
-            m[i] = inertia * m[i] + (by * g[i] + decay * w[i]);
+            m[i] = momentum * m[i] + (by * g[i] + decay * w[i]);
             w[i] -= lr * m[i];
         }
         return;
     }
-    const float pace = lr / (1 - pow(p->beta1, p->time)), root = 1 / sqrt(1 - pow(p->beta2, p->time));
+    const float step_size = lr / (1 - pow(p->beta1, p->time)), root = 1 / sqrt(1 - pow(p->beta2, p->time));
     const float fresh = 1 - p->beta1, old = p->beta2, new = 1 - p->beta2; /* in double: 1 − 0.999f is off by 5e-5 */
     const float coupled = p->kind == 1 ? decay : 0, kept = p->kind == 1 ? 1 : 1 - p->lr * p->decay;
 SIMD
     for (long i = 0; i < n; i++) {
-        const float own = kept * w[i], slope = by * g[i] + coupled * own;
-        m[i] += fresh * (slope - m[i]);
-        v[i] = old * v[i] + new * slope * slope;
-        w[i] = own - pace * m[i] / (sqrtf(v[i]) * root + epsilon);
+        const float own = kept * w[i], gradient = by * g[i] + coupled * own;
+        m[i] += fresh * (gradient - m[i]);
+        v[i] = old * v[i] + new * gradient * gradient;
+        w[i] = own - step_size * m[i] / (sqrtf(v[i]) * root + epsilon);
     }
 }
 
 /* -- public functions ---------------------------------------------------------------------------------------------- */
 
-static long lay_out(const Plan *p, float *at, Room *o)
+static long lay_out(const EpochPlan *p, float *at, Workspace *o)
 {
     const long d = p->features, k = p->narrow, e = padded(p->batch);
     o->wide = padded(d), o->narrow = padded(k), o->examples = e;
@@ -312,16 +312,16 @@ static long lay_out(const Plan *p, float *at, Room *o)
 }
 
 /* The size of the workspace in floats. */
-int64_t room(const Plan *p) { Room o; return lay_out(p, 0, &o); }
+int64_t workspace_size(const EpochPlan *p) { Workspace o; return lay_out(p, 0, &o); }
 
 /* `index` and `labels` are [steps, batch]; so is `losses`, or NULL. */
-void epoch(Plan *p, float *w, float *g, float *m, float *v, const float *anchor, const float *u, const int64_t *index,
-           const int64_t *labels, int64_t steps, float *space, float *losses)
+void epoch(EpochPlan *p, float *w, float *g, float *m, float *v, const float *anchor, const float *u,
+           const int64_t *index, const int64_t *labels, int64_t steps, float *space, float *losses)
 {
-    Room o;
+    Workspace o;
     lay_out(p, space, &o);
     for (long i = 0; i < steps * p->batch; i += p->batch) {
-        slopes(p, w, g, &o, u, index + i, labels + i, losses ? losses + i : 0);
+        gradients(p, w, g, &o, u, index + i, labels + i, losses ? losses + i : 0);
         update(p, w, g, m, v, anchor);
     }
 }

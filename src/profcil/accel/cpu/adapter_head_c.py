@@ -16,7 +16,7 @@ from profcil.accel.loader import c_library
 from profcil.engine.steps import BETA1, BETA2, EPSILON, Rule
 
 if TYPE_CHECKING:
-    from profcil.accel.cpu.adapter_head_epoch import TrainingState
+    from profcil.accel.cpu.adapter_head_epoch import EpochState
 
 KINDS = "sgd", "adam", "adamw"
 ALIGNMENT = 64  # bytes of a line in the cache
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL | None:
     """The compiled library; None where it cannot be compiled."""
     compiled = c_library("cpu/adapter_head.c")
     if compiled is not None:
-        compiled.room.restype = ctypes.c_int64
+        compiled.workspace_size.restype = ctypes.c_int64
     return compiled
 
 
@@ -36,8 +36,8 @@ INTEGERS = (*SIZES, *OFFSETS, "parameters", "kind", "time")
 NUMBERS = ("lr", "decay", "momentum", "beta1", "beta2", "epsilon", "proximal", "clip")
 
 
-class Plan(ctypes.Structure):
-    """Sizes, the offset of each tensor in the vector, and the optimiser: `Plan` in adapter_head.c."""
+class EpochPlan(ctypes.Structure):
+    """Sizes, the offset of each tensor in the vector, and the optimiser: `EpochPlan` in adapter_head.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in INTEGERS),
@@ -49,7 +49,7 @@ class CompiledEpochs:
     """The epochs of one phase. Vectors are updated in place; the caller must keep references to them."""
 
     def __init__(
-        self, library: ctypes.CDLL, state: TrainingState, rule: Rule, batch: int, proximal: float, clip: float
+        self, library: ctypes.CDLL, state: EpochState, rule: Rule, batch: int, proximal: float, clip: float
     ) -> None:
         vector = state.vector[0]
         head = state.weights["head"]
@@ -64,11 +64,11 @@ class CompiledEpochs:
         moments = {"momentum": rule.momentum, "beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON}
         optimiser = {"kind": KINDS.index(rule.kind), "lr": rule.lr, "decay": rule.decay, **moments}
         limits = {"proximal": proximal, "clip": clip}
-        self.plan = Plan(**sizes, **offsets, parameters=len(vector), **optimiser, **limits)
+        self.plan = EpochPlan(**sizes, **offsets, parameters=len(vector), **optimiser, **limits)
         self.library = library
         first, second, *_ = state.moments
         self.vectors = [vector, state.gradient[0], only(first), only(second), only(state.anchor)]
-        size = self.library.room(ctypes.byref(self.plan))
+        size = self.library.workspace_size(ctypes.byref(self.plan))
         self.workspace = aligned_zeros(size)
 
     def __call__(self, u: Tensor, y: Tensor, index: Tensor, last: bool) -> Tensor:

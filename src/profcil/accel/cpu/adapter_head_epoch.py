@@ -21,7 +21,7 @@ from profcil.accel.cpu import adapter_head_c
 from profcil.accel.cpu.adapter_head_gradient import Classification, write_gradients
 from profcil.config import TrainSettings
 from profcil.engine.phases import Features, Train, Trained, batch_rows
-from profcil.engine.steps import Moments, Optimiser, Rule, fused
+from profcil.engine.steps import GradientMoments, Optimiser, Rule, fused
 from profcil.model.net import TAIL, Tail, Weights
 
 CLASSES = 11  # in the example of the self-check
@@ -35,7 +35,7 @@ def clip_vector_(grad: Tensor, limit: float) -> None:
             grad.mul_(limit / (norm + 1e-6))
 
 
-class TrainingState(NamedTuple):
+class EpochState(NamedTuple):
     """The tensors of a phase. Some are lists of one tensor, because the optimiser updates lists. These lists must be
     arguments: TorchScript removes in-place updates of lists that it has built itself as dead code."""
 
@@ -44,12 +44,12 @@ class TrainingState(NamedTuple):
     weights: dict[str, Tensor]  # views of the vector
     gradients: dict[str, Tensor]  # views of the gradient
     buffers: dict[str, Tensor]  # for intermediate results
-    moments: Moments
+    moments: GradientMoments
     anchor: list[Tensor]  # the anchor of the proximal term; empty without one
 
 
 def run_epoch(
-    state: TrainingState, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
+    state: EpochState, u: Tensor, y: Tensor, index: Tensor, rule: Rule, proximal: float, clip: float, last: bool
 ) -> Tensor:
     """An epoch of steps: gradient, proximal term, clipping, update. Gives the loss of each row in the last epoch."""
     labels = y[index].unsqueeze(1)
@@ -85,7 +85,7 @@ compiled_epoch = torchscript(run_epoch)
 Epoch = Callable[[Tensor, Tensor, Tensor, bool], Tensor]  # features, rows of the head, batches, is it the last epoch
 
 
-def epoch_function(state: TrainingState, rule: Rule, phase: Train) -> Epoch:
+def epoch_function(state: EpochState, rule: Rule, phase: Train) -> Epoch:
     """The function that computes an epoch on this machine: C, or TorchScript."""
     proximal = phase.proximal
     clip = phase.settings.clip
@@ -176,7 +176,7 @@ def run(phase: Train, rng: torch.Generator) -> Trained:
     return Trained(weights, float(losses.mean()), steps)
 
 
-def prepared(phase: Train, order: Tensor) -> tuple[Tail, TrainingState, Rule, Tensor]:
+def prepared(phase: Train, order: Tensor) -> tuple[Tail, EpochState, Rule, Tensor]:
     """Adapter and head as views, the tensors of the phase, the optimiser, and each class's row in the head."""
     vector, tail = joined(phase.weights, order)
     gradient, into = joined(phase.weights, order)
@@ -184,7 +184,7 @@ def prepared(phase: Train, order: Tensor) -> tuple[Tail, TrainingState, Rule, Te
     c = Classification(tail, into, batch, phase.constants)
     anchor = [vector.clone()] if phase.proximal else []
     optimiser = Optimiser(phase.settings, [vector])
-    state = TrainingState([vector], [gradient], c.weights, c.gradients, c.buffers, optimiser.moments, anchor)
+    state = EpochState([vector], [gradient], c.weights, c.gradients, c.buffers, optimiser.moments, anchor)
     return tail, state, optimiser.rule, c.head_rows
 
 

@@ -7,23 +7,23 @@
 
 enum { WORDS = 624, AHEAD = 397, BLOCK = 16 };
 
-static uint32_t turned(uint32_t high, uint32_t low, uint32_t other)
+static uint32_t twisted(uint32_t high, uint32_t low, uint32_t other)
 {
     const uint32_t y = (high & 0x80000000u) | (low & 0x7fffffffu);
     return other ^ (y >> 1) ^ (-(y & 1u) & 0x9908b0dfu);
 }
 
-static void turn(uint32_t *restrict s)
+static void twist(uint32_t *restrict s)
 {
 #pragma omp simd
-    for (int k = 0; k < WORDS - AHEAD; k++) s[k] = turned(s[k], s[k + 1], s[k + AHEAD]);
+    for (int k = 0; k < WORDS - AHEAD; k++) s[k] = twisted(s[k], s[k + 1], s[k + AHEAD]);
 #pragma omp simd safelen(64)
-    for (int k = WORDS - AHEAD; k < WORDS - 1; k++) s[k] = turned(s[k], s[k + 1], s[k + AHEAD - WORDS]);
-    s[WORDS - 1] = turned(s[WORDS - 1], s[0], s[AHEAD - 1]);
+    for (int k = WORDS - AHEAD; k < WORDS - 1; k++) s[k] = twisted(s[k], s[k + 1], s[k + AHEAD - WORDS]);
+    s[WORDS - 1] = twisted(s[WORDS - 1], s[0], s[AHEAD - 1]);
 }
 
 /* n numbers in [0, 1) with 24 bits, from n words. */
-static void spread(const uint32_t *restrict s, float *restrict to, long n)
+static void temper(const uint32_t *restrict s, float *restrict to, long n)
 {
 #pragma omp simd
     for (long i = 0; i < n; i++) {
@@ -50,7 +50,7 @@ static inline float logarithm(float x)
 }
 
 /* cos and sin of x · π/2, x in [0, 4). */
-static inline void around(float x, float *cosine, float *sine)
+static inline void cosine_and_sine(float x, float *cosine, float *sine)
 {
     const int32_t quarter = (int32_t)(x + 0.5f);
     const float t = (x - quarter) * 1.57079633f, q = t * t;
@@ -62,13 +62,13 @@ static inline void around(float x, float *cosine, float *sine)
 }
 
 /* Box–Muller transform: the first half of a block gives the radii, the second half the angles. */
-static void bend(float *x)
+static void box_muller(float *x)
 {
 #pragma omp simd
     for (int j = 0; j < BLOCK / 2; j++) {
         float cosine, sine;
         const float radius = sqrtf(-2 * logarithm(1 - x[j]));
-        around(4 * x[j + BLOCK / 2], &cosine, &sine);
+        cosine_and_sine(4 * x[j + BLOCK / 2], &cosine, &sine);
         x[j] = radius * cosine;
         x[j + BLOCK / 2] = radius * sine;
     }
@@ -78,9 +78,9 @@ static void bend(float *x)
 static long uniform(uint32_t *s, long used, float *to, long n)
 {
     while (n) {
-        if (used == WORDS) turn(s), used = 0;
+        if (used == WORDS) twist(s), used = 0;
         const long now = n < WORDS - used ? n : WORDS - used;
-        spread(s + used, to, now);
+        temper(s + used, to, now);
         used += now, to += now, n -= now;
     }
     return used;
@@ -90,10 +90,10 @@ static long uniform(uint32_t *s, long used, float *to, long n)
 int64_t normal(uint32_t *s, int64_t used, float *to, int64_t n)
 {
     used = uniform(s, used, to, n);
-    for (long i = 0; i + BLOCK <= n; i += BLOCK) bend(to + i);
+    for (long i = 0; i + BLOCK <= n; i += BLOCK) box_muller(to + i);
     if (n % BLOCK) {
         used = uniform(s, used, to + n - BLOCK, BLOCK);
-        bend(to + n - BLOCK);
+        box_muller(to + n - BLOCK);
     }
     return used;
 }

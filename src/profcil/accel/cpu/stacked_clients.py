@@ -22,7 +22,7 @@ from profcil.accel.cpu.convnet_gradient import Layers, layers_of, write_gradient
 from profcil.accel.sources import epochs
 from profcil.data.bundle import Inputs
 from profcil.engine.phases import Batch, Train, Trained
-from profcil.engine.steps import Moments, Optimiser, Rule, fused, generator_of
+from profcil.engine.steps import GradientMoments, Optimiser, Rule, fused, generator_of
 from profcil.model.layers import unit
 from profcil.model.net import MODEL, Net, Tail, Tensors, Weights, project
 
@@ -35,7 +35,7 @@ ClientInputs = tuple[ClientBatch, ...]  # inputs of an encoder
 def run(net: Net, phases: Sequence[Train], analytic: bool) -> list[Trained]:
     """As `steps.run` for each phase. `analytic`: use the analytic gradient (`convnet_gradient`)."""
     net.train()
-    rows = AnalyticRows(net, phases) if analytic else Rows(net, phases)
+    rows = AnalyticRows(net, phases) if analytic else ClientRows(net, phases)
     rngs = [generator_of(net, p) for p in phases]
     losses = torch.zeros(0)
     for table, _ in epochs(phases, rngs):
@@ -58,7 +58,7 @@ def batch_of(phases: Sequence[Train], rows: Tensors) -> Batch:
     return batch
 
 
-class Stack:
+class StackedNet:
     """The models of several clients with the interface of one `Net`, as far as batched losses need it. Other attributes
     raise `NotBatchable`."""
 
@@ -122,18 +122,18 @@ class Stack:
         return tuple(ClientBatch(x) for x in by_client)
 
 
-class TrainingState(NamedTuple):
-    """The tensors of a stack; some as lists, for TorchScript (see `adapter_head_epoch.TrainingState`)."""
+class StackState(NamedTuple):
+    """The tensors of a stack; some as lists, for TorchScript (see `adapter_head_epoch.EpochState`)."""
 
     matrix: list[Tensor]  # the trained parameters, one client in each row
     gradient: list[Tensor]  # of the matrix
     weights: dict[str, Tensor]  # views of the matrix with a leading client axis, by block.name
     gradients: dict[str, Tensor]  # views of the gradient
-    moments: Moments
+    moments: GradientMoments
     anchor: list[Tensor]  # the anchor of the proximal term; empty without one
 
 
-def update(state: TrainingState, rule: Rule, proximal: float, clip: float) -> None:
+def update(state: StackState, rule: Rule, proximal: float, clip: float) -> None:
     """Proximal term, clipping and update of all clients, in a form that TorchScript can compile."""
     matrix = state.matrix[0]
     gradient = state.gradient[0]
@@ -150,7 +150,7 @@ def update(state: TrainingState, rule: Rule, proximal: float, clip: float) -> No
 
 
 def take_steps(
-    state: TrainingState, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float
+    state: StackState, layers: Layers, x: Tensor, y: Tensor, rule: Rule, proximal: float, clip: float
 ) -> Tensor:
     """Steps on batches [steps, batch, …] with classes [steps, clients, batch, 1]; gives losses [steps, clients]."""
     losses = x.new_empty(y.shape[:2])
@@ -163,7 +163,7 @@ def take_steps(
 compiled_steps = torchscript(take_steps)
 
 
-class Rows:
+class ClientRows:
     """The tensors of a stack: trained parameters as rows of a matrix, all others with a leading client axis."""
 
     def __init__(self, net: Net, phases: Sequence[Train]) -> None:
@@ -185,7 +185,7 @@ class Rows:
         if first.proximal:
             anchored = sum(shape.numel() for (b, _), shape in self.places.items() if b in MODEL)
             anchor.append(matrix[:, :anchored].clone())
-        self.state = TrainingState(
+        self.state = StackState(
             [matrix], [gradient], by_name(parameters), by_name(gradients), optimiser.moments, anchor
         )
         self.update_settings = (optimiser.rule, first.proximal, first.settings.clip)
@@ -222,7 +222,7 @@ class Rows:
         phase = self.phases[0]
         leaves = [t.requires_grad_() for t in self.state.weights.values()]
         gradients = list(self.state.gradients.values())
-        model = Stack(self.net, self.own)
+        model = StackedNet(self.net, self.own)
         constants = {k: ClientBatch(v) for k, v in self.constants.items()}
         constants["rng"] = ClientBatch(list(rngs))
         losses = []
@@ -246,7 +246,7 @@ class Rows:
         return weights
 
 
-class AnalyticRows(Rows):
+class AnalyticRows(ClientRows):
     """A stack with an analytic gradient."""
 
     @torch.no_grad()
@@ -307,7 +307,7 @@ def unflattened(piece: Tensor, shape: torch.Size) -> Tensor:
     return channels_last.movedim(4, 2)
 
 
-def losses_of(model: Stack, phase: Train, batch: Batch) -> Tensor:
+def losses_of(model: StackedNet, phase: Train, batch: Batch) -> Tensor:
     """The losses of all clients, one value each."""
     try:
         loss = phase.loss(model, batch)

@@ -21,17 +21,17 @@ from profcil.data.own.arrays import is_saved_bundle, load_saved_bundle, save_arr
 from profcil.data.own.assemble import bundle_of, describe_raw
 from profcil.data.own.defaults import recipe_of_data
 from profcil.data.own.forms import read_raw
-from profcil.data.own.raw import Summary
+from profcil.data.own.raw import DataSummary
 
 __all__ = ["FACTS", "describe", "load", "recipe", "save_arrays", "save_bundle", "save_texts"]
 
 FACTS = Facts("own", "Own data", "", 0, None, None, get="--data PATH")  # replaced by those of the data
 
 
-def describe(path: Path, settings: OwnSettings) -> Summary:
+def describe(path: Path, settings: OwnSettings) -> DataSummary:
     """What the data is and how much there is of it."""
     if is_saved_bundle(path):
-        return Summary.of_bundle(path, load_saved_bundle(path))
+        return DataSummary.of_bundle(path, load_saved_bundle(path))
     return describe_raw(path, read_raw(path, settings), settings)
 
 

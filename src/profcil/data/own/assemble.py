@@ -15,7 +15,7 @@ from profcil.data._categories import HASHED, categories_of, is_categorical
 from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
 from profcil.data.input_format import SPLITTERS, InputFormat, read_image
-from profcil.data.own.raw import Raw, Summary
+from profcil.data.own.raw import DataSummary, Raw
 from profcil.data.own.tasks import class_names, tasks_of
 from profcil.errors import DataError
 from profcil.randomness import generator
@@ -33,7 +33,7 @@ WORDS = (8_000, 20_000)  # of fewer and of more texts
 Ids = dict[str, np.ndarray]  # part -> numbers of its examples, ascending
 
 
-def describe_raw(path: Path, raw: Raw, settings: OwnSettings) -> Summary:
+def describe_raw(path: Path, raw: Raw, settings: OwnSettings) -> DataSummary:
     """What the defaults of a run depend on."""
     names = class_names(raw, settings, path)
     parts, notes = divided(raw, names, settings, 0, path)
@@ -46,7 +46,7 @@ def describe_raw(path: Path, raw: Raw, settings: OwnSettings) -> Summary:
         notes = (*notes, *category_notes(form))
     elif raw.modality in ("table", "graph"):
         shape = (raw.inputs.shape[1],)
-    return Summary(path, raw.modality, names, len(parts["train"]), shape, (*raw.notes, *notes))
+    return DataSummary(path, raw.modality, names, len(parts["train"]), shape, (*raw.notes, *notes))
 
 
 def bundle_of(path: Path, raw: Raw, settings: OwnSettings, seed: int) -> Bundle:

@@ -11,7 +11,7 @@ from typing import Any
 
 from profcil.config import OwnSettings
 from profcil.data.own.assemble import LARGE_TEXTS, default_words
-from profcil.data.own.raw import Summary
+from profcil.data.own.raw import DataSummary
 from profcil.data.own.tasks import default_task_size
 
 CLIENTS = ((500, 5), (5_000, 10), (math.inf, 20))  # fewer training examples than this -> clients
@@ -23,7 +23,7 @@ SGD = {"optimiser": "sgd", "lr": 0.01, "weight_decay": 5e-4}
 Values = dict[str, Any]
 
 
-def recipe_of_data(summary: Summary, settings: OwnSettings) -> Values:
+def recipe_of_data(summary: DataSummary, settings: OwnSettings) -> Values:
     """The recipe of this data."""
     classes = len(summary.names)
     clients = next(count for limit, count in CLIENTS if summary.train < limit)
@@ -60,7 +60,7 @@ def training(optimiser: Values, batch: int, rounds: int = 10) -> Values:
     return {"train": train, "warmup": {**warmup, "rounds": 10}}
 
 
-def images(summary: Summary) -> Values:
+def images(summary: DataSummary) -> Values:
     large = summary.train >= LARGE_IMAGES and min(summary.shape[1:]) >= 24
     values = training({**SGD, "lr": 0.05} if large else SGD, 64 if large else 32)
     model = {"encoder": "resnet18" if large else "convnet", "norm": "batch" if large else "group"}
@@ -68,7 +68,7 @@ def images(summary: Summary) -> Values:
     return {**values, "model": model, "methods": {"prolin": prolin}, "own": {"shape": list(summary.shape)}}
 
 
-def texts(summary: Summary) -> Values:
+def texts(summary: DataSummary) -> Values:
     large = summary.train >= LARGE_TEXTS
     entries = (
         {"text_entries": "ngrams", "dictionary": 8_000} if large else {"text_entries": "contexts", "dictionary": 3_000}
@@ -78,7 +78,7 @@ def texts(summary: Summary) -> Values:
     return {**training(ADAM, 64), "methods": {"prolin": prolin}, "own": own}
 
 
-def graphs(summary: Summary) -> Values:
+def graphs(summary: DataSummary) -> Values:
     large = summary.train >= LARGE_GRAPH
     adam = {**ADAM, "lr": 5e-3, "weight_decay": 5e-4}
     width = 3 * min(max(summary.shape[0], 1), 1_500)
@@ -86,7 +86,7 @@ def graphs(summary: Summary) -> Values:
     return {**training(adam, 1024 if large else 0), "methods": {"prolin": prolin}}
 
 
-def tables(summary: Summary) -> Values:
+def tables(summary: DataSummary) -> Values:
     large = summary.train >= 5_000
     width = summary.shape[0] + (1_000 if large else 200)
     prolin = {"base_rounds": 0, "dictionary": width, "shrink_deployed": 0.1}

@@ -41,7 +41,7 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Summary:
+class DataSummary:
     """What the defaults of a run depend on."""
 
     path: Path
@@ -52,6 +52,6 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def of_bundle(path: Path, bundle: Bundle) -> Summary:
+    def of_bundle(path: Path, bundle: Bundle) -> DataSummary:
         shape = tuple(bundle.train.x.shape[1:])
-        return Summary(path, bundle.facts.modality, bundle.names, len(bundle.train), shape)
+        return DataSummary(path, bundle.facts.modality, bundle.names, len(bundle.train), shape)

@@ -54,13 +54,6 @@ def pool_means(reports: Sequence[Block]) -> Block:
     return Block("prototype", {"mean": pooled.mean}, pooled.labels)
 
 
-def potential(points: Tensor, sigma: float) -> Tensor:
-    """V summed over all pairs."""
-    distances = torch.nn.functional.pdist(points.double())
-    sixth_power = (sigma / distances) ** 6
-    return (4 * (sixth_power**2 - sixth_power)).sum()
-
-
 def potential_gradient(new: Tensor, points: Tensor, sigma: float) -> Tensor:
     """∂V/∂p of the points `new` against all `points`, of which they are the first rows; lengths are in σ."""
     r = torch.cdist(new, points, compute_mode="donot_use_mm_for_euclid_dist") / sigma

@@ -42,7 +42,7 @@ class Latent(nn.Module):
         return self.mu(u), self.logvar(u)
 
 
-class Decoder(nn.Module):
+class ImageDecoder(nn.Module):
     """A latent code → an image."""
 
     def __init__(self, size: int, shape: tuple[int, int, int], norm: str) -> None:
@@ -88,18 +88,20 @@ def make_latent(features: int, size: int, generator: torch.Generator) -> Latent:
     return latent
 
 
-def make_decoder(size: int, shape: tuple[int, int, int], encoder: nn.Module, generator: torch.Generator) -> Decoder:
+def make_decoder(
+    size: int, shape: tuple[int, int, int], encoder: nn.Module, generator: torch.Generator
+) -> ImageDecoder:
     """A decoder with the encoder's kind of normalisation."""
     has_batchnorm = any(isinstance(m, BatchNorm) for m in encoder.modules())
     norm = "batch" if has_batchnorm else "group"
-    return drawn(lambda: Decoder(size, shape, norm), generator)
+    return drawn(lambda: ImageDecoder(size, shape, norm), generator)
 
 
 def latent_of(net: nn.Module) -> Latent:
     return net.get_submodule("latent")  # type: ignore[return-value]
 
 
-def decoder_of(net: nn.Module) -> Decoder:
+def decoder_of(net: nn.Module) -> ImageDecoder:
     return net.get_submodule("decoder")  # type: ignore[return-value]
 
 

@@ -52,8 +52,8 @@ def stored_temperature(state: ServerState) -> float:
 def temperature(weight: Tensor, mean: Tensor) -> float:
     """The number by which discriminant scores are divided to be log-probabilities; at least 1.
 
-    If features were normal with the pooled covariance, it would be 1. Real features have heavier tails, of which first
-    and second moments say nothing, and probabilities at 1 are too certain. So this is a rule: at a class's own mean,
+    If features were normal with the pooled covariance, it would be 1. Real features have heavier tails, which first
+    and second moments do not show, and probabilities at 1 are too certain. So this is a rule: at a class's own mean,
     the class has the probability AT_THE_MEAN if all others are as far away as the nearest one. The median class
     decides. docs/models.md says how far the probabilities are off.
     """

@@ -2,8 +2,8 @@
 
 The clients count their nodes with each word. The server adds the counts. The most frequent words become entries. A node
 is represented by its own entries and by their means over the nodes within one and within two steps, side by side. Its
-own entries and each of the means have unit length, so that a node with few neighbours looks like one with many: clients
-own few of the edges that exist at prediction.
+own entries and each of the means have unit length, so that the scale does not depend on the number of neighbours:
+clients own few of the edges that exist at prediction.
 
 An entry reveals that a word is frequent among all clients: at least `min_support` nodes have it. The counts of one
 client reveal which words its nodes have. A deployment should add secure summation.

@@ -12,7 +12,7 @@ from profcil.errors import DataError, RunFolderError
 from profcil.reporting.figures import inputs, style
 from profcil.reporting.looks import method_look
 from profcil.reporting.paper import method_rank, method_title
-from profcil.runs.store import is_store
+from profcil.runs.results.store import is_store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

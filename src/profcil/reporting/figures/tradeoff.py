@@ -73,7 +73,7 @@ def point_of(one: Standing) -> tuple[float, float]:
 
 
 def draw_points(ax: Axes, standings: Sequence[Standing]) -> None:
-    """The points with error bars of one standard deviation, on an axis of bytes with room for labels."""
+    """The points with error bars of one standard deviation, on an axis of bytes with space for labels."""
     for one in standings:
         look = style.group_look(one.group) | {"linestyle": "none"}
         x, y = point_of(one)

@@ -19,8 +19,8 @@ from profcil.reporting.ranking import NAMES, Spread, Standing, rank_groups
 from profcil.reporting.tables import compare
 from profcil.runs.gather import stream_name
 from profcil.runs.reader import Run, dataset_title, finite_or_none
+from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.settings_check import flatten_settings
-from profcil.runs.stored_run import StoredRun
 
 MAX_CLIENT_ROWS = 200  # with more clients than this the picture of the stream shows counts
 MEASURED = (

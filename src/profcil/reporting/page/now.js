@@ -3,7 +3,7 @@ const INTERVAL = 2000;
 const FINISHED_SHOWN = 6;
 const cards = new Map(); // path of a run -> its card, which is changed in place
 let live = JSON.parse(byId("live").textContent);
-let heard = Date.now(); // when the server last answered
+let answered = Date.now(); // when the server last answered
 
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text; // so that a selected text stays selected
@@ -138,9 +138,9 @@ function drawNow() {
 }
 
 function drawHeard(failed) {
-  byId("heard").dataset.failed = String(failed);
-  const seconds = Math.round((Date.now() - heard) / 1000);
-  setText(byId("heard-text"), failed ? `the server has not answered for ${formatTime(seconds)}` : "live");
+  byId("connection").dataset.failed = String(failed);
+  const seconds = Math.round((Date.now() - answered) / 1000);
+  setText(byId("connection-text"), failed ? `the server has not answered for ${formatTime(seconds)}` : "live");
 }
 
 async function fetchJson(name) {
@@ -152,7 +152,7 @@ async function fetchJson(name) {
 async function update() {
   try {
     live = await fetchJson("live.json");
-    heard = Date.now();
+    answered = Date.now();
     drawNow();
     if (live.version !== DATA.version) {
       DATA = await fetchJson("data.json");

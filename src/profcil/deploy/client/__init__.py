@@ -1,0 +1,1 @@
+"""The client's side of a deployment: which client a node is, what it computes and what it stores."""

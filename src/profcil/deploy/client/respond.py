@@ -1,0 +1,100 @@
+"""The client's side: a request arrives, the turn or survey is computed on local data, and a response is returned."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from profcil import registry
+from profcil.deploy.client import screen
+from profcil.deploy.client.identity import PartitionIdentity, SiteIdentity
+from profcil.deploy.client.store import SiteStore, remove_unused
+from profcil.deploy.wire import Request, Response
+from profcil.engine.channel import Inbox, Reply
+from profcil.engine.client import Client
+from profcil.engine.dictionary import DictionarySearch, dictionary_of
+from profcil.engine.executor import make_guard
+from profcil.engine.warmup import warmup_setup
+from profcil.engine.world import World
+from profcil.errors import Diverged, Failure, ProfcilError
+
+
+def respond(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Response:
+    """The response to a request. An error is returned as one sentence and never raised over the network."""
+    try:
+        reply = compute(action, request, identity)
+    except ProfcilError as error:
+        screen.failed(str(error))
+        kind = "diverged" if isinstance(error, Diverged) else "broken"
+        return Response(Reply(request.client, 0), request.when, error=str(error), error_kind=kind)
+    return Response(replace(reply, private=None), request.when, has_private=reply.private is not None)
+
+
+def compute(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Reply:
+    """The reply to a request. Its private tensors are stored here, under the id that the server chose."""
+    remove_unused(identity.home)
+    store = SiteStore(identity.home, request.facts["run"], request.client)
+    inbox = load_inbox(store, request)
+    world = identity.make_world()
+    identity.check_matches_server(world, request.facts)
+    positions = world.plan.positions
+    screen.begins(action, request.when, positions)
+    began = time.monotonic()
+    world.features.clear()  # the cache is keyed by block version, and another run may use the same versions
+    world, method = method_at(world, request.when.stage)
+    private = store.read_private(request.private_id)
+    client = identity.make_client(world, request, private)
+    reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
+    world.secret = identity.noise_secret(store)
+    reply = world.protected(client, inbox, reply)
+    if reply.private is not None:
+        store.write_private(request.next_private_id, reply.private, request.private_id)
+    screen.ends(action, request.when, positions, time.monotonic() - began)
+    if request.private_id and private is None:  # the private tensors were lost, so the client started without them
+        return replace(reply, notes={**reply.notes, "memories_lost": 1.0})
+    return reply
+
+
+def load_inbox(store: SiteStore, request: Request) -> Inbox:
+    """The blocks of a request: those that were sent with it, and those that the store holds."""
+    # Stored blocks are read before new ones are written: a new block may overwrite a stored one of the same name.
+    found = {
+        name: request.blocks[name] if name in request.blocks else store.read_block(name, digest)
+        for name, digest in request.digests.items()
+    }
+    for name, block in request.blocks.items():
+        store.write_block(name, block)
+    if missing := [name for name, block in found.items() if block is None]:
+        raise Failure(
+            f"client {request.client} does not hold block {missing[0]}, and the request did not include it; "
+            "the next request will include it"
+        )
+    return {name: block for name, block in found.items() if block is not None}
+
+
+def method_at(world: World, stage: str) -> tuple[World, Any]:
+    """The method that computes a stage, and the world with its settings."""
+    if stage == "warmup":
+        return warmup_setup(world)
+    method = registry.find("methods", world.config.method).METHOD(world.config.params)
+    if stage != "dictionary":
+        return world, method
+    dictionary = dictionary_of(world, method)
+    if dictionary is None:
+        raise Failure(f"the method {world.config.method} uses no dictionary, but the server asks for its sums")
+    return world, DictionarySearch(dictionary)
+
+
+def run_turn(world: World, method: Any, client: Client, inbox: Inbox) -> Reply:
+    replies = world.executor({client.id: method.turn(client, inbox)}, make_guard(world.config.train, client.when))
+    if client.id not in replies:
+        raise Diverged(f"client {client.id} diverged and is skipped")
+    return replies[client.id]
+
+
+def run_survey(method: Any, client: Client, inbox: Inbox) -> Reply:
+    with torch.no_grad():
+        return method.survey(client, inbox)

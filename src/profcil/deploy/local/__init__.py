@@ -1,0 +1,1 @@
+"""What is done on one machine: a federation of local processes, and the folder of a new deployment."""

@@ -1,0 +1,1 @@
+"""The server of a deployment: which node computes for which client, requests and replies, and growth."""

@@ -1,0 +1,207 @@
+"""The fleet of a deployment: requests go to clients over Flower's grid, and replies are checked before they are used.
+
+The training loop does not depend on any of this. Replies may arrive in any order; they are returned by client. Clients
+without a reply, late replies and refused replies are recorded in the run folder and counted. Private tensors stay at
+the client. The server only knows the id of those that belong to the client's last accepted reply.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from profcil.deploy.policy import Policy
+from profcil.deploy.server.exchange import Exchange
+from profcil.deploy.server.expected_reply import ReplyForecast
+from profcil.deploy.server.mailbox import Mailbox, event_fields
+from profcil.deploy.server.node_registry import NodeRegistry, RecordEvent
+from profcil.deploy.wire import Request
+from profcil.engine.channel import ClientBlocks, Reply, When
+from profcil.engine.loop import RunState
+from profcil.engine.world import World
+from profcil.errors import Diverged, Failure
+
+POLL_SECONDS = 0.2  # between two queries for new messages
+PRIVATE_ID = "*private"  # the key of a client's private id in `RunState.held`; no block has this name
+RESUME_ADVICE = (
+    "everything up to the last complete round is saved; start the nodes and run the same app again to continue"
+)
+
+
+class TooFewClients(Failure):
+    """Too few clients are connected or replied. The run can be resumed."""
+
+
+class FlowerFleet:
+    """A fleet whose clients are nodes of a Flower federation."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        registry: NodeRegistry,
+        policy: Policy,
+        run_facts: Mapping[str, str],
+        record_event: RecordEvent,
+    ) -> None:
+        self.mailbox = mailbox
+        self.registry = registry
+        self.policy = policy
+        self.run_facts = run_facts  # run, plan and data, sent with each request
+        self.record_event = record_event
+        self.forecast = ReplyForecast()
+        self.started = False
+        self.false: dict[int, str] = {}  # clients with false replies since the loop last asked, and the reasons
+        self.sites: dict[str, Mapping[str, str]] = {}  # how each client that was connected computes
+
+    # -- connected clients ------------------------------------------------------------------------------------------
+
+    def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
+        """The connected ones of some clients. Waits for all of them at the start, later only for the minimum."""
+        needed = min(self.policy.min_replies, len(clients))
+        connected = self.wait_for(clients, needed if self.started else len(clients))
+        if len(connected) < needed:
+            raise TooFewClients(
+                f"{len(connected)} of {len(clients)} clients are connected, {needed} are needed; {RESUME_ADVICE}"
+            )
+        if absent := sorted(set(clients) - set(connected)):
+            self.record_event({"event": "absent", **event_fields(when), "clients": absent})
+        self.started = True
+        for client in connected:
+            self.forget_missing_blocks(state, client)
+            self.note_execution(client)
+        return connected
+
+    def wait_for(self, clients: Sequence[int], enough: int) -> list[int]:
+        """The connected clients, as soon as there are enough or the time to join has passed."""
+        end = time.monotonic() + self.policy.join
+        while True:
+            self.registry.update()
+            connected = [c for c in clients if self.registry.node_of(c) is not None]
+            if len(connected) >= enough or time.monotonic() > end:
+                return connected
+            time.sleep(POLL_SECONDS)
+
+    def forget_missing_blocks(self, state: RunState, client: int) -> None:
+        """For a client that has just joined: keeps only those blocks as held that it reported with the same digest."""
+        reported = self.registry.joined.pop(client, None)
+        if reported is None:
+            return
+        blocks = state.server.blocks
+        same = {n for n, digest in reported.items() if n in blocks and self.mailbox.digest(n, blocks[n]) == digest}
+        held = state.held.get(client, {})
+        state.held[client] = {n: version for n, version in held.items() if n in same or n == PRIVATE_ID}
+
+    def note_execution(self, client: int) -> None:
+        """Stores how a client's node computes. A later node of the same client replaces it."""
+        node = self.registry.node_of(client)
+        if node is not None:
+            self.sites[str(client)] = dict(self.registry.hellos[node].execution)
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def turns(self, world: World, method: Any, state: RunState, when: When, inboxes: Mapping) -> Mapping[int, Reply]:
+        return self.collect("turn", world, method, state, when, inboxes)
+
+    def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Mapping) -> Mapping[int, Reply]:
+        return self.collect("survey", world, method, state, when, inboxes)
+
+    def collect(
+        self, action: str, world: World, method: Any, state: RunState, when: When, inboxes: Mapping[int, ClientBlocks]
+    ) -> dict[int, Reply]:
+        """Requests replies until there are enough. Clients without a usable reply are asked again in each attempt."""
+        if not inboxes:
+            return {}
+        limit = self.policy.norm_limit
+        terms = {c: self.forecast.terms(action, world, method, when, c, inbox, limit) for c, inbox in inboxes.items()}
+        accepted: dict[int, Reply] = {}
+        needed = min(self.policy.min_replies, len(inboxes))
+        for attempt in range(self.policy.attempts):
+            parcels = inboxes
+            if attempt:
+                remaining = self.reach(world, state, when, [c for c in inboxes if c not in accepted])
+                parcels = {c: with_all_blocks_sent(inboxes[c]) for c in remaining}
+            requests = {
+                c: self.make_request(world, state, when, c, blocks_for_client)
+                for c, blocks_for_client in parcels.items()
+            }
+            most_bytes = self.policy.max_message_mb * 1e6
+            exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels}, most_bytes)
+            self.run(exchange)
+            if exchange.most_diverged and world.config.train.on_divergence == "fail":
+                raise Diverged(exchange.refused[min(exchange.diverged)])
+            self.update_books(exchange, state, again=attempt > 0)
+            accepted |= exchange.accepted
+            self.false |= {c: exchange.refused[c] for c in exchange.false}
+            self.false = {c: reason for c, reason in self.false.items() if c not in exchange.accepted}
+            if len(accepted) >= needed:
+                return accepted
+        raise TooFewClients(
+            f"{len(accepted)} of {len(inboxes)} clients sent a usable reply, {needed} are needed; {RESUME_ADVICE}"
+        )
+
+    def make_request(
+        self, world: World, state: RunState, when: When, client: int, blocks_for_client: ClientBlocks
+    ) -> Request:
+        return Request(
+            client=client,
+            when=when,
+            digests={name: self.mailbox.digest(name, block) for name, block in blocks_for_client.items()},
+            blocks={name: blocks_for_client[name] for name in blocks_for_client.sent},
+            private_id=state.held.get(client, {}).get(PRIVATE_ID, 0),
+            next_private_id=when.position * when.rounds + when.round + 1,
+            seen=() if when.before_stream else tuple(sorted(world.plan.seen(when.position))),
+            facts={**self.run_facts, **self.site_facts(world, client)},
+        )
+
+    def site_facts(self, world: World, client: int) -> dict[str, str]:
+        """What is sent to a site about a run that has grown: the terms, and from which position on it takes part."""
+        joined = world.plan.joined[client] if world.plan.joined else 0
+        terms = {name: str(value) for name, value in self.registry.terms.items() if name == "federation"}
+        return {**terms, "joined": str(joined)} if joined else terms
+
+    def run(self, exchange: Exchange) -> None:
+        """Sends the requests and waits until all clients have replied or the deadline has passed."""
+        start = time.monotonic()
+        nodes = {c: node for c in exchange.requests if (node := self.registry.node_of(c)) is not None}
+        ttl = 2 * self.policy.deadline
+        pending, exchange.wire["down"] = self.mailbox.send(exchange.action, exchange.requests, nodes, ttl)
+        end = time.monotonic() + self.policy.deadline
+        while True:
+            for id, message in self.mailbox.fetch(pending).items():
+                exchange.receive(pending.pop(id), message)
+            if not pending or time.monotonic() > end:
+                break
+            time.sleep(POLL_SECONDS)
+        for id, client in pending.items():
+            self.mailbox.overdue[id] = (client, exchange.when)
+            self.registry.remove(nodes[client])  # it is sent a hello before it is asked again
+        self.record_event(exchange.as_event(time.monotonic() - start))
+
+    def update_books(self, exchange: Exchange, state: RunState, again: bool) -> None:
+        """Updates which blocks each client holds, and the counts of the round."""
+        for c in exchange.with_private:
+            state.held[c] = {**state.held.get(c, {}), PRIVATE_ID: exchange.requests[c].next_private_id}
+        for c in (*exchange.silent, *exchange.refused):  # it is unknown which blocks such a client holds
+            state.held[c] = {n: v for n, v in state.held.get(c, {}).items() if n == PRIVATE_ID}
+        counts = self.mailbox.counts
+        payload = exchange.payload
+        counts["envelope_bytes"] += sum(exchange.wire.values()) - sum(payload.values())
+        counts["resent_bytes"] += payload["down"] if again else 0
+        counts["refused_replies"] += len(exchange.refused)
+        counts["silent_clients"] += len(exchange.silent)
+
+    def facts(self) -> Mapping[str, float]:
+        return self.mailbox.take_counts()
+
+    def false_replies(self) -> Mapping[int, str]:
+        found = self.false
+        self.false = {}
+        return found
+
+
+def with_all_blocks_sent(blocks_for_client: ClientBlocks) -> ClientBlocks:
+    """The parcel with every block marked to be sent: it is unknown what a client that is asked again holds."""
+    complete = ClientBlocks(blocks_for_client)
+    complete.sent = tuple(blocks_for_client)
+    return complete

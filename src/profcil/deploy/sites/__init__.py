@@ -1,0 +1,1 @@
+"""Sites with their own data: what they agree on, read and declare, and their simulation in one process."""

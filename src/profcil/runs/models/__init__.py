@@ -1,0 +1,1 @@
+"""The model of a finished run: its file, predictions, evaluation and export."""

@@ -1,0 +1,1 @@
+"""The results store: one CSV row per run."""
