@@ -193,6 +193,50 @@ class PrivacySettings(Checked):
             )
 
 
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class ChannelSettings(Checked):
+    """How numbers cross between clients and server, and which of them. Runs with the defaults do not store this
+    section."""
+
+    memory: str = setting(
+        "float32",
+        "numbers of the memory that clients are sent; int8 has one scale per class",
+        choices=(*FLOATS, "int8"),
+    )
+    transport: str = setting(
+        "float32",
+        "numbers of the shifts of remembered classes that clients send; int8 has one scale per class",
+        choices=(*FLOATS, "int8"),
+    )
+    statistics: str = setting("float32", "numbers of the statistics that clients send", choices=FLOATS)
+    model: str = setting("float32", "numbers of model blocks in both directions, after the warm-up", choices=FLOATS)
+    rows: str = setting(
+        "all",
+        "rows of a memory that has changed: all, or those of classes that the client does not hold as they are now",
+        choices=("all", "changed"),
+    )
+    nearest: int = setting(
+        0, "remembered classes that a client is sent besides its own: the nearest to its own; 0 = all", low=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nearest and self.rows == "changed":
+            raise ConfigError(
+                "channel.nearest sends each client rows of its own, for which channel.rows = changed keeps no record; "
+                "set one of them"
+            )
+
+    @property
+    def coding(self) -> dict[str, str]:
+        """The encoding of each kind of block that is not sent as it is."""
+        kinds = ("memory", "transport", "statistics", "model")
+        return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) != "float32"}
+
+
 @dataclass(frozen=True)
 class OwnSettings(Checked):
     """How own data is read (`--data PATH`). Runs on other datasets do not store this section."""

@@ -21,6 +21,7 @@ from profcil.config import (
     NONE,
     OWN,
     SITES,
+    ChannelSettings,
     Checked,
     ModelSettings,
     OwnSettings,
@@ -45,6 +46,7 @@ SETTINGS = {
 }
 REGIMES = ("matched", "expanded")
 LIST_HINT = " (`profcil list settings` shows all)"  # added to a message about an unknown key
+IN_FULL = (f"{OWN}.", "channel.")  # sections whose settings have no short name
 SECTIONS = {
     "stream": StreamSettings,
     "train": TrainSettings,
@@ -52,6 +54,7 @@ SECTIONS = {
     "model": ModelSettings,
     "privacy": PrivacySettings,
     "robust": RobustSettings,
+    "channel": ChannelSettings,
     OWN: OwnSettings,
 }
 
@@ -85,6 +88,7 @@ class RunConfig(Checked):
     robust: RobustSettings = dataclasses.field(default_factory=RobustSettings)
     own: OwnSettings = dataclasses.field(default_factory=OwnSettings)
     privacy: PrivacySettings = dataclasses.field(default_factory=PrivacySettings)
+    channel: ChannelSettings = dataclasses.field(default_factory=ChannelSettings)
 
 
 TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
@@ -324,10 +328,11 @@ def known_paths(params: type) -> dict[str, Any]:
 
 
 def find_path(key: str, paths: Iterable[str]) -> str:
-    """The dotted path of a key. Settings of own data are written in full: a method may have a setting `text`, too."""
+    """The dotted path of a key. Settings of own data and of the channel are written in full: a method may have
+    settings `text` and `transport`, too."""
     if key in paths:
         return key
-    last_parts = {path: path.split(".")[-1] for path in paths if not path.startswith(f"{OWN}.")}
+    last_parts = {path: path.split(".")[-1] for path in paths if not path.startswith(IN_FULL)}
     found = [path for path, last in last_parts.items() if last == key]
     if f"train.{key}" in found:  # `rounds` alone means training, not the warm-up
         return f"train.{key}"
@@ -429,7 +434,7 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 def values_of(config: RunConfig) -> dict[str, Any]:
     """The settings as nested dicts of plain values. How own data is read is left out where there is none; robust
-    aggregation and early stopping where they are off; privacy settings that have their defaults."""
+    aggregation and early stopping where they are off; settings of privacy and channel that have their defaults."""
     values = plain(config)
     if config.robust.aggregation == "mean":
         values.pop("robust")
@@ -437,9 +442,12 @@ def values_of(config: RunConfig) -> dict[str, Any]:
         values.pop(OWN, None)
     if not config.train.early_stop:
         values["train"].pop("early_stop")
-    off = plain(PrivacySettings())
-    chosen = {key: value for key, value in values.pop("privacy").items() if value != off[key]}
-    return {**values, "privacy": chosen} if chosen else values
+    for section in ("privacy", "channel"):
+        off = plain(SECTIONS[section]())
+        chosen = {key: value for key, value in values.pop(section).items() if value != off[key]}
+        if chosen:
+            values[section] = chosen
+    return values
 
 
 def plugin_origins(config: RunConfig) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from profcil.bench import cases, flower, graph, own, scale, streams, table
+from profcil.bench import cases, flower, graph, label_spaces, own, scale, streams, table
 from profcil.cli.main import main
 from profcil.errors import ConfigError
 
@@ -195,3 +196,31 @@ def test_a_missing_device_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_case_without_data_says_how_to_get_the_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "promax on cora", "--device", "cpu", "--data-dir", str(tmp_path)]) == 0
     assert "profcil data fetch cora" in capsys.readouterr().out
+
+
+def mixtures(classes: int, **settings: object) -> label_spaces.World:
+    """A world of few classes that are mixtures of six classes of random features."""
+    rng = torch.Generator().manual_seed(0)
+    y = torch.arange(6).repeat(8)
+    part = (torch.rand(len(y), 12, generator=rng) + torch.nn.functional.one_hot(y, 12), y)
+    train, test = label_spaces.synthetic_classes(part, part, classes)
+    return label_spaces.world_for(train, test, classes, settings)
+
+
+def test_the_memory_of_many_classes_takes_the_bytes_of_the_papers_formula() -> None:
+    plain = mixtures(10, transfer="full")
+    state = label_spaces.run_stream(plain)
+    sent = state.ledger.total(direction="down", kind="memory")
+    assert sent == label_spaces.paper_downlink(plain) > 0
+    assert state.server_bytes == 4 * 10 * (2 * 12 + 1)
+    coded = mixtures(10, **{"transfer": "full", "channel.memory": "int8"})
+    fewer = label_spaces.run_stream(coded).ledger.total(direction="down", kind="memory")
+    assert fewer * (4 * (2 * 12 + 1)) == sent * (2 * (12 + 4) + 4)
+    assert label_spaces.closed_form_accuracy(plain, state) > 50
+
+
+def test_the_base_of_the_mixtures_returns_features_unchanged() -> None:
+    world = mixtures(10)
+    world.net.load({"base": label_spaces.passing_base(world.net.weights(["base"]))["base"]})
+    features = world.net.embed(world.bundle.train, torch.arange(20))
+    assert torch.equal(features, world.bundle.train.x[:20])

@@ -28,6 +28,7 @@ LINEAR = "memory/test_linear.py"
 CARRIED = "methods/test_linear_transport.py"
 IMAGE_DICTIONARY = "model/test_image_dictionary.py"
 DICTIONARY = "engine/test_dictionary.py"
+PACKING = "engine/test_packing.py"
 
 
 @dataclass(frozen=True)
@@ -539,10 +540,42 @@ MUTATIONS = (
     Mutation(
         "ledger-direction",
         "engine/channel.py",
-        'when, client, "down", [',
-        'when, client, "up", [',
+        'when, client, "down", list(',
+        'when, client, "up", list(',
         "What is sent down is booked as sent up.",
         (COST,),
+    ),
+    Mutation(
+        "encoding-only-booked",
+        "engine/packing.py",
+        "encoded[name], plain[name] = self",
+        "encoded[name], _ = self",
+        "A client computes with float32 although it is sent int8.",
+        (PACKING,),
+    ),
+    Mutation(
+        "encoding-of-replies-only-booked",
+        "engine/channel.py",
+        "b.decoded() if b.kind in coding else b for n, b in encoded.items()",
+        "b for n, b in reply.blocks.items()",
+        "The server computes with float32 although it is sent less.",
+        (PACKING,),
+    ),
+    Mutation(
+        "farthest-classes",
+        "engine/nearest_classes.py",
+        "distance.argsort(stable=True)",
+        "(-distance).argsort(stable=True)",
+        "A client is sent the classes farthest from its own.",
+        (PACKING,),
+    ),
+    Mutation(
+        "rows-of-the-same-version",
+        "engine/changed_rows.py",
+        "if version > held",
+        "if version > held + 1",
+        "A client is not sent rows of the next version.",
+        (PACKING,),
     ),
     Mutation(
         "ledger-numbers",

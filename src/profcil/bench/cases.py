@@ -10,6 +10,15 @@ from typing import Any
 
 CLIENTS = (100, 10_000, 100_000)
 CLASSES = (10, 100, 1_000)
+LABEL_SPACES = (1_000, 10_000)
+CHANNELS = {
+    "as in the paper": {"transfer": "full"},
+    "float32": {},
+    "float16": {"channel.memory": "float16"},
+    "int8": {"channel.memory": "int8"},
+    "int8, changed rows": {"channel.memory": "int8", "channel.rows": "changed"},
+    "int8, 100 nearest": {"channel.memory": "int8", "channel.nearest": 100},
+}
 METHODS = ("fedavg", "promax")
 STEPS = ("supervised step", "plastic step", "rehearsal step", "warm-up step")
 GROUPS = (1, 3, 5, 8)  # clients computed together; the steps above have ten
@@ -33,7 +42,7 @@ class Case:
 
 def cases(data: Path, device: str = "cpu") -> dict[str, Case]:
     """All cases: those of a GPU first, if one is used."""
-    on_cpu = {**main_cases(data), **stream_cases(data), **scale_cases()}
+    on_cpu = {**main_cases(data), **stream_cases(data), **scale_cases(), **label_space_cases(data)}
     if device == "cpu":
         return on_cpu
     return {**gpu_cases(data, device), **on_cpu}
@@ -101,4 +110,13 @@ def scale_cases() -> dict[str, Case]:
             args = {"method": method, "classes": classes, "each": 200, "rounds": 1}
             found[name] = Case("scale", args=args, base=base)
             base = base or name
+    return found
+
+
+def label_space_cases(data: Path) -> dict[str, Case]:
+    """The memory of many classes, by the settings of the channel, beside the paper's formula."""
+    found = {}
+    for classes, (name, settings) in product(LABEL_SPACES, CHANNELS.items()):
+        args = {"data": data, "classes": classes, "settings": settings}
+        found[f"memory of {classes:,} classes, {name}"] = Case("label_spaces", args=args)
     return found

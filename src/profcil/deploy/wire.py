@@ -42,6 +42,7 @@ class Request:
     next_private_id: int  # the id under which the client stores its new private tensors
     seen: tuple[int, ...]  # Y^(p), which a client cannot compute from its own data alone
     facts: Mapping[str, str] = field(default_factory=dict)  # run, plan and data, which both sides must agree on
+    patches: tuple[str, ...] = ()  # the blocks of which only the rows are sent that have changed
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def request_records(request: Request, arrays: Mapping[str, ArrayRecord] | None =
         "seen": list(request.seen),
         "facts": dict(request.facts),
     }
+    if request.patches:
+        head["patches"] = list(request.patches)
     return pack(head, request.blocks, arrays)
 
 
@@ -127,6 +130,7 @@ def read_request(content: RecordDict) -> Request:
             private_id=int(head["ticket"]),
             next_private_id=int(head["next"]),
             seen=tuple(map(int, head["seen"])),
+            patches=tuple(map(str, head.get("patches", ()))),
             facts={str(k): str(v) for k, v in head["facts"].items()},
         )
     except PARSE_ERRORS as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When
+from profcil.engine.encoding import ROUNDING
 from profcil.engine.reply_checks import Knowledge, impossible
 from profcil.robust.aggregation import robust_replies
 
@@ -27,7 +28,9 @@ def knowledge(world: World, method: Any, when: When, client: int, inbox: Inbox) 
     received = {y for b in inbox.values() for y in b.labels}
     examples = plan.clean.owned(client) if when.before_stream else plan.samples(client, when.position)
     confidence = float(getattr(method.params, "neighbours", 1.0))
-    return Knowledge(frozenset(observed | received), len(examples), confidence, world.protection is not None)
+    noised = world.protection is not None
+    rounding = ROUNDING[world.config.channel.statistics]
+    return Knowledge(frozenset(observed | received), len(examples), confidence, noised, rounding)
 
 
 @torch.no_grad()

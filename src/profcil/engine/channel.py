@@ -9,23 +9,31 @@ versions.
 original name, and a client returns only the blocks that its turn has changed. `transfer = "full"` is the paper's
 accounting: all blocks that the method names are sent, and the whole model is returned. Both settings give the same
 results, because clients compute with the same tensors.
+
+The section [channel] of the settings makes messages smaller (`packing`). Blocks may be encoded: then both sides compute
+with the decoded tensors, and the ledger counts the encoded ones. Of a memory, a client may be sent the rows that have
+changed, or those of the classes nearest to its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
+from profcil.engine import encoding
+from profcil.engine.packing import Packing
 from profcil.errors import Failure
 from profcil.metrics.ledger import HEADER, Ledger
 from profcil.model.net import MODEL, Weights
 
 KINDS = ("model", "memory", "statistics", "transport", "replay", "generator", "prototype")
 COUNT_BYTES = 8  # for the number of examples in a reply
+Coding = Mapping[str, str]  # kind of block → encoding, for the kinds that are encoded
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,23 @@ class Block:
     def header_bytes(self) -> int:
         """The size of the class ids, four bytes each. The ledger counts them apart; the paper's formulas omit them."""
         return 4 * len(self.labels)
+
+    def encoded(self, coding: Coding) -> Block:
+        """The block as it is sent."""
+        if self.kind not in coding:
+            return self
+        return replace(self, tensors=encoding.encoded(self.tensors, coding[self.kind], len(self.labels)))
+
+    def decoded(self) -> Block:
+        """The block as its receiver computes with it."""
+        return replace(self, tensors=encoding.decoded(self.tensors))
+
+    def rows(self, labels: Collection[int]) -> Block:
+        """The block with the rows of some classes alone."""
+        kept = [row for row, label in enumerate(self.labels) if label in labels]
+        index = torch.tensor(kept, dtype=torch.long)
+        tensors = {name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()}
+        return replace(self, tensors=tensors, labels=tuple(self.labels[row] for row in kept))
 
 
 @dataclass(frozen=True)
@@ -138,12 +163,6 @@ class When:
         return self.round == self.rounds - 1
 
 
-class ClientBlocks(dict[str, Block]):
-    """The blocks that a client computes with; `sent` names those that had to be sent to it."""
-
-    sent: tuple[str, ...] = ()
-
-
 @dataclass
 class Channel:
     """The channel; it also stores which versions of blocks each client holds."""
@@ -154,12 +173,14 @@ class Channel:
     held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
     dropped: dict[int, str] = field(default_factory=dict)  # clients whose replies were not used in this round, and why
     facts: Counter[str] = field(default_factory=Counter)  # of the round, for the log
+    packing: Packing = field(default_factory=Packing)
 
     @contextmanager
     def round(self, clients: Sequence[int]) -> Iterator[None]:
         """Makes a round atomic: if it fails or is interrupted, the ledger and the held versions are restored."""
         entries = len(self.ledger.entries)
         old_versions = {c: self.held[c] for c in clients if c in self.held}
+        histories = dict(self.packing.histories or {})
         try:
             yield
         except BaseException:
@@ -167,32 +188,36 @@ class Channel:
             for c in clients:
                 self.held.pop(c, None)
             self.held.update(old_versions)
+            self.packing.restore(histories)
             raise
 
     def down(self, client: int, state: ServerState, names: Sequence[str], when: When) -> Inbox:
         """The blocks that a client needs for its turn. The ledger counts those that have to be sent."""
-        wanted = {n: state.blocks[n] for n in names if n in state.blocks}
-        holds = self.held.get(client, {})
+        wanted, holds = self.packing.chosen(client, state, names, self.held.get(client, {}), when)
         missing = []
         for name, block in wanted.items():
             held = (holds.get(name), holds.get(block.origin))
             if block.version not in held:
                 missing.append(name)
-        blocks_for_client = ClientBlocks(wanted)
+        blocks_for_client = self.packing.encode(wanted)
         blocks_for_client.sent = tuple(wanted if self.transfer == "full" else missing)
-        self._book(when, client, "down", [wanted[n] for n in blocks_for_client.sent], 0)
+        blocks_for_client.patches = self.packing.patches(blocks_for_client.message(), holds)
+        self._book(when, client, "down", list(blocks_for_client.message().values()), 0)
         versions = {n: b.version for n, b in wanted.items()}
         self.held[client] = {**holds, **versions}  # a new dict, because copies of the state share the old one
         return blocks_for_client
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:
         """The reply as the server receives it, without the client's private tensors."""
-        returned = list(reply.blocks.values())
+        coding = self.packing.coding
+        encoded = {n: b.encoded(coding) for n, b in reply.blocks.items()}
+        returned = list(encoded.values())
         if self.transfer == "full" and when.stage != "refresh":
             unchanged = [n for n in inbox if n in MODEL and n not in reply.blocks]
-            returned += [inbox[n] for n in unchanged]
+            returned += [inbox[n].encoded(coding) for n in unchanged]
         self._book(when, reply.client, "up", returned, COUNT_BYTES)
-        return replace(reply, private=None)
+        received = {n: b.decoded() if b.kind in coding else b for n, b in encoded.items()}
+        return replace(reply, blocks=received, private=None)
 
     def _book(self, when: When, client: int, direction: str, blocks: Sequence[Block], extra: int) -> None:
         """Adds the bytes of these blocks to the ledger, by kind."""

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from profcil.engine.admission import admit, count_strikes, still_asked
+from profcil.engine.changed_rows import RowHistory
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When, stored_bytes
 from profcil.engine.client import FeatureKey
 from profcil.engine.client_store import ClientStore
 from profcil.engine.early_stop import stop_early
 from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, examine, sum_by_task
+from profcil.engine.packing import make_packing
 from profcil.engine.summed_replies import sum_replies
 from profcil.engine.world import World
 from profcil.methods.base import Method
@@ -43,6 +45,7 @@ class RunState:
     strikes: dict[int, int] = field(default_factory=dict)  # client → rounds in which its replies were dropped
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
     stopping: dict[str, float] = field(default_factory=dict)  # of early stopping: best FAA, rounds since, stopped
+    row_histories: dict[str, RowHistory] = field(default_factory=dict)  # of blocks, where changed rows are sent alone
     evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
 
@@ -52,7 +55,8 @@ Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round 
 
 def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunState:
     """Computes the stream from the state's position and round to the end."""
-    channel = Channel(state.ledger, world.config.transfer, method.kinds, held=state.held)
+    packing = make_packing(world, method, state.row_histories)
+    channel = Channel(state.ledger, world.config.transfer, method.kinds, held=state.held, packing=packing)
     rounds = world.config.train.rounds
     quarantine = world.config.robust.quarantine
     while state.position < world.plan.positions:

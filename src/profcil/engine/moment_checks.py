@@ -1,4 +1,5 @@
-"""Whether second moments fit the means and counts that were sent with them. The functions are pure."""
+"""Whether second moments fit the means and counts that were sent with them. The functions are pure. `rounding` is the
+relative error that sums may have, by the encoding in which they were sent."""
 
 from __future__ import annotations
 
@@ -8,49 +9,49 @@ import torch
 from torch import Tensor
 
 from profcil.engine.channel import Block, Reply
+from profcil.engine.encoding import ROUNDING
 from profcil.memory import linear
 
-ROUNDING = 1e-3  # relative error that sums in float32 may have
 
-
-def wrong_moments(block: Block) -> Iterator[str]:
+def wrong_moments(block: Block, rounding: float = ROUNDING["float32"]) -> Iterator[str]:
     """Second moments per class below the square of the mean, and matrices that are not positive semidefinite."""
     tensors = block.tensors
-    if "mean" in tensors and "second" in tensors and below_square(tensors["mean"].double(), tensors["second"].double()):
+    both = "mean" in tensors and "second" in tensors
+    if both and below_square(tensors["mean"].double(), tensors["second"].double(), rounding):
         yield "tensor second is below the square of the mean"
-    if "scatter" in tensors and not is_semidefinite(linear.unpack(tensors["scatter"])):
+    if "scatter" in tensors and not is_semidefinite(linear.unpack(tensors["scatter"]), rounding):
         yield "tensor scatter is not positive semidefinite"
 
 
-def below_square(mean: Tensor, second: Tensor) -> bool:
+def below_square(mean: Tensor, second: Tensor, rounding: float) -> bool:
     """Whether a second moment is below the square of its mean by more than rounding."""
     square = mean.square()
     if second.shape[1] == 1:  # a radius in place of a spread
         square = square.mean(1, keepdim=True)
     if not second.numel():
         return False
-    tolerance = ROUNDING * (square + square.mean())
+    tolerance = rounding * (square + square.mean())
     return bool((second < square - tolerance).any())
 
 
-def is_semidefinite(matrix: Tensor) -> bool:
+def is_semidefinite(matrix: Tensor, rounding: float) -> bool:
     """Whether a symmetric matrix is positive semidefinite up to rounding."""
     if not len(matrix):
         return True
     values = torch.linalg.eigvalsh(matrix)
-    return bool(values[0] >= -ROUNDING * values[-1].clamp(min=0))
+    return bool(values[0] >= -rounding * values[-1].clamp(min=0))
 
 
-def wrong_matrices(reply: Reply) -> Iterator[str]:
+def wrong_matrices(reply: Reply, rounding: float) -> Iterator[str]:
     """Class means and a factor of second moments, in blocks of one reply, that no examples have together."""
     means = [b.tensors for b in reply.blocks.values() if b.labels and {"mean", "count"} <= b.tensors.keys()]
     factors = [b.tensors["factor"] for b in reply.blocks.values() if b.kind == "statistics" and "factor" in b.tensors]
     for tensors in means:
         for factor in factors:
-            yield from unfit_factor(tensors["mean"].double(), tensors["count"].double(), factor)
+            yield from unfit_factor(tensors["mean"].double(), tensors["count"].double(), factor, rounding)
 
 
-def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor) -> Iterator[str]:
+def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor, rounding: float = ROUNDING["float32"]) -> Iterator[str]:
     """Reasons why the matrix G = RᵀR of [u; 1] cannot be that of examples with these class means and counts.
 
     Its last column has the sums and the number of the examples.
@@ -62,13 +63,13 @@ def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor) -> Iterator[str]:
     factor = linear.unpack_factor(packed, width)
     ones = factor[:, -1]
     total = count.sum()
-    if abs(float(ones.square().sum() - total)) > ROUNDING * float(total):
+    if abs(float(ones.square().sum() - total)) > rounding * float(total):
         yield "tensor factor is of another number of examples than the counts"
     sums = (ones @ factor)[:-1]
     scale = (factor.square().sum(0)[:-1] * total).sqrt()
-    if bool(((sums - count @ mean).abs() > ROUNDING * (scale + scale.mean())).any()):
+    if bool(((sums - count @ mean).abs() > rounding * (scale + scale.mean())).any()):
         yield "tensor factor has other sums than the class means"
-    if not has_scatter(mean, count, factor[:, :-1]):
+    if not has_scatter(mean, count, factor[:, :-1], rounding):
         yield "tensor factor has less than the second moments of the class means"
 
 
@@ -78,16 +79,16 @@ def is_triangle(numbers: int, width: int) -> bool:
     return 0 < rows <= width and rows * width - rows * (rows - 1) // 2 == numbers
 
 
-def has_scatter(mean: Tensor, count: Tensor, factor: Tensor) -> bool:
+def has_scatter(mean: Tensor, count: Tensor, factor: Tensor, rounding: float) -> bool:
     """Whether RᵀR − Σ n μμᵀ, the scatter within classes, is positive semidefinite: along each feature and in the span
     of the means, so that no large matrix is computed."""
     second = factor.square().sum(0)
     left = second - count @ mean.square()
-    if bool((left < -ROUNDING * (second + second.mean())).any()):
+    if bool((left < -rounding * (second + second.mean())).any()):
         return False
     projected = factor @ mean.T
     products = mean @ mean.T
     square = projected.T @ projected
     left_in_span = square - products * count @ products
     lowest = torch.linalg.eigvalsh((left_in_span + left_in_span.T) / 2)[0]
-    return bool(lowest >= -ROUNDING * square.diagonal().sum())
+    return bool(lowest >= -rounding * square.diagonal().sum())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from profcil.engine.channel import Block, Reply
+from profcil.engine.encoding import ROUNDING
 from profcil.engine.moment_checks import wrong_matrices, wrong_moments
 
 MAX_NOTES = 32
@@ -41,6 +42,7 @@ class Knowledge:
     most: int  # the largest number of examples it can have used
     confidence: float = math.inf  # the largest confidence
     noised: bool = False  # whether it adds noise: counts may then be negative, and moments may not fit each other
+    rounding: float = ROUNDING["float32"]  # relative error that its statistics may have
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ def impossible(reply: Reply, known: Knowledge) -> Iterator[str]:
     if not 0 <= reply.samples <= known.most:
         yield f"it claims {reply.samples} examples where 0 to {known.most} are possible"
     for name, block in reply.blocks.items():
-        moments = iter(()) if known.noised else wrong_moments(block)
+        moments = iter(()) if known.noised else wrong_moments(block, known.rounding)
         for reason in chain(wrong_labels(block, known), wrong_values(block, known), moments):
             yield f"block {name}: {reason}"
     if not known.noised:
-        yield from wrong_matrices(reply)
+        yield from wrong_matrices(reply, known.rounding)
 
 
 def wrong_notes(reply: Reply) -> Iterator[str]:

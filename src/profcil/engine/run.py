@@ -250,6 +250,7 @@ class RunRecorder:
             scores=Scores(state.scores.correct.copy(), state.scores.total),
             ledger=replace(state.ledger, entries=list(state.ledger.entries)),
             held=dict(state.held),
+            row_histories=dict(state.row_histories),
             private=state.private.copy(),
             strikes=dict(state.strikes),
             tally=dict(state.tally),

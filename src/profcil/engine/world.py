@@ -24,6 +24,7 @@ from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
 from profcil.engine.executor import Executor, make_guard, prepare
+from profcil.engine.packing import check_channel
 from profcil.engine.server import Server
 from profcil.engine.summed_replies import check_secure_sums
 from profcil.errors import DataError, NotApplicable
@@ -131,6 +132,10 @@ class World:
         part = self.bundle.test if self.config.evaluate == "test" else self.bundle.validation
         assert part is not None
         return part
+
+    def observed(self, client: int, position: int) -> tuple[int, ...]:
+        """The classes that a client has at a position, as the plan says, which may grow."""
+        return self.plan.observed(client, position)
 
     def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
         """A client at one moment."""
@@ -254,6 +259,7 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
     executor."""
     method = registry.find("methods", config.method).METHOD(config.params)
     check_secure_sums(config, method.additive, summable_methods)
+    check_channel(config, method)
     workers = set_threads(config, bundle)
     labels = bundle.train.y
     bundle = bundle.to(device_of(config.device))

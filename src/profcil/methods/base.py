@@ -48,6 +48,7 @@ class Method:
     Params: ClassVar[type] = Params
     modalities: ClassVar[frozenset[str]] = frozenset({"image", "text", "graph", "table"})
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
+    exact_kinds: ClassVar[frozenset[str]] = frozenset()  # kinds that must be sent in float32, see `channel.statistics`
     additive: ClassVar[Additive] = {}  # block → how it is a sum over clients, for secure sums; empty = it is none
     server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
     regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
@@ -63,6 +64,12 @@ class Method:
             return ""
         supported = ", ".join(sorted(cls.modalities))
         return f"{cls.__name__} is made for {supported}, not for {given}"
+
+    @property
+    def class_memories(self) -> tuple[str, ...]:
+        """Broadcast blocks with one row for each remembered class, of which a client may be sent some rows alone. The
+        first one has the means of features, as "mean"."""
+        return ()
 
     def exposed(self, unit: str) -> str:
         """Why noise cannot protect what the method sends, for the unit example or client; empty if it can."""

@@ -238,6 +238,10 @@ class Pro(ProEvaluation):
         return ("memory",)
 
     @property
+    def class_memories(self) -> tuple[str, ...]:
+        return self.banks
+
+    @property
     def shares_covariance(self) -> bool:
         """Whether there is a covariance matrix that all classes share."""
         return self.params.covariance == "shared" and "memory" in self.banks

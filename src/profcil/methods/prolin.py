@@ -95,6 +95,7 @@ class ProLin(Method):
     Params = ProLinParams
     params: ProLinParams
     kinds = frozenset({"model", "memory", "statistics"})
+    exact_kinds = frozenset({"statistics"})  # a covariance is a small difference of sums; rounded, it is not positive
     additive = MODEL_MEANS | {"class_means": ClassRows(), "second_moments": PlainSum()}
 
     def attach(self, net: Net, like: Inputs, generator: torch.Generator) -> None:

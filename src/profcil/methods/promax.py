@@ -38,7 +38,7 @@ from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
 from profcil.engine.phases import Turn
 from profcil.errors import ConfigError
-from profcil.memory.bank import Bank
+from profcil.memory.bank import Bank, index_on
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import sent_blocks
 from profcil.methods.parts.addends import PlainSum, WeightedShifts
@@ -164,10 +164,12 @@ class ProMax(Pro):
         for name in self.banks:
             reports = sent_blocks(replies, f"{name}_transport")
             if reports:
-                shifts = [block.tensors["shift"] for block in reports]
-                confidences = [block.tensors["confidence"] for block in reports]
+                bank = bank_of(state.blocks[name])
+                complete = [with_all_rows(block, bank.labels) for block in reports]
+                shifts = [block.tensors["shift"] for block in complete]
+                confidences = [block.tensors["confidence"] for block in complete]
                 shift = combine(shifts, confidences)
-                bank = shifted(name, bank_of(state.blocks[name]), shift)
+                bank = shifted(name, bank, shift)
                 state = state.put(**{name: block_of(bank)})
         return state
 
@@ -288,6 +290,20 @@ def shifted(name: str, bank: Bank, shift: Tensor) -> Bank:
     length = bank.mean.norm(dim=1, keepdim=True)
     direction = F.normalize(moved.mean, dim=1)
     return replace(moved, mean=direction * length)
+
+
+def with_all_rows(block: Block, labels: tuple[int, ...]) -> Block:
+    """A block of shifts with a row for each of these classes: zero, with no confidence, for a class that the client was
+    not sent."""
+    if block.labels == labels:
+        return block
+    row_of = {label: row for row, label in enumerate(labels)}
+    index = index_on(block.tensors["shift"].device, [row_of[label] for label in block.labels])
+    tensors = {}
+    for name, rows in block.tensors.items():
+        zeros = rows.new_zeros(len(labels), *rows.shape[1:])
+        tensors[name] = zeros.index_copy(0, index, rows)
+    return replace(block, tensors=tensors, labels=labels)
 
 
 def round_id(when: When) -> Tensor:

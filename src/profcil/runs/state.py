@@ -38,6 +38,8 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         record[name] = getattr(state, name)
     if state.stopping:
         record["stopping"] = state.stopping
+    if state.row_histories:
+        record["row_histories"] = {name: history.to_json() for name, history in state.row_histories.items()}
     return tensors, record
 
 
@@ -80,6 +82,7 @@ def unpack(
     clients: Path = Path("clients"),
 ) -> RunState:
     """The inverse of `pack`. `clients` is the folder with the files of private tensors."""
+    from profcil.engine.changed_rows import RowHistory
     from profcil.engine.client_store import ClientStore
     from profcil.engine.loop import RunState
 
@@ -98,5 +101,6 @@ def unpack(
         strikes=dict(record.get("strikes", [])),
         private=ClientStore(clients, device, in_memory, in_files),
         stopping=dict(record.get("stopping", {})),
+        row_histories={name: RowHistory.from_json(v) for name, v in record.get("row_histories", {}).items()},
         **counters,
     )

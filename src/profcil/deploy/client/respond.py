@@ -12,6 +12,7 @@ from profcil import registry
 from profcil.deploy.client import screen
 from profcil.deploy.client.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.client.store import SiteStore, remove_unused
+from profcil.deploy.encoded_blocks import coding_at, encoded_reply, received_block
 from profcil.deploy.wire import Request, Response
 from profcil.engine.channel import Inbox, Reply
 from profcil.engine.client import Client
@@ -34,7 +35,7 @@ def respond(action: str, request: Request, identity: PartitionIdentity | SiteIde
 
 
 def compute(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Reply:
-    """The reply to a request. Its private tensors are stored here, under the id that the server chose."""
+    """The reply to a request as it is sent. Its private tensors are stored here, under the id that the server chose."""
     remove_unused(identity.home)
     store = SiteStore(identity.home, request.facts["run"], request.client)
     inbox = load_inbox(store, request)
@@ -50,6 +51,7 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
     world.secret = identity.noise_secret(store)
     reply = world.protected(client, inbox, reply)
+    reply = encoded_reply(reply, coding_at(world.config.channel, request.when))
     if reply.private is not None:
         store.write_private(request.next_private_id, reply.private, request.private_id)
     screen.ends(action, request.when, positions, time.monotonic() - began)
@@ -62,11 +64,13 @@ def load_inbox(store: SiteStore, request: Request) -> Inbox:
     """The blocks of a request: those that were sent with it, and those that the store holds."""
     # Stored blocks are read before new ones are written: a new block may overwrite a stored one of the same name.
     found = {
-        name: request.blocks[name] if name in request.blocks else store.read_block(name, digest)
+        name: received_block(store, request, name) if name in request.blocks else store.read_block(name, digest)
         for name, digest in request.digests.items()
     }
-    for name, block in request.blocks.items():
-        store.write_block(name, block)
+    for name in request.blocks:
+        block = found.get(name)
+        if block is not None:
+            store.write_block(name, block)
     if missing := [name for name, block in found.items() if block is None]:
         raise Failure(
             f"client {request.client} does not hold block {missing[0]}, and the request did not include it; "

@@ -54,6 +54,11 @@ class SiteStore:
         tensors, facts = found
         return Block(facts["kind"], tensors, tuple(facts["labels"]), facts["version"])
 
+    def latest_block(self, name: str) -> Block | None:
+        """The block that is stored under a name, in whatever version."""
+        digest = self.stored_digests().get(name)
+        return None if digest is None else self.read_block(name, digest)
+
     def copy_from_other_name(self, name: str, digest: str) -> Block | None:
         others = (other for other, held in self.stored_digests().items() if held == digest and other != name)
         other = next(others, None)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import Message
 
+from profcil.deploy.encoded_blocks import WrongEncoding, read_blocks
 from profcil.deploy.server.mailbox import event_fields
 from profcil.deploy.status import from_one
 from profcil.deploy.texts import one_line
 from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes
-from profcil.engine.channel import COUNT_BYTES, Reply, When
+from profcil.engine.channel import COUNT_BYTES, Coding, Reply, When
 from profcil.engine.reply_checks import ReplyRequirements, fault
 
 
@@ -26,11 +27,13 @@ class Exchange:
     requests: Mapping[int, Request]
     terms: Mapping[int, ReplyRequirements]  # the form that each reply must have
     most_bytes: float = math.inf  # of one reply
+    coding: Coding = field(default_factory=dict)  # how the numbers of replies are encoded
     accepted: dict[int, Reply] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)  # client → reason
     false: set[int] = field(default_factory=set)  # the refused clients whose replies have the wrong content
     with_private: set[int] = field(default_factory=set)  # clients that stored new private tensors
     diverged: set[int] = field(default_factory=set)  # clients that claim a divergence
+    reply_bytes: int = 0  # of the accepted replies, as the ledger counts them
     wire: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})  # bytes as Flower sends them
 
     @property
@@ -42,8 +45,7 @@ class Exchange:
     def payload(self) -> dict[str, int]:
         """Bytes as the ledger counts them."""
         down = sum(payload_bytes(request.blocks) for request in self.requests.values())
-        up = sum(payload_bytes(reply.blocks) + COUNT_BYTES for reply in self.accepted.values())
-        return {"down": down, "up": up}
+        return {"down": down, "up": self.reply_bytes}
 
     def receive(self, client: int, message: Message) -> None:
         """Accepts or refuses a reply."""
@@ -60,11 +62,17 @@ class Exchange:
             if response.error_kind == "diverged":
                 self.diverged.add(client)
             return
-        if reason := fault(response.reply, self.terms[client]):
+        try:
+            reply = replace(response.reply, blocks=read_blocks(response.reply.blocks, self.coding))
+            reason = fault(reply, self.terms[client])
+        except WrongEncoding as error:
+            reason = str(error)
+        if reason:
             self.refused[client] = one_line(reason)
             self.false.add(client)
             return
-        self.accepted[client] = response.reply
+        self.accepted[client] = reply
+        self.reply_bytes += payload_bytes(response.reply.blocks) + COUNT_BYTES
         if response.has_private:
             self.with_private.add(client)
 

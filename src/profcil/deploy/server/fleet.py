@@ -11,14 +11,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from profcil.deploy.encoded_blocks import as_received, coding_at
 from profcil.deploy.policy import Policy
 from profcil.deploy.server.exchange import Exchange
 from profcil.deploy.server.expected_reply import ReplyForecast
 from profcil.deploy.server.mailbox import Mailbox, event_fields
 from profcil.deploy.server.node_registry import NodeRegistry, RecordEvent
 from profcil.deploy.wire import Request
-from profcil.engine.channel import ClientBlocks, Reply, When
+from profcil.engine.channel import Coding, Reply, When
 from profcil.engine.loop import RunState
+from profcil.engine.packing import ClientBlocks
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure
 
@@ -68,7 +70,7 @@ class FlowerFleet:
             self.record_event({"event": "absent", **event_fields(when), "clients": absent})
         self.started = True
         for client in connected:
-            self.forget_missing_blocks(state, client)
+            self.forget_missing_blocks(state, client, coding_at(world.config.channel, when))
             self.note_execution(client)
         return connected
 
@@ -82,13 +84,13 @@ class FlowerFleet:
                 return connected
             time.sleep(POLL_SECONDS)
 
-    def forget_missing_blocks(self, state: RunState, client: int) -> None:
+    def forget_missing_blocks(self, state: RunState, client: int, coding: Coding) -> None:
         """For a client that has just joined: keeps only those blocks as held that it reported with the same digest."""
         reported = self.registry.joined.pop(client, None)
         if reported is None:
             return
-        blocks = state.server.blocks
-        same = {n for n, digest in reported.items() if n in blocks and self.mailbox.digest(n, blocks[n]) == digest}
+        blocks = {n: as_received(state.server.blocks[n], coding) for n in reported if n in state.server.blocks}
+        same = {n for n, block in blocks.items() if self.mailbox.digest(n, block) == reported[n]}
         held = state.held.get(client, {})
         state.held[client] = {n: version for n, version in held.items() if n in same or n == PRIVATE_ID}
 
@@ -120,13 +122,14 @@ class FlowerFleet:
             parcels = inboxes
             if attempt:
                 remaining = self.reach(world, state, when, [c for c in inboxes if c not in accepted])
-                parcels = {c: with_all_blocks_sent(inboxes[c]) for c in remaining}
+                parcels = {c: inboxes[c].whole() for c in remaining}
             requests = {
                 c: self.make_request(world, state, when, c, blocks_for_client)
                 for c, blocks_for_client in parcels.items()
             }
             most_bytes = self.policy.max_message_mb * 1e6
-            exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels}, most_bytes)
+            coding = coding_at(world.config.channel, when)
+            exchange = Exchange(action, when, requests, {c: terms[c] for c in parcels}, most_bytes, coding)
             self.run(exchange)
             if exchange.most_diverged and world.config.train.on_divergence == "fail":
                 raise Diverged(exchange.refused[min(exchange.diverged)])
@@ -147,7 +150,8 @@ class FlowerFleet:
             client=client,
             when=when,
             digests={name: self.mailbox.digest(name, block) for name, block in blocks_for_client.items()},
-            blocks={name: blocks_for_client[name] for name in blocks_for_client.sent},
+            blocks=blocks_for_client.message(),
+            patches=tuple(blocks_for_client.patches),
             private_id=state.held.get(client, {}).get(PRIVATE_ID, 0),
             next_private_id=when.position * when.rounds + when.round + 1,
             seen=() if when.before_stream else tuple(sorted(world.plan.seen(when.position))),
@@ -198,10 +202,3 @@ class FlowerFleet:
         found = self.false
         self.false = {}
         return found
-
-
-def with_all_blocks_sent(blocks_for_client: ClientBlocks) -> ClientBlocks:
-    """The parcel with every block marked to be sent: it is unknown what a client that is asked again holds."""
-    complete = ClientBlocks(blocks_for_client)
-    complete.sent = tuple(blocks_for_client)
-    return complete

@@ -15,7 +15,8 @@ from profcil.deploy.wire import PARSE_ERRORS, Request, block_digest, request_rec
 from profcil.engine.channel import Block, When
 
 MESSAGE_TYPES = {"turn": "train.turn", "survey": "query.survey"}
-Prepared = tuple[Block, str, ArrayRecord]  # a block, its digest and its arrays
+Digested = tuple[Block, str]  # a block and its digest
+Prepared = tuple[Block, ArrayRecord]  # a block, as it is sent, and its arrays
 
 
 @dataclass
@@ -26,19 +27,20 @@ class Mailbox:
     record_event: RecordEvent
     counts: Counter[str] = field(default_factory=Counter)  # since the last `take_counts`
     overdue: dict[str, tuple[int, When]] = field(default_factory=dict)  # messages whose deadline has passed
-    prepared: dict[str, Prepared] = field(default_factory=dict)  # by block name; shared by all receivers
-
-    def prepare(self, name: str, block: Block) -> Prepared:
-        """A block with its digest and its arrays, computed once for all receivers."""
-        if name not in self.prepared or self.prepared[name][0] is not block:
-            self.prepared[name] = (block, block_digest(block), to_array_record(block))
-        return self.prepared[name]
+    digested: dict[str, Digested] = field(default_factory=dict)  # by block name; shared by all receivers
+    prepared: dict[str, Prepared] = field(default_factory=dict)  # the same
 
     def digest(self, name: str, block: Block) -> str:
-        return self.prepare(name, block)[1]
+        """The digest of a block, computed once for all receivers."""
+        if name not in self.digested or self.digested[name][0] is not block:
+            self.digested[name] = (block, block_digest(block))
+        return self.digested[name][1]
 
     def arrays(self, name: str, block: Block) -> ArrayRecord:
-        return self.prepare(name, block)[2]
+        """The arrays of a block, made once for all receivers."""
+        if name not in self.prepared or self.prepared[name][0] is not block:
+            self.prepared[name] = (block, to_array_record(block))
+        return self.prepared[name][1]
 
     def send(
         self, action: str, requests: Mapping[int, Request], nodes: Mapping[int, int], ttl: float
