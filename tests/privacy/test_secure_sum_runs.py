@@ -38,9 +38,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("prolin", {}),
     ("prolin", {"inertia": 1.0}),
     ("prolin", {"base_rounds": 0, "dictionary": 20}),
+    ("probayes", {"dictionary": 20}),
 ]
 IDS = ["-".join([method, *map(str, more.values())]) for method, more in CASES]
 ROUNDS = set(simulation.ROUNDS)
+SUMMABLE = {"fedavg", "fedprox", "pro", "promax", "prolin", "probayes"}
 
 
 def tensors(run: Any) -> dict[str, torch.Tensor]:
@@ -189,12 +191,10 @@ def test_the_command_says_how_many_sums_were_left_out(tmp_path: Path, capsys: py
 
 
 def test_which_methods_can_be_summed() -> None:
-    assert set(summable_methods()) == {"fedavg", "fedprox", "pro", "promax", "prolin"}
+    assert set(summable_methods()) == SUMMABLE
 
 
-@pytest.mark.parametrize(
-    "method", sorted(set(registry.names("methods")) - {"fedavg", "fedprox", "pro", "promax", "prolin"})
-)
+@pytest.mark.parametrize("method", sorted(set(registry.names("methods")) - SUMMABLE))
 def test_a_method_whose_blocks_are_no_sums_is_refused(method: str, fresh: Callable) -> None:
     with pytest.raises(ConfigError, match=rf"{method} does not say .* choose one of .*fedavg.*prolin"):
         fresh(method, **SECURE)
