@@ -33,7 +33,7 @@ TARGETS = {  # what each method sends
     "promax": ("model", "rows", "transport"),
     "prolin": ("rows", "matrix", "sums"),
 }
-RULES = ("clipped", "median", "trimmed", "krum")
+RULES = ("clipped", "median", "trimmed", "krum", "geometric")
 WORST = {  # by name, for the curve
     "fedavg": "update x -100",
     "pro": "update with its sign flipped",

@@ -28,7 +28,7 @@ LOG_FIELDS = frozenset(
         *("event", "stage", "position", "round", "seconds", "clients", "skipped", "correct", "alignment"),
         *("resident_mb", "server_seconds", "envelope_bytes", "resent_bytes", "refused_replies", "silent_clients"),
         *("late_replies", "client", "node", "reason", "answered", "silent", "refused", "payload", "wire", "pid"),
-        *("dropped", "dropped_replies", "quarantined", "skipped_sums"),
+        *("dropped", "dropped_replies", "quarantined", "opposed", "skipped_sums"),
     }
 )
 ROWS_BY_CLASS = ("statistics", "transport")  # kinds of blocks in which a class has one row
