@@ -45,6 +45,11 @@ def test_an_update_with_its_sign_flipped_is_found_whoever_sends_it(number):
         assert opposed(replies, inboxes(replies)) == [liar]
 
 
+def test_a_fifth_of_liars_do_not_hide_each_other():
+    replies = [reply(c, -1.0 if c in (2, 7) else 1.0) for c in range(11)]
+    assert opposed(replies, inboxes(replies)) == [2, 7]
+
+
 def test_of_two_updates_neither_is_against_all_others():
     replies = [reply(0), reply(1, -1.0)]
     assert opposed(replies, inboxes(replies)) == []

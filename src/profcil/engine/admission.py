@@ -63,7 +63,7 @@ def admit(
 def without_opposed(
     channel: Channel, replies: Sequence[Reply], inboxes: Mapping[int, Inbox], clients: int
 ) -> list[Reply]:
-    """The replies, without the updates that point against all others, as long as few of all clients have had one."""
+    """The replies, without the updates that point against the others, as long as few of all clients have had one."""
     found = opposed(replies, inboxes)
     channel.opposed.update(found)
     if not are_few(len(channel.opposed), clients):

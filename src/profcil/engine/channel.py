@@ -172,7 +172,7 @@ class Channel:
     kinds: frozenset[str] | None = None  # the kinds of blocks that the method declares; None = all
     held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
     dropped: dict[int, str] = field(default_factory=dict)  # clients whose replies were not used in this round, and why
-    opposed: set[int] = field(default_factory=set)  # clients that ever had an update against all others (`robust`)
+    opposed: set[int] = field(default_factory=set)  # clients that ever had an update against the others (`robust`)
     pulled_back: list[int] = field(default_factory=list)  # those of them whose update was left out in this round
     facts: Counter[str] = field(default_factory=Counter)  # of the round, for the log
     packing: Packing = field(default_factory=Packing)

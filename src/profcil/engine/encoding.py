@@ -47,16 +47,20 @@ def encoding_of(tensor: Tensor, encoding: str, classes: int) -> str:
     return "float16" if encoding == "int8" and not by_class else encoding
 
 
+def coded_name(name: str, encoding: str) -> str:
+    return f"{name}{SEPARATOR}{encoding}"
+
+
 def encoded_tensor(name: str, tensor: Tensor, encoding: str) -> Tensors:
     """The tensors that are sent for one."""
-    coded = f"{name}{SEPARATOR}{encoding}"
+    coded = coded_name(name, encoding)
     if encoding == "float16":
         return {coded: to_float16(name, tensor)}
     if encoding == "bfloat16":
         return {coded: tensor.bfloat16().view(torch.int16)}
     if encoding == "int8":
         whole, scale = to_int8(tensor)
-        return {coded: whole, f"{name}{SEPARATOR}scale": scale}
+        return {coded: whole, coded_name(name, "scale"): scale}
     return {name: tensor}
 
 
@@ -93,7 +97,7 @@ def decoded(tensors: Mapping[str, Tensor]) -> Tensors:
     found: Tensors = {}
     for coded, tensor in tensors.items():
         name, _, encoding = coded.partition(SEPARATOR)
-        scale = tensors.get(f"{name}{SEPARATOR}scale")
+        scale = tensors.get(coded_name(name, "scale"))
         if encoding != "scale":
             found[name] = decoded_tensor(name, tensor, encoding, scale)
     return found

@@ -43,7 +43,7 @@ class RunState:
     client_bytes: int = 0  # largest extra memory that a client needed
     server_bytes: int = 0  # largest memory that the server held beyond the model
     strikes: dict[int, int] = field(default_factory=dict)  # client → rounds in which its replies were dropped
-    opposed: tuple[int, ...] = ()  # clients that had an update against all others in a round
+    opposed: tuple[int, ...] = ()  # clients that had an update against the others in a round
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
     stopping: dict[str, float] = field(default_factory=dict)  # of early stopping: best FAA, rounds since, stopped
     row_histories: dict[str, RowHistory] = field(default_factory=dict)  # of blocks, where changed rows are sent alone

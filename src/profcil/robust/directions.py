@@ -1,4 +1,4 @@
-"""Finds model updates that point against those of all other clients, e.g. updates with their sign flipped.
+"""Finds model updates that point against those of the other clients, e.g. updates with their sign flipped.
 
 Updates of honest clients point in similar directions, even where the clients have different classes. There are streams
 in which they do not, e.g. with a softmax over two classes of which a client has one. Then many clients have such
@@ -16,18 +16,20 @@ from torch import Tensor
 from profcil.engine.channel import Block, Inbox, Reply
 from profcil.robust.rules import FEWEST, TRIMMED
 
-OPPOSED = -0.3  # the largest cosine with any other update
+OPPOSED = -0.3  # cosines with other updates are below it
 COMPARED_AT_ONCE = 1 << 24  # numbers of all updates together
 
 
 def opposed(replies: Sequence[Reply], inboxes: Mapping[int, Inbox]) -> list[int]:
-    """The clients whose model update points against each other update of the round; there must be two others."""
+    """The clients whose model update points against the others of the round: all of them, or four fifths if they are
+    many, for liars may agree with each other. There must be two others."""
     senders = [reply for reply in replies if reply.weights()]
     gram = products(senders, inboxes)
     moved = gram.diagonal().nonzero().flatten()
     if len(moved) < FEWEST:
         return []
-    nearest = cosines(gram[moved][:, moved]).fill_diagonal_(-torch.inf).amax(1)
+    alike = cosines(gram[moved][:, moved]).fill_diagonal_(-torch.inf).sort(1, descending=True).values
+    nearest = alike[:, int(TRIMMED * (len(moved) - 1))]
     return [senders[i].client for i in moved[nearest < OPPOSED].tolist()]
 
 
