@@ -1,4 +1,4 @@
-"""A deployment server with 1,000 clients, of which 100 are bad: memory and seconds of each round.
+"""A deployment server with 1,000 clients, of which 100 are bad: memory and CPU seconds of each round.
 
 python tests/deploy/load_study.py --clients 1000 --rounds 20
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -121,7 +123,7 @@ class LoadGrid(Grid):
 
     template: tuple[str, Response] | None = None  # of one round
     inbox: dict[str, Block] = field(default_factory=dict)  # the last broadcast
-    megabytes: list[float] = field(default_factory=list)  # of this process, at the start of each round
+    begins: list[tuple[float, float]] = field(default_factory=list)  # of each round: memory in MB, CPU seconds so far
 
     def __post_init__(self) -> None:
         self.fault = without_silent
@@ -133,7 +135,8 @@ class LoadGrid(Grid):
         self.inbox |= request.blocks
         if self.template is None or self.template[0] != str(request.when):
             self.template = (str(request.when), read_response(super().reply(message).content))
-            self.megabytes.append(resident_mb())
+            self.begins.append((resident_mb(), time.process_time()))
+            print(len(self.begins), *map(round, self.begins[-1]), file=sys.stderr, flush=True)
         response = self.like_template(request.client)
         falsify = BAD.get(kind_of(message.metadata.dst_node_id))
         content = falsify(response, self.inbox) if falsify else response_records(response)
@@ -151,14 +154,14 @@ class LoadGrid(Grid):
         return replace(response, reply=replace(response.reply, client=client, samples=1, blocks=blocks))
 
 
-def deployed_run(folder: Path, clients: int, rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
-    """The events of a run, and the memory at the start of each round."""
+def deployed_run(folder: Path, clients: int, rounds: int) -> tuple[list[dict[str, Any]], LoadGrid]:
+    """The events of a run, and its grid."""
     policy = {"deadline": 0.5, "join": 60.0, "attempts": 1, "min_replies": clients // 2}
     settings = settings_table(config(clients, rounds), folder / "run", folder, **policy)
     nodes = {i: {"client": i, "home": str(folder / "sites")} for i in range(clients)}
     grid = LoadGrid(settings, nodes)
     out = entry.start(grid, settings)
-    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()], grid.megabytes
+    return [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()], grid
 
 
 def main() -> None:
@@ -171,13 +174,14 @@ def main() -> None:
     for name in ("_run_id", "_task_id", "_node_id"):
         setattr(TaskIdentity, name, 1)
     with tempfile.TemporaryDirectory() as folder:
-        events, megabytes = deployed_run(Path(folder), args.clients, args.rounds)
+        events, grid = deployed_run(Path(folder), args.clients, args.rounds)
     asked = [e for e in events if e["event"] == "asked"]
     rounds = [e for e in events if e["event"] == "round"]
-    print("| round | answered | refused | silent | dropped | against all others | MB | s |")
-    for one, other, memory in zip(asked, rounds, megabytes, strict=True):
+    ends = [seconds for _, seconds in grid.begins[1:]] + [time.process_time()]
+    print("| round | answered | refused | silent | dropped | against the others | MB | CPU s |")
+    for one, other, (memory, begin), end in zip(asked, rounds, grid.begins, ends, strict=True):
         counts = [len(one["answered"]), len(one["refused"]), len(one["silent"]), other.get("dropped_replies", 0)]
-        row = [other["round"], *counts, len(other.get("opposed", [])), round(memory), round(one["seconds"], 1)]
+        row = [other["round"], *counts, len(other.get("opposed", [])), round(memory), round(end - begin, 1)]
         print("| " + " | ".join(map(str, row)) + " |")
 
 

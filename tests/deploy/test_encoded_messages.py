@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from memory_grid import tiny
+from test_faults import changed_by, events
 from test_same_run import outcome
 from test_wire import WHEN, round_trip
 
@@ -118,8 +119,7 @@ def test_a_deployment_has_the_same_bits_and_bytes_as_the_simulation(deployed, tm
     serial = run.start(config, tmp_path / "serial", tmp_path)
     folder, _ = deployed(config)
     assert outcome(serial) == outcome(folder)
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    asked = [e for e in events if e["event"] == "asked" and e["stage"] != "warmup"]
+    asked = [e for e in events(folder, "asked") if e["stage"] != "warmup"]
     sent = sum(sum(e["payload"].values()) for e in asked)
     assert sent == json.loads((folder / "run.json").read_text())["bytes"]
     assert not any(e["refused"] for e in asked)
@@ -177,3 +177,23 @@ def test_numbers_of_bfloat16_that_are_not_finite_are_refused(pattern):
     known = Knowledge(frozenset({3, 4}), 10)
     terms = ReplyRequirements(Reply(0, 5, {"m": moments()}), frozenset({"m"}), frozenset({"statistics"}), known)
     assert "not finite" in fault(Reply(0, 5, read_blocks({"m": false}, coding)), terms)
+
+
+def test_a_value_that_the_memory_cannot_hold_in_float16_does_not_end_the_run(deployed):
+    """The mean stays within the bound on the whole tensor, but the memory is broadcast in float16."""
+
+    def lie(response):
+        for block in response.reply.blocks.values():
+            if block.kind == "statistics" and block.labels:
+                block.tensors["mean"][0, 0] = 7e4
+                block.tensors["second"][0] = 1e12
+
+    def fault(grid, request, reply):
+        is_survey = request.metadata.message_type == "query.survey"
+        return changed_by(lie)(grid, request, reply) if is_survey and request.metadata.dst_node_id == 101 else [reply]
+
+    config = tiny("promax", channel__memory="float16", warmup__rounds=0, stream__participants=3)
+    folder, _ = deployed(config, fault=fault, norm_limit=1e12)
+    refused = {reason for e in events(folder, "asked") for reason in e["refused"].values()}
+    assert any("which float16 cannot hold" in reason for reason in refused)
+    assert json.loads((folder / "run.json").read_text())["done"]

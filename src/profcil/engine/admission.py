@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When
-from profcil.engine.encoding import ROUNDING
+from profcil.engine.encoding import LARGEST, ROUNDING
 from profcil.engine.reply_checks import Knowledge, impossible
 from profcil.robust.aggregation import robust_replies
 from profcil.robust.directions import are_few, opposed, without_update
@@ -31,7 +31,8 @@ def knowledge(world: World, method: Any, when: When, client: int, inbox: Inbox) 
     confidence = float(getattr(method.params, "neighbours", 1.0))
     noised = world.protection is not None
     rounding = ROUNDING[world.config.channel.statistics]
-    return Knowledge(frozenset(observed | received), len(examples), confidence, noised, rounding)
+    largest = LARGEST[world.config.channel.memory]
+    return Knowledge(frozenset(observed | received), len(examples), confidence, noised, rounding, largest)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ further error. So encoding again what was received gives the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +28,7 @@ SMALLEST_SCALE = 2.0**-100
 LARGEST_SCALE = 2.0**120  # 127 · scale is finite
 SEPARATOR = ":"
 ROUNDING = {"float32": 1e-3, "float16": 4e-3, "bfloat16": 3e-2}  # relative error that sums may have after encoding
+LARGEST = {"float32": math.inf, "float16": 65504.0, "bfloat16": math.inf, "int8": math.inf}  # finite value it can hold
 
 Tensors = dict[str, Tensor]
 

@@ -43,6 +43,7 @@ class Knowledge:
     confidence: float = math.inf  # the largest confidence
     noised: bool = False  # whether it adds noise: counts may then be negative, and moments may not fit each other
     rounding: float = ROUNDING["float32"]  # relative error that its statistics may have
+    largest: float = math.inf  # the largest value of a row by class, which the memory's encoding must hold
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ def wrong_values(block: Block, known: Knowledge) -> Iterator[str]:
     for name, tensor in block.tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             yield f"tensor {name} has values that are not finite"
+        elif block.labels and tensor.is_floating_point() and not within(tensor.abs(), known.largest):
+            yield f"tensor {name} has values above {known.largest:g}, which float16 cannot hold"
         elif known.noised:
             continue
         elif name == "count" and not is_count(tensor, known.most, block):
