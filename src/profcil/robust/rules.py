@@ -56,7 +56,7 @@ def geometric_shares(products: Tensor) -> Tensor:
 
 def weighted(stack: Tensor, shares: Tensor) -> Tensor:
     """The sum of vectors times their shares, in float64; of the vectors' type."""
-    together = torch.tensordot(shares.to(stack.device), stack.double(), 1)
+    together: Tensor = torch.tensordot(shares.to(stack.device), stack.double(), 1)
     return together.to(stack.dtype)
 
 
