@@ -21,7 +21,7 @@ from profcil.errors import DataError
 from profcil.io.atomic_files import write_text
 from profcil.reporting.markdown import markdown_table
 
-MARKS = ("Choose it", "Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
+MARKS = ("Choose it", "Loss", "Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
 BEGIN = "<!-- experiments: written by hand -->"
 END = "<!-- end of experiments -->"
 HEAD = """# Methods
@@ -33,6 +33,12 @@ in the table. A budget is per old class, client and local epoch; `regime = "expa
 method passes `tests/contracts/test_methods.py`: resuming gives the same bits, results do not depend on the order of
 execution or on global randomness, every byte is in the ledger, and idle clients, clients with one example, returning
 classes and a single client work.
+
+A loss is that of one step of a client, a mean over a batch $`(x, y)`$ with the model $`f_w`$, its base features $`u`$,
+its features $`z`$ after the adapter and its head $`h_w`$. In the cross-entropy $`\\mathrm{CE}_Y`$ the classes $`Y`$
+compete: the classes $`S`$ seen so far, or the client's current classes $`C`$ (`label_space`). Here
+$`\\mathrm{H}_O(a, b)`$ is the cross-entropy between the soft-max of logits $`a`$ and that of $`b`$ over
+other classes $`O`$, and $`\\varepsilon`$ is standard normal.
 """
 COLUMNS = ("method", "data", "stored on the server", "stored on a client", "sent", "server gradients", "budget")
 
