@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import profcil
+from profcil.cli.main import main
 from profcil.engine.run import Interrupted, Progress, start
 from profcil.live.server import make_server
 from profcil.live.watcher import Watcher
@@ -45,7 +46,7 @@ SHOWN = {"page": ("profcil report", "the page"), "live": ("profcil serve", "the 
 OF_ONE_RUN = {"snapshots": "snapshots.npz", "embedding": "replay.npz"}  # figure: what it is drawn from
 
 
-def main(out: Path) -> None:
+def make_gallery(out: Path) -> None:
     """The gallery in an empty folder: runs, figures, screenshots, and a list of them."""
     shutil.rmtree(out, ignore_errors=True)
     runs = compute_runs(out / "runs")
@@ -61,6 +62,8 @@ def compute_runs(out: Path) -> Path:
     several = {"method": METHODS, "setting": ["severe", "homogeneous"], "seed": [0, 1, 2]}
     profcil.sweep("digits", settings=SHORT, out=out / "methods", jobs=2, **several)
     profcil.study(WEAK, out=out / "weak", jobs=2)
+    one = next((out / "methods").glob("digits-homogeneous-promax-seed0-*/run.json"))
+    main(["eval", str(one.parent), "--confusion", str(out / "PRO-MAX.csv")])
     return out
 
 
@@ -76,6 +79,8 @@ def draw_figures(runs: Path, out: Path) -> list[dict[str, str]]:
 def inputs_of(name: str, runs: Path) -> list[Path]:
     if name == "mismatch":
         return [runs / "weak"]
+    if name == "confusion":
+        return [runs / "PRO-MAX.csv"]
     if name in OF_ONE_RUN:
         files = sorted((runs / "weak").glob(f"*-promax-*/{OF_ONE_RUN[name]}"))
         return [files[0].parent]
@@ -159,4 +164,4 @@ def live_view(runs: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/gallery"))
+    make_gallery(Path(sys.argv[1] if len(sys.argv) > 1 else "build/gallery"))

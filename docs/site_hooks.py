@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
 
 def on_page_content(content: str, **rest: Any) -> str:
     """Formulas, $`like this`$, as MathML, which browsers show without a script."""
-    return FORMULA.sub(lambda found: convert(html.unescape(found[1])), content)
+    return FORMULA.sub(lambda found: f'<span class="formula">{convert(html.unescape(found[1]))}</span>', content)
 
 
 def on_post_build(config: Any) -> None:

@@ -26,6 +26,7 @@ from matplotlib.text import Text
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.figures import (
     FIGURES,
+    confusion,
     embedding,
     inputs,
     make_figure,
@@ -518,3 +519,22 @@ def test_a_legend_is_read_line_by_line_and_evenly_filled() -> None:
 def test_rows_with_long_labels_are_higher() -> None:
     assert style.row_height(["PRO"], 0.24) == 0.24
     assert style.row_height(["PRO", "a\nb\nc\nd"], 0.24) > 4 * style.SMALL / 72
+
+
+def test_the_confusion_matrix_is_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.csv"
+    file.write_text("class,cat,dog\ncat,3,1\ndog,0,0\n")
+    with rc_context(style.STYLE):
+        figure, numbers = confusion.draw([str(file)], pytest.fail)
+    assert numbers == {"model": {"classes": ["cat", "dog"], "counts": [[3, 1], [0, 0]]}}
+    written = [text.get_text() for text in figure.findobj(Text)]
+    assert {"75", "25", "cat", "dog"} <= set(written) and "nan" not in written  # a class without examples has no share
+
+
+@pytest.mark.parametrize("text", ["", "class,a\n", "class,a,b\na,1\n", "class,a\na,x\n", "class,a\na,-1\n"])
+def test_a_confusion_matrix_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "model.csv"
+    file.write_text(text)
+    for path in (file, tmp_path, tmp_path / "absent.csv"):
+        with pytest.raises(RunFolderError, match="profcil eval RUN --confusion FILE"):
+            confusion.draw([str(path)], pytest.fail)

@@ -16,10 +16,11 @@ solved from the remembered means and this matrix, in place of adapter and head. 
 scores of remembered classes while the base moves. (`shared_covariance`, `pro_evaluation` and `kept_scores` in `parts`.)
 
 Loss: to fit, $`\mathcal{L} = \mathrm{CE}(f_w(x), y) + \eta \, \mathrm{NCE}(a, b) + \lambda \lVert w - w_g \rVert^2`$
-with projected features $`a`$, $`b`$ of two strong views, and the second term in plastic rounds only. To rehearse,
-$`\mathcal{L} = \mathrm{CE}(h_w(u), y)`$ over base features $`u`$ of current examples and $`\tilde{u} = m_{\tilde{y}} +
-s \, r_{\tilde{y}} \odot \varepsilon`$ of remembered classes, with mean $`m`$ and spread $`r`$. Which classes compete is
-set by `fit_space` and `rehearse_space`; $`\eta`$ = `auxiliary`, $`\lambda`$ = `proximal`, $`s`$ = `noise`.
+with the contrastive loss NCE between projected features $`a`$ and $`b`$ of two strong views, in plastic rounds only. To
+rehearse, $`\mathcal{L} = \mathrm{CE}(h_w(u), y)`$ over base features $`u`$ of current examples and $`\tilde{u} =
+m_{\tilde{y}} + s \, r_{\tilde{y}} \odot \varepsilon`$ of remembered classes, with mean $`m`$ and spread $`r`$. Which
+classes compete is set by `fit_space` and `rehearse_space`; $`\eta`$ = `auxiliary`, $`\lambda`$ = `proximal`, $`s`$ =
+`noise`.
 
 Choose it when: only class means and spreads may leave a client, and the warmed-up base needs little training.
 
