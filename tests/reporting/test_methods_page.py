@@ -88,8 +88,9 @@ def test_tests_are_found_by_file_name_or_by_test_name(tmp_path, monkeypatch):
     monkeypatch.setattr(methods.registry, "names", lambda kind: ["one", "two", "three"])
     (tmp_path / "test_one.py").write_text("def test_a_thing():\n    pass\n\n\ndef helper():\n    pass\n")
     (tmp_path / "test_others.py").write_text("def test_two_is_two():\n    pass\n\n\ndef test_x():\n    pass\n")
-    assert describe_tests("one", tmp_path) == "**Verified by** `tests/methods/test_one.py`: a thing."
-    assert describe_tests("two", tmp_path) == "**Verified by** `tests/methods/test_others.py`: two is two."
+    for name, file, test in (("one", "test_one.py", "a thing"), ("two", "test_others.py", "two is two")):
+        title = f"<summary>Verified by 1 test in <code>tests/methods/{file}</code></summary>"
+        assert describe_tests(name, tmp_path) == f"<details>{title}\n{test}.\n</details>"
     assert describe_tests("three", tmp_path) == "**Verified by** the contract tests only."
 
 

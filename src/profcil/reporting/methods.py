@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import re
 import textwrap
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.errors import DataError
+from profcil.errors import DataError, count
 from profcil.io.atomic_files import write_text
 from profcil.reporting.markdown import markdown_table
 
@@ -50,7 +51,7 @@ def render_page(tests: Path, experiments: str) -> str:
     table = markdown_table(COLUMNS, rows)
     sections = [method_section(name, module, tests) for name, module in methods.items()]
     by_hand = f"{BEGIN}\n\n{experiments.strip()}\n\n{END}"
-    return "\n\n".join([HEAD.rstrip(), "## At a glance", table, by_hand, *sections]) + "\n"
+    return "\n\n".join([HEAD.rstrip(), "## At a glance", table, *sections, by_hand]) + "\n"
 
 
 def update(path: Path) -> None:
@@ -137,8 +138,9 @@ def describe_tests(name: str, tests: Path) -> str:
     lines = []
     for file_name, names in tests_by_file.items():
         if names:
-            readable = "; ".join(readable_name(test) for test in names)
-            lines.append(f"**Verified by** `tests/methods/{file_name}`: {readable}.")
+            readable = "; ".join(html.escape(readable_name(test)) for test in names)
+            title = f"Verified by {count(len(names), 'test')} in <code>tests/methods/{file_name}</code>"
+            lines.append(f"<details><summary>{title}</summary>\n{readable}.\n</details>")
     return "\n\n".join(lines) or "**Verified by** the contract tests only."
 
 
