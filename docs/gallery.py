@@ -1,7 +1,7 @@
 """Draws every figure and photographs the page and the live view: `python docs/gallery.py build/gallery`.
 
-The runs are small ones on digits, computed here (about two minutes on two cores), so that nothing is a made-up number.
-The screenshots need Chromium; without it only the figures are drawn.
+The runs are small ones on digits, computed here (about two minutes on two cores) and kept, so that nothing is a made-up
+number. The screenshots need Chromium; without it only the figures are drawn.
 """
 
 from __future__ import annotations
@@ -47,12 +47,10 @@ OF_ONE_RUN = {"snapshots": "snapshots.npz", "embedding": "replay.npz"}  # figure
 
 
 def make_gallery(out: Path) -> None:
-    """The gallery in an empty folder: runs, figures, screenshots, and a list of them."""
-    shutil.rmtree(out, ignore_errors=True)
+    """Runs, figures, screenshots, and a list of the pictures. Finished runs are reused."""
     runs = compute_runs(out / "runs")
     pictures = draw_figures(runs, out)
     pictures += take_screenshots(runs, out)
-    shutil.rmtree(out / "runs")
     (out / "pictures.json").write_text(json.dumps(pictures, indent=1) + "\n", encoding="utf-8")
     print(f"{out}: {len(pictures)} pictures")
 
@@ -137,6 +135,8 @@ def photograph(browser: Any, address: str, name: str, visible: str, out: Path) -
 @contextmanager
 def live_view(runs: Path) -> Iterator[str]:
     """The address of a live view of the runs and of one that is being computed."""
+    folder = runs / "methods" / "digits-severe-promax-seed7"
+    shutil.rmtree(folder, ignore_errors=True)
     reached = threading.Event()
     leave = threading.Event()
 
@@ -149,7 +149,7 @@ def live_view(runs: Path) -> Iterator[str]:
     def compute() -> None:
         config = resolve(None, {"dataset": "digits", "method": "promax", "seed": 7}, [])
         with suppress(Interrupted):
-            start(config, runs / "methods" / "digits-severe-promax-seed7", runs, observe)
+            start(config, folder, runs, observe)
 
     worker = threading.Thread(target=compute)
     worker.start()
@@ -161,7 +161,8 @@ def live_view(runs: Path) -> Iterator[str]:
     server.server_close()
     leave.set()
     worker.join()
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    make_gallery(Path(sys.argv[1] if len(sys.argv) > 1 else "build/gallery"))
+    make_gallery(Path(sys.argv[1] if len(sys.argv) > 1 else "build/gallery").resolve())
