@@ -58,8 +58,10 @@ def make_gallery(out: Path) -> None:
 def compute_runs(out: Path) -> Path:
     """A comparison of five methods, and a study with a weak task."""
     several = {"method": METHODS, "setting": ["severe", "homogeneous"], "seed": [0, 1, 2]}
-    profcil.sweep("digits", settings=SHORT, out=out / "methods", jobs=2, **several)
-    profcil.study(WEAK, out=out / "weak", jobs=2)
+    methods = profcil.sweep("digits", settings=SHORT, out=out / "methods", jobs=2, **several)
+    weak = profcil.study(WEAK, out=out / "weak", jobs=2)
+    if failed := {**methods.failures, **weak.failures}:
+        raise SystemExit(f"{len(failed)} runs of the gallery failed: {failed}")
     one = next((out / "methods").glob("digits-homogeneous-promax-seed0-*/run.json"))
     main(["eval", str(one.parent), "--confusion", str(out / "PRO-MAX.csv")])
     return out
