@@ -20,6 +20,7 @@ from profcil.errors import DataError
 from profcil.io.npy import npz_names, read_npz
 
 HEADER = "profcil_bundle"  # the member of an npz that describes a Bundle
+MOST_CHANNELS = 4  # of an image; what is more, is a side
 KINDS = {"Rows": Rows, "Nodes": Nodes}
 
 
@@ -114,7 +115,7 @@ def as_inputs(x: np.ndarray, path: Path) -> np.ndarray:
         return x
     if x.ndim == 3:
         x = x[:, None]
-    channels_last = x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
+    channels_last = x.ndim == 4 and x.shape[1] > MOST_CHANNELS >= x.shape[3]
     if channels_last:
         x = x.transpose(0, 3, 1, 2)
     has_pixel_type = x.dtype.kind == "f" or x.dtype == np.uint8
@@ -162,7 +163,7 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
 
 def is_saved_bundle(path: Path) -> bool:
     """Whether a file is one that `save_bundle` wrote."""
-    return path.suffix == ".npz" and zipfile.is_zipfile(path) and HEADER in array_names(path)
+    return path.suffix.lower() == ".npz" and zipfile.is_zipfile(path) and HEADER in array_names(path)
 
 
 def array_names(path: Path) -> set[str]:
