@@ -44,10 +44,11 @@ def save_arrays(path: Path, given: Mapping[str, Any]) -> None:
 
 def save_texts(path: Path, given: Mapping[str, Any]) -> None:
     """Writes texts and labels of all parts to a JSONL file."""
+    names = tuple(map(str, given.get("names", ())))
     with path.open("w", encoding="utf-8") as file:
         for part, x, y in array_parts(given):
-            for text, label in zip(x, y, strict=True):
-                row = {"text": str(text), "label": str(label)}
+            for text, label in zip(x, np.asarray(y).tolist(), strict=True):
+                row = {"text": str(text), "label": label_name(label, names, "data")}
                 if part:
                     row["split"] = part
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -100,7 +101,7 @@ def read_arrays(path: Path) -> Raw:
     return Raw("table", x, labels, drawn, columns=columns, names=names)
 
 
-def label_name(label: Any, names: Sequence[str], path: Path) -> str:
+def label_name(label: Any, names: Sequence[str], path: object) -> str:
     """The name of a class; with `names`, labels are their indices."""
     if not names:
         return str(label)
