@@ -115,12 +115,12 @@ class Model:
         """Texts as the token ids that the model takes."""
         return self.expect("text").encode_texts(list(texts))
 
-    def read_images(self, paths: Sequence[str | Path]) -> Tensor:
-        """Image files as the pixels that the model takes. Images of another size are resized."""
+    def read_images(self, paths: Sequence[str | Path | bytes]) -> Tensor:
+        """Image files, or their contents, as the pixels that the model takes. Images of another size are resized."""
         import torch
 
         form = self.expect("image")
-        images = [form.read_image(Path(path)) for path in paths]
+        images = [form.read_image(path if isinstance(path, bytes) else Path(path)) for path in paths]
         x = torch.stack(images) if images else torch.zeros(0, *form.shape, dtype=torch.uint8)
         return x.float() / 255 if self.like[0].is_floating_point() else x
 
