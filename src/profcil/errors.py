@@ -55,6 +55,10 @@ class DataNote(UserWarning):
     """What was done with data that its owner may not expect, in one sentence."""
 
 
+class CodeNote(UserWarning):
+    """A model is used with other code than it was trained with, in one sentence."""
+
+
 class ReuseNote(UserWarning):
     """A finished run was returned in place of a new one that would be the same."""
 

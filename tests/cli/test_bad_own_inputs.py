@@ -154,3 +154,15 @@ def test_a_model_whose_method_file_is_gone(capsys):
     assert main(["run", "--data", "m.csv", "--method", "./mine.py", "--quiet", "--out", "run", *sets()]) == 0
     Path("mine.py").unlink()
     refused(capsys, "mine.py does not exist", "predict", "run", "m.csv")
+
+
+def test_a_model_whose_method_file_has_changed(capsys):
+    mine = Path("mine.py")
+    mine.write_text("from profcil.extend import Method\n\n\nclass Mine(Method):\n    pass\n\n\nMETHOD = Mine\n")
+    write_table(Path("m.csv"))
+    assert main(["run", "--data", "m.csv", "--method", "./mine.py", "--quiet", "--out", "run", *sets()]) == 0
+    assert main(["predict", "run", "m.csv"]) == 0
+    assert "has changed" not in capsys.readouterr().err
+    mine.write_text(mine.read_text() + "# changed\n")
+    assert main(["predict", "run", "m.csv"]) == 0
+    assert "mine.py has changed since this model was trained" in capsys.readouterr().err

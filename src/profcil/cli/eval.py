@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, data_dir, json_flag, print_json, reading_flag
+from profcil.cli.parser import Parser, data_dir, json_flag, print_json, reading_flag, with_notes
 from profcil.errors import ConfigError
 
 SHOWN = 10  # classes with the lowest accuracy that are printed
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.calibrate and not args.data:
         raise ConfigError("--calibrate needs data other than the test data of the run; give it with --data PATH")
-    model = load_model(args.run, device=args.device)
+    model = with_notes(lambda: load_model(args.run, device=args.device))
     found = evaluation_of(args, model)
     if args.calibrate:
         model.temperature = write_calibration(Path(args.run), found)

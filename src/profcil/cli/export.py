@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from profcil.cli.parser import Parser
+from profcil.cli.parser import Parser, with_notes
 from profcil.errors import ConfigError
 
 
@@ -25,6 +25,6 @@ def run(args: argparse.Namespace) -> int:
         export_file(Path(args.run), Path(args.safetensors))
         print(f"wrote {args.safetensors}")
     if args.onnx:
-        export_onnx(load_model(args.run), Path(args.onnx))
+        export_onnx(with_notes(lambda: load_model(args.run)), Path(args.onnx))
         print(f"wrote {args.onnx}")
     return 0

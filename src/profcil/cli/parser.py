@@ -113,15 +113,16 @@ def selection_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_notes(read: Callable[[], Any]) -> Any:
-    """What `read` returns. Notes about the data are printed, each once."""
+    """What `read` returns. Notes about data and code are printed, each once."""
     import warnings
 
-    from profcil.errors import DataNote
+    from profcil.errors import CodeNote, DataNote
 
     with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always", DataNote)
+        for kind in (CodeNote, DataNote):
+            warnings.simplefilter("always", kind)
         found = read()
-    for text in dict.fromkeys(str(note.message) for note in notes if issubclass(note.category, DataNote)):
+    for text in dict.fromkeys(str(note.message) for note in notes if issubclass(note.category, (CodeNote, DataNote))):
         print(f"profcil: note: {text}", file=sys.stderr)
     return found
 

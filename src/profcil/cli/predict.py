@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from profcil.cli.parser import Parser, json_flag, print_json, reading_flag
+from profcil.cli.parser import Parser, json_flag, print_json, reading_flag, with_notes
 from profcil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from profcil.runs.models.labelled_inputs import choose_nodes, read_inputs, reading_settings
     from profcil.runs.models.trained_model import load_model
 
-    model = load_model(args.run, device=args.device)
+    model = with_notes(lambda: load_model(args.run, device=args.device))
     given = read_inputs(model, args.inputs, settings=reading_settings(model, args.set))
     if args.nodes:
         if model.modality != "graph":

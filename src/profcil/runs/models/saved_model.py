@@ -17,6 +17,7 @@ from profcil import __version__
 from profcil.config import OwnSettings, plain
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import digest, read_tensors, write_tensors
+from profcil.resolve import plugin_origins
 from profcil.runs.state import pack_server
 
 if TYPE_CHECKING:  # the functions import torch when they are called
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # the functions import torch when they are called
     from profcil.engine.channel import ServerState
     from profcil.engine.world import World
     from profcil.methods.base import Method
+    from profcil.resolve import RunConfig
 
 NAME = "model.safetensors"
 FORMAT = 1  # raised when older versions of profcil could not read the file
@@ -37,6 +39,7 @@ FACTS = (
     "views",
     "encoder",
 )  # what models and methods read of a dataset's facts
+PLUGINS = "plugins"
 READING = ("label", "text", "ignore", "encoding")  # of own data: the settings by which new files are read, too
 
 
@@ -47,7 +50,7 @@ def save_model(folder: Path, world: World, method: Method, server: ServerState, 
     with torch.no_grad():
         deployed = method.deployed(server)
     tensors, blocks = pack_server(deployed)
-    header = header_of(world) | reading_of(world.config.own)
+    header = header_of(world) | reading_of(world.config.own) | code_of(world.config)
     header |= {"blocks": blocks, "clock": deployed.clock, "metrics": dict(metrics)}
     header |= {"temperature": method.temperature(deployed)}
     write_tensors(Path(folder) / NAME, tensors, header)
@@ -85,6 +88,12 @@ def reading_of(own: OwnSettings) -> dict[str, Any]:
     usual = OwnSettings()
     chosen = {name: getattr(own, name) for name in READING if getattr(own, name) != getattr(usual, name)}
     return {"reading": chosen} if chosen else {}
+
+
+def code_of(config: RunConfig) -> dict[str, Any]:
+    """Package, version and source hash of the plug-ins among method, dataset and encoder; none if all are built in."""
+    origins = plugin_origins(config)
+    return {PLUGINS: origins} if origins else {}
 
 
 def empty_inputs(bundle: Bundle) -> Inputs:

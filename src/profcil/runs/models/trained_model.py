@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from profcil import registry
 from profcil.config import ModelSettings, build
-from profcil.errors import ConfigError, DataError, RunFolderError
+from profcil.errors import CodeNote, ConfigError, DataError, RunFolderError
 from profcil.io.atomic_files import read_tensors
 from profcil.resolve import resolve
-from profcil.runs.models.saved_model import NAME, SavedModel, empty_bundle, empty_inputs, read_model
+from profcil.runs.models.saved_model import NAME, PLUGINS, SavedModel, empty_bundle, empty_inputs, read_model
 from profcil.runs.reader import Run, load_run
 from profcil.runs.state import unpack, unpack_server
 
@@ -227,8 +228,19 @@ def model_of_file(file: Path, device: str) -> Model:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise RunFolderError(f"the header of {file} cannot be read ({reason}); write the model again") from None
+    note_changed_code(saved.header)
     like = tuple(x.to(where) for x in empty_inputs(bundle))
     return Model(net.to(where), method, state, seen, bundle.names, like, bundle.input_format, temperature, saved.header)
+
+
+def note_changed_code(header: Mapping[str, Any]) -> None:
+    """Warns if the code of a plug-in has changed since the model was trained. Data are not needed here."""
+    for kind in ("methods", "encoders"):
+        trained = header.get(PLUGINS, {}).get(kind)
+        name = header["method"] if kind == "methods" else header["model"]["encoder"]
+        if trained and registry.origin(kind, name).get("source") != trained["source"]:
+            text = f"the code of {name} has changed since this model was trained, so that it may predict differently"
+            warnings.warn(text, CodeNote, stacklevel=4)
 
 
 def net_and_method(header: Mapping[str, Any], bundle: Bundle) -> tuple[Net, Method]:
