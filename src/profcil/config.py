@@ -363,7 +363,7 @@ def read_text(text: str, kind: Any) -> Any:
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
 
 

@@ -419,7 +419,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"recipe {path} does not exist; `profcil list recipes` names the built-in ones") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"recipe {path} cannot be read as TOML: {error}") from None
 
 

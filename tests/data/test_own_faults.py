@@ -147,6 +147,8 @@ def test_another_encoding(tmp_path):
         ("m.csv", "", "is empty"),
         ("m.csv", "text,label\n", "has no rows"),
         ("m.jsonl", '{"text": "a"', "cannot be read as JSON"),
+        ("m.jsonl", "9" * 5000, "cannot be read as JSON"),
+        ("m.json", "[" * 100_000, "cannot be read as JSON"),
         ("m.json", "{}", "is not a list of objects"),
         ("m.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}', "has the keys text in row 2"),
         ("m.jsonl", "1", "has no objects"),

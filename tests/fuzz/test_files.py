@@ -170,6 +170,12 @@ def test_recipes_and_studies(command, data, space, capsys):
     check_command(capsys, *command, str(file))
 
 
+@pytest.mark.parametrize("text", [b"seed = " + b"9" * 5000, b"seed = " + b"[" * 5000], ids=["long number", "depth"])
+def test_a_recipe_that_python_cannot_read(text, space, capsys):
+    (space / "odd.toml").write_bytes(text)
+    check_command(capsys, "run", "--dry-run", str(space / "odd.toml"))
+
+
 @fuzz
 @given(data=st.data())
 def test_sites_and_federations(data, space, capsys):

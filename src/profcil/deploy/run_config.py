@@ -22,7 +22,7 @@ def config_from_text(text: str) -> RunConfig:
     try:
         values = tomllib.loads(text)
         config = finish(values, str(values["method"]), [])
-    except (tomllib.TOMLDecodeError, KeyError, RecursionError) as error:
+    except (ValueError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"the app's recipe is not a complete recipe ({error}); write the app again with `profcil deploy app`"
         ) from None

@@ -97,7 +97,7 @@ def read_json(path: Path, encoding: str = "utf-8") -> list[Any]:
         if path.suffix.lower() == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         rows = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number with more digits than Python reads
         raise DataError(f"{path} cannot be read as JSON ({error}); correct that place") from None
     if not isinstance(rows, list):
         raise DataError(f"{path} is not a list of objects; write [{{...}}, ...], or one object per line in a .jsonl")

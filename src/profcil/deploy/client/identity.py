@@ -117,7 +117,7 @@ def site_name(node: Mapping[str, Any]) -> str:
     try:
         manifest = (Path(str(node["site"])) / "manifest.toml").read_text(encoding="utf-8")
         return str(tomllib.loads(manifest).get("site", ""))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError):
         return ""
 
 

@@ -268,7 +268,7 @@ def lists_to_tuples(value: Any) -> Any:
 def parse_toml(text: str, source: object) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} cannot be read as TOML: {error}") from None
 
 

@@ -73,7 +73,7 @@ def read_terms(path: Path) -> tuple[Federation, str]:
         settings = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
         method = str(tomllib.loads(settings["recipe"])["method"])
         federation = str(settings["federation"])
-    except (tomllib.TOMLDecodeError, RecursionError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         raise ConfigError(
             f"{project} is not an app of `profcil deploy app`; give its folder or a federation.toml"
         ) from None
@@ -110,7 +110,7 @@ def check_manifest(result: SiteCheck) -> dict[str, Any]:
         return {}
     try:
         manifest = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, RecursionError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         result.faults.append(f"{path} cannot be read as TOML: {error}; correct that place")
         return {}
     for key in KEYS:
