@@ -1,0 +1,361 @@
+"""Simulated clocks: how long clients take, and which replies have arrived at each update of the server.
+
+The duration of a turn depends on the seed, the client, and its examples and epochs, never on values of tensors. So who
+starts a turn after which update, and which replies arrive before which update, follow from plan and settings alone.
+
+`Clock.round` is a synchronous round: it lasts as long as its slowest participant. `Clock.next_update` is an asynchronous
+one, as in FedBuff (Nguyen et al., AISTATS 2022): as many clients as a synchronous round has participants work at a
+time; one that has replied is replaced by another; after `buffer` replies the server updates the model. Clients that
+still work then reply to a later update, maybe at a later position. Only replies of the present position count towards
+the buffer, since at its start most clients work on the position before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from profcil.config import ClockSettings
+from profcil.protocol.heterogeneity import round_half_up, share_of
+from profcil.protocol.plan import Plan
+from profcil.randomness import generator
+
+TURN = "turn"
+STATISTICS = "statistics"
+OPENING = "opening"  # statistics that are collected before the first turns of a position
+MEASURING = 1 / 3  # of an epoch: what statistics of all examples take, which need no gradients
+
+
+@dataclass(frozen=True, order=True)
+class Pending:
+    """What a client was asked for and what has not arrived yet, in the order of arrival."""
+
+    end: float  # the simulated second of its arrival
+    client: int
+    what: str  # turn, statistics or opening
+    position: int
+    update: int  # updates of the server before it was asked
+    lost: bool = False  # it never arrives, which the server notices at this time
+
+
+@dataclass(frozen=True)
+class ClockState:
+    """The simulated time, and what is on its way."""
+
+    time: float = 0.0
+    updates: int = 0  # of the server so far
+    position: int = 0
+    pending: tuple[Pending, ...] = ()
+    replied: tuple[int, ...] = ()  # clients whose turns of this position have arrived
+    asked: tuple[int, ...] = ()  # clients asked for statistics in this position since the base moved last
+    surveyed: int = -1  # the round in which the method asked for them; -1 = it has not
+
+    def at(self, position: int) -> ClockState:
+        """The state at a position: at its start nobody has replied or has been asked."""
+        if position == self.position:
+            return self
+        return replace(self, position=position, replied=(), asked=(), surveyed=-1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a method asks of clients in a round."""
+
+    opens: bool = False  # statistics before the round
+    trains: bool = True
+    moves_base: bool = True
+    surveys: bool = False  # statistics after the round
+
+
+@dataclass(frozen=True)
+class Update:
+    """What happens from one update of the server to the next, in this order. Lost replies are among those that arrive,
+    marked as lost."""
+
+    opening: list[Pending]  # clients asked for statistics before their turns
+    opened: list[Pending]  # statistics that arrive while the server waits for these
+    started: list[Pending]  # turns
+    arrived: list[Pending]  # turns, and statistics that were asked for earlier
+    asked: list[Pending]  # clients asked for statistics after the update
+    in_time: list[Pending]  # statistics that arrive while the server waits for these
+    after: ClockState
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clocks of all clients of a plan."""
+
+    settings: ClockSettings
+    plan: Plan
+    epochs: int
+    weak_epochs: float = 1.0  # share of the epochs on the weakened task
+
+    # -- how long clients take ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def slow(self) -> np.ndarray:
+        """Which clients are stragglers."""
+        count = round_half_up(self.settings.stragglers * self.plan.clients)
+        order = generator(self.plan.seed, "clock", "stragglers").permutation(self.plan.clients)
+        slow = np.zeros(self.plan.clients, dtype=bool)
+        slow[order[:count]] = True
+        return slow
+
+    @cached_property
+    def factors(self) -> np.ndarray:
+        """How many times as long as a typical client each one takes."""
+        draws = generator(self.plan.seed, "clock", "speed").standard_normal(self.plan.clients)
+        factors = np.exp(self.settings.spread * draws)
+        return np.where(self.slow, self.settings.slowdown * factors, factors)
+
+    def seconds(self, client: int, position: int, epochs: float) -> float:
+        """How long a client takes for so many epochs over its examples of a position, and for the messages."""
+        task = self.plan.orders[client, position]
+        work = float(self.plan.counts[client, task]) * epochs * self.settings.example_seconds
+        return float(self.factors[client]) * (self.settings.latency + work)
+
+    def turn_seconds(self, client: int, position: int, trains: bool) -> float:
+        """How long a turn takes."""
+        if not trains:
+            return self.seconds(client, position, 0)
+        weak = self.plan.orders[client, position] == self.plan.settings.weak_task and self.weak_epochs < 1
+        epochs = share_of(self.weak_epochs, self.epochs) if weak else self.epochs
+        return self.seconds(client, position, epochs)
+
+    @cached_property
+    def phases(self) -> np.ndarray:
+        """When each client's day begins."""
+        draws: np.ndarray = generator(self.plan.seed, "clock", "day").random(self.plan.clients)
+        return draws * self.settings.day
+
+    def available_from(self, client: int, time: float) -> float:
+        """The first moment from a time on at which a client can start."""
+        if self.settings.available >= 1:
+            return time
+        hour = (time + float(self.phases[client])) % self.settings.day
+        if hour < self.settings.available * self.settings.day:
+            return time
+        return time + self.settings.day - hour
+
+    def is_lost(self, *address: object) -> bool:
+        """Whether a reply is lost."""
+        if not self.settings.dropout:
+            return False
+        return generator(self.plan.seed, "clock", "lost", *address).random() < self.settings.dropout
+
+    # -- a synchronous round ------------------------------------------------------------------------------------------
+
+    def round(self, state: ClockState, position: int, round: int, clients: Sequence[int], work: Work) -> ClockState:
+        """The state after a synchronous round: the server waits for all, and asks again for what is lost."""
+        state = state.at(position)
+        if work.opens:
+            state = self.wait(state, OPENING, clients, [self.measuring(state, c) for c in clients])
+        state = self.wait(state, TURN, clients, [self.turn_seconds(c, position, work.trains) for c in clients])
+        if work.moves_base:
+            state = replace(state, asked=())
+        if work.surveys:
+            state = self.wait(state, STATISTICS, clients, [self.measuring(state, c) for c in clients])
+            state = replace(state, asked=tuple(sorted({*state.asked, *clients})))
+        return replace(state, updates=state.updates + 1)
+
+    def measuring(self, state: ClockState, client: int) -> float:
+        """How long statistics take. A client that has measured its examples under this base just sends them again."""
+        return self.seconds(client, state.position, 0 if client in state.asked else MEASURING)
+
+    def wait(self, state: ClockState, what: str, clients: Sequence[int], seconds: Sequence[float]) -> ClockState:
+        """The state once all clients have replied."""
+        ends = [state.time]
+        for client, duration in zip(clients, seconds, strict=True):
+            attempts = 1
+            while self.is_lost(what, client, state.updates, attempts):
+                attempts += 1
+            ends.append(self.available_from(client, state.time) + attempts * duration)
+        return replace(state, time=max(ends))
+
+    # -- an asynchronous update ---------------------------------------------------------------------------------------
+
+    def at_work(self, position: int) -> int:
+        """How many clients work at a time: the participants of a synchronous round."""
+        return min(self.plan.settings.participants, len(self.plan.active(position)))
+
+    def needed(self, position: int) -> int:
+        """The replies of a position after which the server updates the model."""
+        return self.settings.buffer or max(1, math.ceil(self.at_work(position) / 2))
+
+    def order(self, position: int, round: int) -> list[int]:
+        """The clients with data at a position, in the random order in which they are asked before an update."""
+        random = generator(self.plan.seed, "clock", "order", position, round)
+        order: list[int] = random.permutation(self.plan.active(position)).tolist()
+        return order
+
+    def openers(self, state: ClockState, position: int, round: int) -> list[int]:
+        """The clients that are asked for statistics before the first turns of a position."""
+        busy = {p.client for p in state.pending}
+        idle = [c for c in self.order(position, round) if c not in busy]
+        return sorted(idle[: self.at_work(position)])
+
+    def next_update(
+        self, state: ClockState, position: int, round: int, work: Work
+    ) -> tuple[list[Pending], list[Pending], ClockState]:
+        """The turns that start before the next update of the server, what arrives before it (or is found to be lost),
+        and the state at the update."""
+        interval = Interval(self, state.at(position), self.order(position, round), work.trains)
+        interval.run()
+        arrived = interval.arrived
+        replied = {p.client for p in arrived if p.what == TURN and p.position == position and not p.lost}
+        asked = set() if work.moves_base else set(interval.state.asked)
+        asked -= {p.client for p in arrived if p.what == STATISTICS and p.position == position and p.lost}
+        after = replace(
+            interval.state,
+            time=interval.time,
+            updates=state.updates + 1,
+            pending=tuple(sorted(interval.pending)),
+            replied=tuple(sorted(replied.union(interval.state.replied))),
+            asked=tuple(sorted(asked)),
+            surveyed=-1 if work.moves_base else interval.state.surveyed,
+        )
+        return interval.started, arrived, after
+
+    def update(self, state: ClockState, position: int, round: int, work: Work, last: bool) -> Update:
+        """All that happens from one update of the server to the next. `last` is the last round of the stream."""
+        state = state.at(position)
+        opening: list[Pending] = []
+        opened: list[Pending] = []
+        if work.opens:
+            clients = self.openers(state, position, round)
+            opening, state = self.ask(state, OPENING, clients, self.settings.statistics)
+            opened, state = take_arrived(state)
+        started, arrived, state = self.next_update(state, position, round, work)
+        asked, state = self.survey(state, round, work, last)
+        in_time, state = take_arrived(state)
+        return Update(opening, opened, started, arrived, asked, in_time, state)
+
+    def survey(self, state: ClockState, round: int, work: Work, last: bool) -> tuple[list[Pending], ClockState]:
+        """After an update: what is asked for, and the state when the server goes on. Each client that has replied at
+        this position is asked once under the present base. In a round in which the method asks for statistics the
+        server waits for a share of the idle ones, and after the last round of the stream for everything."""
+        if work.surveys:
+            state = replace(state, surveyed=round)
+        if state.surveyed < 0:
+            return [], state
+        on_their_way = {p.client for p in state.pending if p.what != TURN}
+        clients = [c for c in state.replied if c not in state.asked and c not in on_their_way]
+        share = self.settings.statistics if work.surveys else 0.0
+        asked, state = self.ask(state, STATISTICS, clients, share)
+        state = replace(state, asked=tuple(sorted({*state.asked, *clients})))
+        if last:
+            ends = [p.end for p in state.pending if p.what != TURN]
+            state = replace(state, time=max([state.time, *ends]))
+        return asked, state
+
+    def ask(
+        self, state: ClockState, what: str, clients: Sequence[int], share: float
+    ) -> tuple[list[Pending], ClockState]:
+        """Asks clients for statistics. Those at work answer after their turn. The server waits for a share of the
+        others."""
+        busy_until = {p.client: p.end for p in sorted(state.pending)}
+        asked = []
+        for client in clients:
+            begin = max(state.time, busy_until.get(client, 0.0))
+            end = begin + self.measuring(state, client)
+            lost = self.is_lost(what, client, state.updates)
+            asked.append(Pending(end, client, what, state.position, state.updates, lost))
+        idle = sorted(p.end for p in asked if p.client not in busy_until)
+        count = math.ceil(share * len(idle))
+        time = max([state.time, *idle[:count]])
+        return asked, replace(state, time=time, pending=tuple(sorted([*state.pending, *asked])))
+
+
+def take_arrived(state: ClockState) -> tuple[list[Pending], ClockState]:
+    """The statistics that have arrived by now, and the state without them."""
+    arrived = [p for p in state.pending if p.what != TURN and p.end <= state.time]
+    others = tuple(p for p in state.pending if p not in arrived)
+    lost = {p.client for p in arrived if p.lost and p.position == state.position and p.what == STATISTICS}
+    asked = tuple(c for c in state.asked if c not in lost)
+    return arrived, replace(state, pending=others, asked=asked)
+
+
+class Interval:
+    """The time between two updates of the server, while it is simulated."""
+
+    def __init__(self, clock: Clock, state: ClockState, order: Sequence[int], trains: bool) -> None:
+        self.clock = clock
+        self.state = state
+        self.order = order
+        self.trains = trains
+        self.time = state.time
+        self.pending = list(state.pending)
+        self.started: list[Pending] = []
+        self.arrived: list[Pending] = []
+        self.used: set[int] = set()  # clients that have started, or have replied at this position, since the last update
+
+    def run(self) -> None:
+        """Advances the time until enough replies have arrived, or no more can arrive. What has arrived at the same time
+        as the last of them, or while the server was waiting, is taken too."""
+        needed = self.clock.needed(self.state.position)
+        while True:
+            for pending in sorted(p for p in self.pending if p.end <= self.time):
+                self.receive(pending)
+            if self.replies() >= needed:
+                return
+            self.start_turns()
+            if not self.advance():
+                return
+
+    def replies(self) -> int:
+        """The turns of this position that have arrived."""
+        return sum(self.counts(p) and not p.lost for p in self.arrived)
+
+    def counts(self, pending: Pending) -> bool:
+        return pending.what == TURN and pending.position == self.state.position
+
+    def start_turns(self) -> None:
+        """Starts turns of available clients that are not at work, until as many work as can."""
+        free = self.free()
+        for client in self.startable():
+            if free <= 0:
+                return
+            if self.clock.available_from(client, self.time) <= self.time:
+                self.start(client)
+                free -= 1
+
+    def free(self) -> int:
+        """How many more clients may work."""
+        return self.clock.at_work(self.state.position) - sum(map(self.counts, self.pending))
+
+    def startable(self) -> Iterator[int]:
+        """The clients that may start before this update: no client trains the same model twice."""
+        busy = {p.client for p in self.pending}
+        return (c for c in self.order if c not in busy and c not in self.used)
+
+    def start(self, client: int) -> None:
+        position = self.state.position
+        updates = self.state.updates
+        end = self.time + self.clock.turn_seconds(client, position, self.trains)
+        turn = Pending(end, client, TURN, position, updates, self.clock.is_lost(TURN, client, updates))
+        self.pending.append(turn)
+        self.started.append(turn)
+        self.used.add(client)
+
+    def receive(self, pending: Pending) -> None:
+        self.pending.remove(pending)
+        self.arrived.append(pending)
+        if self.counts(pending):
+            self.used.add(pending.client)
+
+    def advance(self) -> bool:
+        """Sets the time to the next arrival, or to when a client becomes available. False if nothing can help: no turn
+        of this position is on its way, and no client could start one."""
+        waiting = [self.clock.available_from(c, self.time) for c in self.startable()] if self.free() > 0 else []
+        if not (waiting or any(map(self.helps, self.pending))):
+            return False
+        self.time = min([*waiting, *(p.end for p in self.pending)])
+        return True
+
+    def helps(self, pending: Pending) -> bool:
+        """Whether an arrival counts towards the buffer, or frees a client that may start."""
+        return self.counts(pending) or (pending.client in self.order and pending.client not in self.used)
