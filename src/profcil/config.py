@@ -244,7 +244,7 @@ class ClockSettings(Checked):
 
     mode: str = setting(
         "off",
-        "off: no clocks; wait: simulated time is counted, and a round lasts as long as its slowest participant; buffer: "
+        "off: no clocks; wait: simulated time is counted, a round lasts as long as its slowest participant; buffer: "
         "the server goes on as soon as some replies have arrived, and late ones join later",
         choices=("off", "wait", "buffer"),
     )
@@ -264,13 +264,18 @@ class ClockSettings(Checked):
         0, "replies per update of the server; 0 = half the participants of a synchronous round, rounded up", low=0
     )
     staleness: float = setting(
-        0.5, "a: the update of a reply counts (1 + τ)^-a, where τ is the number of updates since its turn began", low=0.0
+        0.5,
+        "a: the update of a reply counts (1 + τ)^-a, where τ is the number of updates since its turn began",
+        low=0.0,
     )
     max_staleness: int = setting(
         0, "replies that are older than this many updates of the server are not used; 0 = all are", low=0
     )
     statistics: float = setting(
-        0.5, "share of the idle clients whose statistics the server waits for; the others' join later", low=0.0, high=1.0
+        0.5,
+        "share of the idle clients whose statistics the server waits for; the others' join later",
+        low=0.0,
+        high=1.0,
     )
 
     def __post_init__(self) -> None:

@@ -29,7 +29,9 @@ def buffers_of(net: Net, block: str) -> frozenset[str]:
     return frozenset(name for name, _ in getattr(net, block).named_buffers())
 
 
-def rebased(reply: Reply, start: Blocks, server: ServerState, moving: Collection[str], weight: float, net: Net) -> Reply:
+def rebased(
+    reply: Reply, start: Blocks, server: ServerState, moving: Collection[str], weight: float, net: Net
+) -> Reply:
     """The reply with its model blocks re-based. A block that is frozen now is left out: it stays as it is."""
     blocks = {}
     for name, block in reply.blocks.items():

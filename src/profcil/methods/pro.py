@@ -320,7 +320,9 @@ class Pro(ProEvaluation):
         """Statistics under local models, and those in adapted space, are outdated as soon as they arrive."""
         name = type(self).__name__
         if self.params.refresh == "local":
-            return f"{name} with refresh = local takes statistics from the replies of one round, so none may arrive late"
+            return (
+                f"{name} with refresh = local takes statistics from the replies of one round, so none may arrive late"
+            )
         if "adapted" in self.banks:
             return f"{name} cannot carry adapted-space statistics, whose space moves with each update of the adapter"
         return ""

@@ -3,11 +3,11 @@
 The duration of a turn depends on the seed, the client, and its examples and epochs, never on values of tensors. So who
 starts a turn after which update, and which replies arrive before which update, follow from plan and settings alone.
 
-`Clock.round` is a synchronous round: it lasts as long as its slowest participant. `Clock.next_update` is an asynchronous
-one, as in FedBuff (Nguyen et al., AISTATS 2022): as many clients as a synchronous round has participants work at a
-time; one that has replied is replaced by another; after `buffer` replies the server updates the model. Clients that
-still work then reply to a later update, maybe at a later position. Only replies of the present position count towards
-the buffer, since at its start most clients work on the position before.
+`Clock.round` is a synchronous round: it lasts as long as its slowest participant. `Clock.update` is an asynchronous
+one, as in FedBuff (Nguyen et al., AISTATS 2022). As many clients as a synchronous round has participants work at a
+time. One that has replied is replaced by another. After `buffer` replies the server updates the model. Replies of the
+clients that still work then join a later update, maybe at a later position. Only replies of the present position count
+towards the buffer, since at its start most clients work on the position before.
 """
 
 from __future__ import annotations
@@ -291,7 +291,9 @@ class Interval:
         self.pending = list(state.pending)
         self.started: list[Pending] = []
         self.arrived: list[Pending] = []
-        self.used: set[int] = set()  # clients that have started, or have replied at this position, since the last update
+        self.used: set[int] = (
+            set()
+        )  # clients that have started, or have replied at this position, since the last update
 
     def run(self) -> None:
         """Advances the time until enough replies have arrived, or no more can arrive. What has arrived at the same time

@@ -54,9 +54,7 @@ def describe_block(block: Block) -> list[Any]:
     return [block.kind, list(block.labels), block.version, block.origin, block.row_bound, list(block.tensors)]
 
 
-def unpack_arrivals(
-    tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], device: torch.device
-) -> Arrivals:
+def unpack_arrivals(tensors: Mapping[str, torch.Tensor], record: Mapping[str, Any], device: torch.device) -> Arrivals:
     """The inverse of `pack_arrivals`."""
     from profcil.engine.arrivals import Arrivals, Parcel
     from profcil.engine.channel import Block, Reply, When

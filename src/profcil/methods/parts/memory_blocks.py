@@ -42,9 +42,7 @@ def refreshed_bank(now: Block, before: Block, found: Sequence[Block], merge: str
     return block_of(update(bank, fresh, merge))
 
 
-def extended_bank(
-    now: Block, found: Mapping[int, Sequence[Moments]], measured: Mapping[int, int], merge: str
-) -> Block:
+def extended_bank(now: Block, found: Mapping[int, Sequence[Moments]], measured: Mapping[int, int], merge: str) -> Block:
     """The bank with moments of some positions, which may have been passed: those of the position of which the bank has
     a class already are pooled with it, newer ones are merged or replace it, and older ones are merged or left out."""
     bank = bank_of(now)
