@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from profcil.methods.base import Method
 
 Facts = dict[str, Any]
+COUNTED = ("started_turns", "used_replies", "lost_replies", "expired_replies", "staleness", "late_statistics")
+Key = tuple[int, str, int]  # client, what it was asked for, and the number of updates before
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Arrivals:
     of its latest statistics."""
 
     clock: ClockState = field(default_factory=ClockState)
-    parcels: Mapping[tuple[int, str], Parcel] = field(default_factory=dict)  # by client, and what it was asked for
+    parcels: Mapping[Key, Parcel] = field(default_factory=dict)
     measured: Mapping[int, int] = field(default_factory=dict)  # class → position
 
     @property
@@ -130,7 +132,7 @@ class BufferedRound:
         self.parcels = dict(before.parcels)
         self.measured = dict(before.measured)
         self.updates = before.clock.updates
-        self.facts: Counter[str] = Counter()
+        self.facts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
 
     def play(self, update: Update, work: Work) -> Facts:
         """Computes all that happens from one update of the server to the next. Returns facts for the log."""
@@ -193,7 +195,7 @@ class BufferedRound:
             reply, sizes = self.channel.packed(inbox, computed[p.client], now)
             trained = [name for name, block in reply.blocks.items() if block.kind == "model"]
             start = {name: inbox[name] for name in trained} if p.what == TURN else {}
-            self.parcels[p.client, p.what] = Parcel(reply, sizes, asked, version, start)
+            self.parcels[key_of(p)] = Parcel(reply, sizes, asked, version, start)
 
     # -- what arrives --------------------------------------------------------------------------------------------------
 
@@ -202,7 +204,7 @@ class BufferedRound:
         found = []
         for p in arrived:
             self.facts["lost_replies"] += p.lost
-            parcel = self.parcels.pop((p.client, p.what), None)
+            parcel = self.parcels.pop(key_of(p), None)
             if parcel is not None:
                 stage = replace(self.when, stage=parcel.when.stage)
                 self.channel.record(stage, p.client, "up", parcel.sizes)
@@ -267,8 +269,13 @@ class BufferedRound:
 
     def forget(self) -> None:
         """Drops the moves of the memory that no statistics on their way have missed."""
-        versions = [parcel.version for (_, what), parcel in self.parcels.items() if what != TURN]
+        versions = [parcel.version for (_, what, _), parcel in self.parcels.items() if what != TURN]
         self.server = forget_moves(self.server, min(versions, default=None))
+
+
+def key_of(pending: Pending) -> Key:
+    """What identifies a reply on its way."""
+    return (pending.client, pending.what, pending.update)
 
 
 def kept(inboxes: Mapping[int, Inbox], pending: Sequence[Pending]) -> dict[int, Inbox]:

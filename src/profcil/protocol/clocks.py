@@ -256,7 +256,7 @@ class Clock:
         self, state: ClockState, what: str, clients: Sequence[int], share: float
     ) -> tuple[list[Pending], ClockState]:
         """Asks clients for statistics. Those at work answer after their turn. The server waits for a share of the
-        others."""
+        others; for at least one at an opening, without which a method may not be able to train."""
         busy_until = {p.client: p.end for p in sorted(state.pending)}
         asked = []
         for client in clients:
@@ -265,7 +265,8 @@ class Clock:
             lost = self.is_lost(what, client, state.updates)
             asked.append(Pending(end, client, what, state.position, state.updates, lost))
         idle = sorted(p.end for p in asked if p.client not in busy_until)
-        count = math.ceil(share * len(idle))
+        least = 1 if what == OPENING else 0
+        count = max(least, math.ceil(share * len(idle)))
         time = max([state.time, *idle[:count]])
         return asked, replace(state, time=time, pending=tuple(sorted([*state.pending, *asked])))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,16 @@ def pack_arrivals(arrivals: Arrivals) -> tuple[dict[str, torch.Tensor], dict[str
 
 def named_blocks(arrivals: Arrivals) -> Iterator[tuple[str, Block]]:
     """All blocks with the prefix of their tensors."""
-    for (client, what), parcel in arrivals.parcels.items():
+    for key, parcel in arrivals.parcels.items():
         for name, block in parcel.reply.blocks.items():
-            yield f"arriving/{client}/{what}/{name}", block
+            yield f"{prefix_of(key)}/{name}", block
         for name, block in parcel.start.items():
             yield f"start/{name}/{block.version}", block
+
+
+def prefix_of(key: Sequence[object]) -> str:
+    """The beginning of the names of a reply's tensors."""
+    return "/".join(["arriving", *map(str, key)])
 
 
 def describe_parcel(parcel: Parcel) -> dict[str, Any]:
@@ -65,11 +70,12 @@ def unpack_arrivals(tensors: Mapping[str, torch.Tensor], record: Mapping[str, An
         return Block(kind, own, tuple(labels), version, origin, row_bound)
 
     parcels = {}
-    for client, what, known in record["parcels"]:
-        blocks = {name: block_at(f"arriving/{client}/{what}/{name}", d) for name, d in known["blocks"].items()}
+    for *key, known in record["parcels"]:
+        client, what, update = key
+        blocks = {name: block_at(f"{prefix_of(key)}/{name}", d) for name, d in known["blocks"].items()}
         start = {name: block_at(f"start/{name}/{d[2]}", d) for name, d in known["start"].items()}
         reply = Reply(client, known["samples"], blocks, notes=known["notes"])
-        parcels[client, what] = Parcel(reply, known["sizes"], When(**known["when"]), known["version"], start)
+        parcels[client, what, update] = Parcel(reply, known["sizes"], When(**known["when"]), known["version"], start)
     measured = {label: position for label, position in record["measured"]}
     return Arrivals(unpack_clock(record["clock"]), parcels, measured)
 
