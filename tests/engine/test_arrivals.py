@@ -340,7 +340,7 @@ def test_every_other_method_is_refused_in_one_sentence():
     assert len(others) >= 8
     modality = {"fedseit": "text", "power": "graph"}
     for name in others:
-        with pytest.raises(ConfigError, match="clock.mode = wait"):
+        with pytest.raises(ConfigError, match=r"clock\.mode = wait"):
             Case(name, modality.get(name, "image")).begin(**BUFFERED)
 
 
@@ -387,6 +387,47 @@ def test_compare_shows_simulated_seconds_where_there_are_clocks(tmp_path, capsys
     assert main(["compare", str(tmp_path / "plain"), str(tmp_path / "clock")]) == 0
     assert "simulated s" in capsys.readouterr().out
     assert main(["verify", str(tmp_path / "clock")]) == 0
+
+
+def test_statistics_are_those_of_the_position_for_which_they_were_asked(fresh, monkeypatch):
+    """Even if the client's turn arrived when the position was over, and it works on another task now."""
+    made = buffered(fresh, "promax", clock__slowdown=15.0, train__rounds=2, stream__participants=4)
+    plan = made.world.plan
+    original = type(made.method).add_statistics
+    passed: list[int] = []
+
+    def add(self: Any, state: Any, found: Any, measured: Any, when: When) -> Any:
+        for late in found:
+            position = late.when.position
+            assert late.reply.blocks["memory_moments"].labels == plan.observed(late.reply.client, position)
+            assert late.reply.samples == len(plan.samples(late.reply.client, position))
+            passed.append(when.position - position)
+        return original(self, state, found, measured, when)
+
+    monkeypatch.setattr(type(made.method), "add_statistics", add)
+    overdue: list[int] = []
+    original_overdue = BufferedRound.ask_overdue
+
+    def ask_overdue(self: BufferedRound, surveys: Sequence[Pending], asked: When) -> None:
+        before = dict(self.world.features)
+        original_overdue(self, surveys, asked)
+        assert self.world.features.keys() == before.keys()
+        overdue.append(self.when.position - asked.position)
+
+    monkeypatch.setattr(BufferedRound, "ask_overdue", ask_overdue)
+    made.stream()
+    assert overdue and min(overdue) > 0
+    assert max(passed) > 0
+
+
+def test_overdue_statistics_are_measured_under_the_base_of_the_memory(fresh):
+    """PRO-LIN's memory is under the starting base until the position ends, PRO-MAX's under the present one."""
+    state = state_with(base=1.0).also(starting_base="base").put(base=model(2.0))
+    assert fresh("prolin").method.memory_base(state) == "starting_base"
+    assert fresh("prolin").method.memory_base(state.drop("starting_base")) == "base"
+    assert fresh("promax", transport="linear").method.memory_base(state) == "starting_base"
+    assert fresh("promax", keep_scores=1.0).method.memory_base(state) == "base"
+    assert fresh("pro").method.memory_base(state) == "base"
 
 
 # -- moves of the memory -----------------------------------------------------------------------------------------------

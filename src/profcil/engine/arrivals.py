@@ -40,7 +40,7 @@ class Parcel:
     reply: Reply  # as the server will receive it
     sizes: Mapping[str, int]  # its bytes by kind
     when: When  # for which round it was asked
-    version: int  # of the base then
+    version: int  # of the base that was sent
     start: Mapping[str, Block] = field(default_factory=dict)  # of a turn: the model that it started from
 
 
@@ -137,14 +137,14 @@ class BufferedRound:
     def play(self, update: Update, work: Work) -> Facts:
         """Computes all that happens from one update of the server to the next. Returns facts for the log."""
         if work.opens:
-            self.ask(update.opening, self.when.round)
+            self.ask(update.opening)
             self.open(update.opened)
         self.start(update.started)
         self.receive_statistics(update.arrived)
         replies = self.receive_turns(update.arrived)
         with torch.no_grad():
             self.server = self.method.aggregate(self.server, replies, self.when)
-        self.ask(update.asked, update.after.surveyed)
+        self.ask(update.asked)
         self.receive_statistics(update.in_time)
         self.forget()
         self.facts["started_turns"] += len(update.started)
@@ -156,26 +156,46 @@ class BufferedRound:
     def start(self, turns: Sequence[Pending]) -> None:
         """Computes the turns that start now. One whose reply will be lost is sent its blocks, and is not computed."""
         names = {p.client: self.method.broadcast_to(p.client, self.server, self.when) for p in turns}
-        inboxes = self.send(names, self.when)
+        inboxes = self.send(names, self.when, self.server)
         computed = self.world.fleet.turns(self.world, self.method, self.state, self.when, kept(inboxes, turns))
         for client in sorted(computed):
             if computed[client].private is not None:
                 self.state.private[client] = dict(computed[client].private or {})
-        self.store(turns, computed, inboxes, self.when, self.when)
+        self.store(turns, computed, inboxes, self.when, self.when, self.server)
 
     @torch.no_grad()
-    def ask(self, surveys: Sequence[Pending], round: int) -> None:
+    def ask(self, surveys: Sequence[Pending]) -> None:
         """Computes the statistics that clients are asked for now, as the method asks for them after a round."""
-        asked = replace(self.when, stage="refresh", round=round)
-        now = replace(self.when, stage="refresh")
-        blocks = self.method.survey_blocks(self.server, asked)
-        inboxes = self.send({p.client: blocks for p in surveys}, now)
-        computed = self.world.fleet.surveys(self.world, self.method, self.state, asked, kept(inboxes, surveys))
-        self.store(surveys, computed, inboxes, asked, now)
+        places = {(p.position, p.round): None for p in surveys}
+        for position, round in places:
+            chosen = [p for p in surveys if (p.position, p.round) == (position, round)]
+            asked = replace(self.when, stage="refresh", position=position, round=round)
+            if position < self.when.position:
+                self.ask_overdue(chosen, asked)
+            else:
+                self.measure(chosen, asked, self.server)
 
-    def send(self, names: Mapping[int, Sequence[str]], when: When) -> dict[int, Inbox]:
+    def ask_overdue(self, surveys: Sequence[Pending], asked: When) -> None:
+        """The same for statistics of an earlier position, under the base under which the memory is. What clients have
+        computed for the present position stays apart."""
+        name = self.method.memory_base(self.server)
+        server = replace(self.server, blocks={**self.server.blocks, "base": self.server.blocks[name]})
+        features, known = self.world.features, self.world.kept
+        self.world.features, self.world.kept = {}, (None, {})
+        self.measure(surveys, asked, server)
+        self.world.features, self.world.kept = features, known
+
+    def measure(self, surveys: Sequence[Pending], asked: When, server: ServerState) -> None:
+        """Computes statistics under the base of a server."""
+        now = replace(self.when, stage="refresh")
+        blocks = self.method.survey_blocks(server, asked)
+        inboxes = self.send({p.client: blocks for p in surveys}, now, server)
+        computed = self.world.fleet.surveys(self.world, self.method, self.state, asked, kept(inboxes, surveys))
+        self.store(surveys, computed, inboxes, asked, now, server)
+
+    def send(self, names: Mapping[int, Sequence[str]], when: When, server: ServerState) -> dict[int, Inbox]:
         """The inboxes of clients, in the order of their ids."""
-        return {c: self.channel.down(c, self.server, names[c], when) for c in sorted(names)}
+        return {c: self.channel.down(c, server, names[c], when) for c in sorted(names)}
 
     def store(
         self,
@@ -184,10 +204,11 @@ class BufferedRound:
         inboxes: Mapping[int, Inbox],
         asked: When,
         now: When,
+        server: ServerState,
     ) -> None:
         """Keeps the replies until they arrive. A client that diverged has none."""
         note_memory(self.state, computed)
-        version = self.server.blocks["base"].version
+        version = server.blocks["base"].version
         for p in pending:
             if p.client not in computed or p.lost:
                 continue

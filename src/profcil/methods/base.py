@@ -177,6 +177,10 @@ class Method:
         of the server's."""
         return MODEL
 
+    def memory_base(self, state: ServerState) -> str:
+        """The block with the base under which the memory is, where statistics of an earlier position are measured."""
+        return "base"
+
     def rebased(self, reply: Reply, weight: float, when: When) -> Reply:
         """A late reply, whose model blocks have been re-based with this weight, with its other blocks re-based too."""
         return reply

@@ -349,6 +349,10 @@ class ProLin(Method):
     def moving(self, when: When) -> Sequence[str]:
         return ("base",) if self.plastic(when) else ()
 
+    def memory_base(self, state: ServerState) -> str:
+        """The starting base until the position ends."""
+        return "starting_base" if "starting_base" in state.blocks else "base"
+
     def add_statistics(
         self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
     ) -> ServerState:

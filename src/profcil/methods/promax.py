@@ -280,6 +280,10 @@ class ProMax(Pro):
             return f"{type(self).__name__} with transport = global measures the drift of one round by its clients"
         return super().late_misfit()
 
+    def memory_base(self, state: ServerState) -> str:
+        """With linear transport, the starting base until the memory has been carried."""
+        return "starting_base" if self.is_behind(state) else "base"
+
     def rebased(self, reply: Reply, weight: float, when: When) -> Reply:
         """As much of a client's shifts as is used of its update of the base; none where the base is frozen."""
         blocks = {}

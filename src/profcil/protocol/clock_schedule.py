@@ -107,6 +107,6 @@ class Schedule:
             f"simulated time     {facts['seconds']:.0f} s{share if synchronous else ''}",
             f"turns              {facts['turns']} start, {facts['unfinished']} of them are unfinished at the end",
             f"lost replies       {facts['lost']}; {facts['expired']} more arrive too late to be used",
-            f"staleness          {facts['mean_staleness']:.2f} updates in the mean, {facts['highest_staleness']} at most",
+            f"staleness          {facts['mean_staleness']:.2f} updates, at most {facts['highest_staleness']}",
             f"late statistics    {facts['late_statistics']} join after the server has gone on",
         ]

@@ -40,6 +40,7 @@ class Pending:
     position: int
     update: int  # updates of the server before it was asked
     lost: bool = False  # it never arrives, which the server notices at this time
+    round: int = -1  # of statistics: the round of the position for which the method asks for them
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,20 @@ class ClockState:
     replied: tuple[int, ...] = ()  # clients whose turns of this position have arrived
     asked: tuple[int, ...] = ()  # clients asked for statistics in this position since the base moved last
     surveyed: int = -1  # the round in which the method asked for them; -1 = it has not
+    owing: tuple[tuple[int, int], ...] = ()  # clients that could not be asked before a position ended, and that round
 
     def at(self, position: int) -> ClockState:
         """The state at a position: at its start nobody has replied or has been asked."""
         if position == self.position:
             return self
-        return replace(self, position=position, replied=(), asked=(), surveyed=-1)
+        return replace(self, position=position, replied=(), asked=(), surveyed=-1, owing=self.all_owing())
+
+    def all_owing(self) -> tuple[tuple[int, int], ...]:
+        """The clients that still work on a turn, and have not been asked for statistics of its position, though the
+        method wants them."""
+        late = {p.client for p in self.pending if p.what == TURN and p.position == self.position}
+        fresh = late - set(self.asked) if self.surveyed >= 0 else set()
+        return tuple(sorted({*self.owing, *((client, self.surveyed) for client in fresh)}))
 
 
 @dataclass(frozen=True)
@@ -227,17 +236,46 @@ class Clock:
         opened: list[Pending] = []
         if work.opens:
             clients = self.openers(state, position, round)
-            opening, state = self.ask(state, OPENING, clients, self.settings.statistics)
+            opening, state = self.ask(state, OPENING, clients, self.settings.statistics, (position, round))
             opened, state = take_arrived(state)
         started, arrived, state = self.next_update(state, position, round, work)
-        asked, state = self.survey(state, round, work, last)
+        overdue, state = self.ask_overdue(state, arrived)
+        asked, state = self.survey(state, round, work)
+        if last:
+            final, state = self.close(state)
+            asked = [*asked, *final]
+        asked = [*overdue, *asked]
         in_time, state = take_arrived(state)
         return Update(opening, opened, started, arrived, asked, in_time, state)
 
-    def survey(self, state: ClockState, round: int, work: Work, last: bool) -> tuple[list[Pending], ClockState]:
+    def ask_overdue(self, state: ClockState, arrived: Sequence[Pending]) -> tuple[list[Pending], ClockState]:
+        """Asks clients whose turns have arrived after the end of their position for their statistics of it, which
+        nobody could ask for so far. The server does not wait for these."""
+        rounds = dict(state.owing)
+        asked: list[Pending] = []
+        for p in arrived:
+            if p.what == TURN and p.position < state.position and p.client in rounds:
+                round = rounds.pop(p.client)
+                if not p.lost:
+                    found, state = self.ask(state, STATISTICS, [p.client], 0.0, (p.position, round))
+                    asked += found
+        return asked, replace(state, owing=tuple(sorted(rounds.items())))
+
+    def close(self, state: ClockState) -> tuple[list[Pending], ClockState]:
+        """After the last round of the stream: asks those that still work for statistics, and waits for all."""
+        turns = {p.client: p for p in state.pending if p.what == TURN and not p.lost}
+        asked: list[Pending] = []
+        for client, round in state.all_owing():
+            if client in turns:
+                found, state = self.ask(state, STATISTICS, [client], 0.0, (turns[client].position, round))
+                asked += found
+        ends = [p.end for p in state.pending if p.what != TURN]
+        return asked, replace(state, time=max([state.time, *ends]))
+
+    def survey(self, state: ClockState, round: int, work: Work) -> tuple[list[Pending], ClockState]:
         """After an update: what is asked for, and the state when the server goes on. Each client that has replied at
         this position is asked once under the present base. In a round in which the method asks for statistics the
-        server waits for a share of the idle ones, and after the last round of the stream for everything."""
+        server waits for a share of the idle ones."""
         if work.surveys:
             state = replace(state, surveyed=round)
         if state.surveyed < 0:
@@ -245,15 +283,11 @@ class Clock:
         on_their_way = {p.client for p in state.pending if p.what != TURN}
         clients = [c for c in state.replied if c not in state.asked and c not in on_their_way]
         share = self.settings.statistics if work.surveys else 0.0
-        asked, state = self.ask(state, STATISTICS, clients, share)
-        state = replace(state, asked=tuple(sorted({*state.asked, *clients})))
-        if last:
-            ends = [p.end for p in state.pending if p.what != TURN]
-            state = replace(state, time=max([state.time, *ends]))
-        return asked, state
+        asked, state = self.ask(state, STATISTICS, clients, share, (state.position, state.surveyed))
+        return asked, replace(state, asked=tuple(sorted({*state.asked, *clients})))
 
     def ask(
-        self, state: ClockState, what: str, clients: Sequence[int], share: float
+        self, state: ClockState, what: str, clients: Sequence[int], share: float, place: tuple[int, int]
     ) -> tuple[list[Pending], ClockState]:
         """Asks clients for statistics. Those at work answer after their turn. The server waits for a share of the
         others; for at least one at an opening, without which a method may not be able to train."""
@@ -261,9 +295,9 @@ class Clock:
         asked = []
         for client in clients:
             begin = max(state.time, busy_until.get(client, 0.0))
-            end = begin + self.measuring(state, client)
+            end = begin + self.seconds(client, place[0], MEASURING)
             lost = self.is_lost(what, client, state.updates)
-            asked.append(Pending(end, client, what, state.position, state.updates, lost))
+            asked.append(Pending(end, client, what, place[0], state.updates, lost, place[1]))
         idle = sorted(p.end for p in asked if p.client not in busy_until)
         least = 1 if what == OPENING else 0
         count = max(least, math.ceil(share * len(idle)))

@@ -84,4 +84,5 @@ def unpack_clock(values: Mapping[str, Any]) -> ClockState:
     """A clock's state from plain values."""
     pending = tuple(Pending(**each) for each in values["pending"])
     tuples = {name: tuple(values[name]) for name in ("replied", "asked")}
-    return ClockState(**{**values, **tuples, "pending": pending})
+    owing = tuple((client, round) for client, round in values["owing"])
+    return ClockState(**{**values, **tuples, "pending": pending, "owing": owing})
