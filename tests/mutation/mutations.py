@@ -543,8 +543,8 @@ MUTATIONS = (
     Mutation(
         "ledger-direction",
         "engine/channel.py",
-        'when, client, "down", list(',
-        'when, client, "up", list(',
+        'when, client, "down", self',
+        'when, client, "up", self',
         "What is sent down is booked as sent up.",
         (COST,),
     ),
@@ -1156,7 +1156,7 @@ MUTATIONS = (
         "A run that went back keeps the states after the chosen one.",
         ("engine/test_rollback.py",),
     ),
-    # -- clocks and late replies -----------------------------------------------------------------------------------------
+    # -- clocks and late replies ---------------------------------------------------------------------------------------
     Mutation(
         "stale-weight-ignored",
         "engine/rebase.py",
@@ -1200,9 +1200,9 @@ MUTATIONS = (
     Mutation(
         "late-bytes-counted-early",
         "engine/arrivals.py",
-        "reply, sizes = self.channel.packed(inbox, computed[p.client], now)",
-        'reply, sizes = self.channel.packed(inbox, computed[p.client], now)\n            self.channel.record(now, p.client, "up", sizes)',
-        "The bytes of a reply are counted when its turn starts.",
+        "stage = replace(self.when, stage=parcel.when.stage)",
+        "stage = parcel.when",
+        "The bytes of a reply are counted in the round in which its turn started.",
         (ARRIVALS,),
     ),
     Mutation(
