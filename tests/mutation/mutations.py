@@ -1239,7 +1239,7 @@ MUTATIONS = (
     ),
     Mutation(
         "earlier-positions-fill-the-buffer",
-        "protocol/clocks.py",
+        "protocol/buffered_clock.py",
         "return pending.what == TURN and pending.position == self.state.position",
         "return pending.what == TURN",
         "Replies of the position before count towards the buffer.",
@@ -1255,7 +1255,7 @@ MUTATIONS = (
     ),
     Mutation(
         "asked-twice",
-        "protocol/clocks.py",
+        "protocol/buffered_clock.py",
         "if c not in state.asked and c not in on_their_way",
         "if c not in on_their_way",
         "A client is asked again and again for the same statistics.",
@@ -1271,7 +1271,7 @@ MUTATIONS = (
     ),
     Mutation(
         "end-without-statistics",
-        "protocol/clocks.py",
+        "protocol/buffered_clock.py",
         "replace(state, time=max([state.time, *ends]))",
         "state",
         "The stream ends before its last statistics have arrived.",

@@ -12,8 +12,9 @@ import pytest
 
 from profcil.config import ClockSettings
 from profcil.errors import ConfigError
+from profcil.protocol.buffered_clock import BufferedClock, Interval, Update
 from profcil.protocol.clock_schedule import Schedule
-from profcil.protocol.clocks import OPENING, STATISTICS, TURN, Clock, ClockState, Interval, Pending, Update, Work
+from profcil.protocol.clocks import OPENING, STATISTICS, TURN, Clock, ClockState, Pending, Work
 from profcil.protocol.plan import Plan, StreamSettings, make_plan
 from profcil.runs.arrivals_state import unpack_clock
 
@@ -27,8 +28,8 @@ def made_plan(settings: StreamSettings = ALL, seed: int = 0) -> Plan:
     return make_plan(LABELS, 8, settings, seed)
 
 
-def made_clock(plan: Plan | None = None, mode: str = "buffer", **settings: Any) -> Clock:
-    return Clock(ClockSettings(mode=mode, **settings), plan or made_plan(), epochs=2)
+def made_clock(plan: Plan | None = None, mode: str = "buffer", **settings: Any) -> BufferedClock:
+    return BufferedClock(ClockSettings(mode=mode, **settings), plan or made_plan(), epochs=2)
 
 
 def like_promax(position: int, round: int) -> Work:

@@ -44,10 +44,10 @@ def schedule_of(config: Any, weakened: Any) -> Any:
     from profcil import registry
     from profcil.engine.arrivals import planned_work
     from profcil.engine.late import check_clock
+    from profcil.protocol.buffered_clock import BufferedClock
     from profcil.protocol.clock_schedule import Schedule
-    from profcil.protocol.clocks import Clock
 
     method = registry.find("methods", config.method).METHOD(config.params)
     check_clock(config, method)
-    clock = Clock(config.clock, weakened.plan, config.train.epochs, weakened.epochs_factor)
+    clock = BufferedClock(config.clock, weakened.plan, config.train.epochs, weakened.epochs_factor)
     return Schedule(clock, config.train.rounds, planned_work(method, config.train.rounds))

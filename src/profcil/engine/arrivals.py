@@ -22,7 +22,8 @@ from profcil.engine.channel import Block, Channel, Inbox, Reply, ServerState, Wh
 from profcil.engine.late import LateStatistics, expect_late, forget_moves
 from profcil.engine.loop import RunState, note_memory, play, round_facts
 from profcil.engine.rebase import completed, rebased, staleness_weight
-from profcil.protocol.clocks import OPENING, TURN, Clock, ClockState, Pending, Update, Work
+from profcil.protocol.buffered_clock import BufferedClock, Update
+from profcil.protocol.clocks import OPENING, TURN, ClockState, Pending, Work
 
 if TYPE_CHECKING:
     from profcil.engine.world import World
@@ -60,9 +61,9 @@ class Arrivals:
         return sum(starts.values())
 
 
-def make_clock(world: World) -> Clock:
+def make_clock(world: World) -> BufferedClock:
     """The clocks of a run."""
-    return Clock(world.config.clock, world.plan, world.config.train.epochs, world.weak_epochs)
+    return BufferedClock(world.config.clock, world.plan, world.config.train.epochs, world.weak_epochs)
 
 
 def work_of(method: Method, when: When, opens: bool) -> Work:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from profcil.protocol.clocks import TURN, Clock, ClockState, Pending, Update, Work
+from profcil.protocol.buffered_clock import BufferedClock, Update
+from profcil.protocol.clocks import TURN, ClockState, Pending, Work
 from profcil.protocol.participation import participants
 
 SHOWN = 20  # stragglers that are listed
@@ -32,7 +33,7 @@ class Summary:
 class Schedule:
     """Who starts when and what arrives when, for a method and a number of rounds per position."""
 
-    clock: Clock
+    clock: BufferedClock
     rounds: int
     work_of: Callable[[int, int], Work]  # what the method asks of clients, by position and round
 
