@@ -23,6 +23,7 @@ from profcil.config import (
     SITES,
     ChannelSettings,
     Checked,
+    ClockSettings,
     ModelSettings,
     OwnSettings,
     PrivacySettings,
@@ -46,7 +47,7 @@ SETTINGS = {
 }
 REGIMES = ("matched", "expanded")
 LIST_HINT = " (`profcil list settings` shows all)"  # added to a message about an unknown key
-IN_FULL = (f"{OWN}.", "channel.")  # sections whose settings have no short name
+IN_FULL = (f"{OWN}.", "channel.", "clock.")  # sections whose settings have no short name
 SECTIONS = {
     "stream": StreamSettings,
     "train": TrainSettings,
@@ -55,6 +56,7 @@ SECTIONS = {
     "privacy": PrivacySettings,
     "robust": RobustSettings,
     "channel": ChannelSettings,
+    "clock": ClockSettings,
     OWN: OwnSettings,
 }
 
@@ -89,6 +91,7 @@ class RunConfig(Checked):
     own: OwnSettings = dataclasses.field(default_factory=OwnSettings)
     privacy: PrivacySettings = dataclasses.field(default_factory=PrivacySettings)
     channel: ChannelSettings = dataclasses.field(default_factory=ChannelSettings)
+    clock: ClockSettings = dataclasses.field(default_factory=ClockSettings)
 
 
 TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}
@@ -328,8 +331,8 @@ def known_paths(params: type) -> dict[str, Any]:
 
 
 def find_path(key: str, paths: Iterable[str]) -> str:
-    """The dotted path of a key. Settings of own data and of the channel are written in full: a method may have
-    settings `text` and `transport`, too."""
+    """The dotted path of a key. Settings of own data, of the channel and of clocks are written in full: a method may
+    have settings `text` and `transport`, too."""
     if key in paths:
         return key
     last_parts = {path: path.split(".")[-1] for path in paths if not path.startswith(IN_FULL)}
@@ -434,7 +437,8 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
 
 def values_of(config: RunConfig) -> dict[str, Any]:
     """The settings as nested dicts of plain values. How own data is read is left out where there is none; robust
-    aggregation and early stopping where they are off; settings of privacy and channel that have their defaults."""
+    aggregation and early stopping where they are off; settings of privacy, channel and clocks that have their
+    defaults."""
     values = plain(config)
     if config.robust.aggregation == "mean":
         values.pop("robust")
@@ -442,7 +446,7 @@ def values_of(config: RunConfig) -> dict[str, Any]:
         values.pop(OWN, None)
     if not config.train.early_stop:
         values["train"].pop("early_stop")
-    for section in ("privacy", "channel"):
+    for section in ("privacy", "channel", "clock"):
         off = plain(SECTIONS[section]())
         chosen = {key: value for key, value in values.pop(section).items() if value != off[key]}
         if chosen:

@@ -20,6 +20,7 @@ from profcil.deploy.policy import Policy, read_policy
 from profcil.deploy.run_config import config_from_text, config_to_text
 from profcil.deploy.status import status
 from profcil.errors import ConfigError
+from profcil.resolve import to_toml
 
 
 def test_flower_accepts_the_app(tmp_path, capsys):
@@ -49,6 +50,12 @@ def test_a_configuration_survives_as_text():
     assert config_from_text(config_to_text(config)) == config
 
 
+@pytest.mark.parametrize("mode", ["wait", "buffer"])
+def test_a_node_refuses_simulated_clocks(mode):
+    with pytest.raises(ConfigError, match="a deployment has real ones"):
+        config_from_text(to_toml(tiny("promax", clock__mode=mode)))
+
+
 def test_an_incomplete_configuration_is_refused():
     with pytest.raises(ConfigError, match="deploy app"):
         config_from_text('dataset = "digits"')
@@ -61,6 +68,7 @@ def test_an_incomplete_configuration_is_refused():
         (["deploy", "app", "--deadline", "0"], "deadline = 0.0 is out of range"),
         (["deploy", "app", "--federation", __file__], "give both or none"),
         (["deploy", "app", "--method", "promx"], "did you mean promax"),
+        (["deploy", "app", "--set", "clock.mode=buffer"], "a deployment has real ones"),
         (["status", "nowhere"], "does not exist"),
     ],
 )

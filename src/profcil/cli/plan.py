@@ -16,18 +16,38 @@ def add(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = plan_of(resolve_args(args), data_root(args))
+    config = resolve_args(args)
+    weakened = plan_of(config, data_root(args))
+    plan = weakened.plan
+    schedule = schedule_of(config, weakened)
     if args.json:
-        print_json({"tasks": plan.tasks, "orders": plan.orders.tolist(), "audit": plan.audit(), "digest": plan.digest})
+        facts = {"tasks": plan.tasks, "orders": plan.orders.tolist(), "audit": plan.audit(), "digest": plan.digest}
+        print_json(facts | ({"schedule": schedule.facts()} if schedule else {}))
     else:
-        print(plan.describe(args.limit))
+        print("\n".join([plan.describe(args.limit), *(schedule.lines() if schedule else ())]))
     return 0
 
 
 def plan_of(config: Any, data: Path) -> Any:
-    """The plan of a run with this configuration. No model is built."""
+    """The plan of a run with this configuration, and its weakened epochs. No model is built."""
     from profcil.engine.world import draw_plan, load_data
     from profcil.protocol.weak_task import weakened
 
     bundle = load_data(config, data)
-    return weakened(draw_plan(config, bundle), bundle.train.y.numpy(), config.stream).plan
+    return weakened(draw_plan(config, bundle), bundle.train.y.numpy(), config.stream)
+
+
+def schedule_of(config: Any, weakened: Any) -> Any:
+    """The schedule of simulated clocks; None without clocks."""
+    if config.clock.mode == "off":
+        return None
+    from profcil import registry
+    from profcil.engine.arrivals import planned_work
+    from profcil.engine.late import check_clock
+    from profcil.protocol.buffered_clock import BufferedClock
+    from profcil.protocol.clock_schedule import Schedule
+
+    method = registry.find("methods", config.method).METHOD(config.params)
+    check_clock(config, method)
+    clock = BufferedClock(config.clock, weakened.plan, config.train.epochs, weakened.epochs_factor)
+    return Schedule(clock, config.train.rounds, planned_work(method, config.train.rounds))

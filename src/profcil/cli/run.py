@@ -171,7 +171,8 @@ def show(path: Path, as_json: bool) -> None:
     result = summarise_run(run)
     if as_json:
         return print_json(result)
-    print(text_table(list(RESULT_COLUMNS.values()), [format_row(result, RESULT_COLUMNS)]))
+    columns = RESULT_COLUMNS | ({"simulated_seconds": "simulated s"} if "simulated_seconds" in result else {})
+    print(text_table(list(columns.values()), [format_row(result, columns)]))
     print(f"run folder: {path}")
 
 

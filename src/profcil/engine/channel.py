@@ -206,25 +206,30 @@ class Channel:
         blocks_for_client = self.packing.encode(wanted)
         blocks_for_client.sent = tuple(wanted if self.transfer == "full" else missing)
         blocks_for_client.patches = self.packing.patches(blocks_for_client.message(), holds)
-        self._book(when, client, "down", list(blocks_for_client.message().values()), 0)
+        self.record(when, client, "down", self._sizes(list(blocks_for_client.message().values()), 0))
         versions = {n: b.version for n, b in wanted.items()}
         self.held[client] = {**holds, **versions}  # a new dict, because copies of the state share the old one
         return blocks_for_client
 
     def up(self, inbox: Inbox, reply: Reply, when: When) -> Reply:
         """The reply as the server receives it, without the client's private tensors."""
+        received, sizes = self.packed(inbox, reply, when)
+        self.record(when, reply.client, "up", sizes)
+        return received
+
+    def packed(self, inbox: Inbox, reply: Reply, when: When) -> tuple[Reply, dict[str, int]]:
+        """The reply as the server receives it, and its bytes by kind. The ledger does not count them yet."""
         coding = self.packing.coding
         encoded = {n: b.encoded(coding) for n, b in reply.blocks.items()}
         returned = list(encoded.values())
         if self.transfer == "full" and when.stage != "refresh":
             unchanged = [n for n in inbox if n in MODEL and n not in reply.blocks]
             returned += [inbox[n].encoded(coding) for n in unchanged]
-        self._book(when, reply.client, "up", returned, COUNT_BYTES)
         received = {n: b.decoded() if b.kind in coding else b for n, b in encoded.items()}
-        return replace(reply, blocks=received, private=None)
+        return replace(reply, blocks=received, private=None), self._sizes(returned, COUNT_BYTES)
 
-    def _book(self, when: When, client: int, direction: str, blocks: Sequence[Block], extra: int) -> None:
-        """Adds the bytes of these blocks to the ledger, by kind."""
+    def _sizes(self, blocks: Sequence[Block], extra: int) -> dict[str, int]:
+        """The bytes of these blocks, by kind."""
         kinds: dict[str, int] = {}
         for block in blocks:
             if self.kinds is not None and block.kind not in self.kinds:
@@ -237,7 +242,7 @@ class Channel:
             kinds[HEADER] = kinds.get(HEADER, 0) + block.header_bytes
         if extra:
             kinds[HEADER] = kinds.get(HEADER, 0) + extra
-        self.record(when, client, direction, kinds)
+        return kinds
 
     def record(self, when: When, client: int, direction: str, kinds: Mapping[str, int]) -> None:
         """Adds the bytes of one message to the ledger, by kind."""

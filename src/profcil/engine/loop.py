@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from profcil.privacy.meter import Meter
 from profcil.privacy.support import without_rare_classes
 from profcil.protocol.participation import participants
 
+if TYPE_CHECKING:
+    from profcil.engine.arrivals import Arrivals
+
 
 @dataclass
 class RunState:
@@ -47,6 +50,7 @@ class RunState:
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
     stopping: dict[str, float] = field(default_factory=dict)  # of early stopping: best FAA, rounds since, stopped
     row_histories: dict[str, RowHistory] = field(default_factory=dict)  # of blocks, where changed rows are sent alone
+    arrivals: Arrivals | None = None  # with simulated clocks: the time, and replies on their way
     evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
 
@@ -57,8 +61,10 @@ NOT_SUMMED = {
     "dropped",
     "quarantined",
     "opposed",
+    "simulated_time",
 }  # facts of a round that are not in the tally
 Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
+Play = Callable[[World, Method, RunState, Channel, Sequence[int], When], tuple[ServerState, dict[str, Any]]]
 
 
 def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunState:
@@ -68,6 +74,7 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
     channel.opposed = set(state.opposed)
     rounds = world.config.train.rounds
     quarantine = world.config.robust.quarantine
+    play_round = play_by_clock(world.config.clock.mode) if world.config.clock.mode != "off" else play
     while state.position < world.plan.positions:
         open_position(world, state, watch)
         while state.round < rounds:
@@ -77,7 +84,7 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
             if world.protection:
                 Meter(world.protection).check(method, world.plan, state.ledger.entries, clients, when)
             with channel.round(clients):
-                server, facts = play(world, method, state, channel, clients, when)
+                server, facts = play_round(world, method, state, channel, clients, when)
             state.server = server
             state.round += 1
             state.server_bytes = max(state.server_bytes, stored_bytes(server.blocks))
@@ -145,6 +152,13 @@ def play(
     if method.server_gradients:
         facts["server_seconds"] = seconds + more_seconds
     return server, {**facts, **channel.take_facts(), **world.fleet.facts()}
+
+
+def play_by_clock(mode: str) -> Play:
+    """`play` with simulated clocks."""
+    from profcil.engine import arrivals
+
+    return arrivals.play_buffered if mode == "buffer" else arrivals.play_and_wait
 
 
 def round_facts(clients: Sequence[int], replies: Sequence[Reply]) -> dict[str, Any]:

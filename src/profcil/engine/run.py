@@ -314,7 +314,8 @@ class RunRecorder:
         """FAA, CTA and AF as if the stream had ended after a position, and the bytes sent until then."""
         scores = self.state.scores
         metrics = summary_so_far(scores.correct, scores.total, self.world.plan.orders, position)
-        return {**metrics, "bytes": self.state.ledger.stream_bytes}
+        simulated = {"simulated_time": self.state.arrivals.clock.time} if self.state.arrivals else {}
+        return {**metrics, "bytes": self.state.ledger.stream_bytes, **simulated}
 
     def save_memory(self, position: int) -> None:
         """Writes the class means of a position, if the setting `keep_memories` is on."""
@@ -343,6 +344,8 @@ class RunRecorder:
         self.facts["server_memory_bytes"] = state.server_bytes
         self.facts["client_extra_bytes"] = state.client_bytes
         self.facts["tally"] = state.tally
+        if state.arrivals:
+            self.facts["simulated_seconds"] = state.arrivals.clock.time
         self.facts["execution"] = [*self.earlier, world.executor.report()]
         self.facts["date"] = datetime.now(UTC).date().isoformat()  # of the last saved state
         self.facts["done"] = state.position == world.plan.positions

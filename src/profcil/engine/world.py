@@ -24,6 +24,7 @@ from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
 from profcil.engine.executor import Executor, make_guard, prepare
+from profcil.engine.late import check_clock
 from profcil.engine.packing import check_channel
 from profcil.engine.server import Server
 from profcil.engine.summed_replies import check_secure_sums
@@ -260,6 +261,7 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
     method = registry.find("methods", config.method).METHOD(config.params)
     check_secure_sums(config, method.additive, summable_methods)
     check_channel(config, method)
+    check_clock(config, method)
     workers = set_threads(config, bundle)
     labels = bundle.train.y
     bundle = bundle.to(device_of(config.device))

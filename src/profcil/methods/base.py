@@ -17,6 +17,7 @@ from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client, Lens
+from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
 from profcil.engine.summed_replies import Additive
@@ -159,6 +160,39 @@ class Method:
     def train_server(self, server: Server, state: ServerState) -> ServerState:
         """Training on the server, the only place where it may use gradients. Its time is recorded as server time."""
         raise NotImplementedError
+
+    # -- replies that arrive late, with clock.mode = "buffer" ----------------------------------------------------------
+
+    def late_misfit(self) -> str:
+        """Why the method cannot use replies that arrive late; empty if it can. By default it can if it sends models
+        alone; a method with other blocks, whose replies belong to one round, overrides this and the hooks below."""
+        others = sorted(self.kinds - {"model"})
+        if not others and not self.server_gradients:
+            return ""
+        what = f"sends blocks of kind {others[0]}, which it uses" if others else "trains on the server"
+        return f"{type(self).__name__} {what} in the round in which they are asked for, so none may arrive late"
+
+    def moving(self, when: When) -> Sequence[str]:
+        """The model blocks that clients train in this round; none if they do not train. A late reply changes no others
+        of the server's."""
+        return MODEL
+
+    def memory_base(self, state: ServerState) -> str:
+        """The block with the base under which the memory is, where statistics of an earlier position are measured."""
+        return "base"
+
+    def rebased(self, reply: Reply, weight: float, when: When) -> Reply:
+        """A late reply, whose model blocks have been re-based with this weight, with its other blocks re-based too."""
+        return reply
+
+    def add_statistics(
+        self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
+    ) -> ServerState:
+        """The server's state after statistics of `survey` that arrive one by one, maybe late: measured under an older
+        base, or at an earlier position. `measured` is the position of the latest statistics of each class."""
+        raise NotImplementedError
+
+    # -- diagnostics and prediction ------------------------------------------------------------------------------------
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
         """Class-mean memories for the diagnostics: each block, and the map from base features to the block's space."""

@@ -43,13 +43,21 @@ from profcil.config import TrainSettings
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
+from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Batch, Features, Train, Turn
-from profcil.memory.bank import Bank, empty_bank, moments_of_rows
+from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows
 from profcil.memory.rehearsal import Rehearsal
 from profcil.methods.base import reply, sent_blocks, with_replay
 from profcil.methods.parts import kept_scores, reports, shared_covariance
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows
-from profcil.methods.parts.memory_blocks import bank_of, block_of, block_of_moments, refreshed_bank
+from profcil.methods.parts.memory_blocks import (
+    bank_of,
+    block_of,
+    block_of_moments,
+    extended_bank,
+    moments_of,
+    refreshed_bank,
+)
 from profcil.methods.parts.pro_evaluation import ProEvaluation
 from profcil.methods.parts.pro_settings import ProParams
 from profcil.model import losses
@@ -305,6 +313,46 @@ class Pro(ProEvaluation):
         if self.params.refresh_at == "both" and not when.final:  # another refresh follows
             return state.put(**{backup: before})
         return state.drop(backup)
+
+    # -- statistics that arrive late (clock.mode = "buffer") ----------------------------------------------------------
+
+    def late_misfit(self) -> str:
+        """Statistics under local models, and those in adapted space, are outdated as soon as they arrive."""
+        name = type(self).__name__
+        if self.params.refresh == "local":
+            return (
+                f"{name} with refresh = local takes statistics from the replies of one round, so none may arrive late"
+            )
+        if "adapted" in self.banks:
+            return f"{name} cannot carry adapted-space statistics, whose space moves with each update of the adapter"
+        return ""
+
+    def moving(self, when: When) -> Sequence[str]:
+        return MODEL if self.plastic(when) else TAIL
+
+    def add_statistics(
+        self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
+    ) -> ServerState:
+        """Statistics of one position are pooled, in whatever order they arrive. Those of a later position replace them,
+        or are merged with them, as the setting `merge` says."""
+        by_position: dict[int, list[Moments]] = {}
+        sent = [late for late in found if "memory_moments" in late.reply.blocks]
+        for late in sent:
+            moments = moments_of(late.reply.blocks["memory_moments"])
+            carried = self.carried(state, moments, late.version)
+            by_position.setdefault(late.when.position, []).append(carried)
+        if not sent:
+            return state
+        memory = extended_bank(state.blocks["memory"], by_position, measured, self.params.merge)
+        state = state.put(memory=memory)
+        if self.shares_covariance:
+            blocks = sent_blocks([late.reply for late in sent], "memory_moments")
+            state = state.put(covariance=shared_covariance.refreshed(state.blocks["covariance"], blocks))
+        return state
+
+    def carried(self, state: ServerState, moments: Moments, version: int) -> Moments:
+        """Late statistics under the present base. PRO does not move its memory: they are taken as they are."""
+        return moments
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """Refreshes the memory from pending local statistics, and removes what is needed within a position only."""

@@ -24,7 +24,7 @@ dictionary as it was sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +36,7 @@ from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import BlockFeatures, Client, Lens
+from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Turn
 from profcil.memory import bayes, linear
 from profcil.methods.base import Method
@@ -43,6 +44,7 @@ from profcil.methods.parts import solved_head
 from profcil.methods.parts.addends import ClassRows
 from profcil.methods.parts.reported_clients import NAME as REPORTED
 from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
+from profcil.methods.parts.summaries import has_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.net import MODEL, Net, Weights
 
@@ -143,17 +145,37 @@ class ProBayes(Method):
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Adds the reports to the sums."""
-        reports = [r for r in replies if "class_means" in r.blocks and r.blocks["class_means"].labels]
+        reports = [r for r in replies if has_report(r.blocks)]
         if not reports:
             return state
+        state = put_reported(state, reports, state.blocks[SUMS].tensors["count"].device)
+        return self.add_sums(state, reports)
+
+    def add_sums(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
+        """The state with these reports in the sums."""
         total = state.blocks[SUMS]
         for r in reports:
             total = added(total, r.blocks["class_means"])
-        state = put_reported(state, reports, total.tensors["count"].device)
         return state.put(**{SUMS: total})
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         return state.drop(REPORTED)
+
+    def late_misfit(self) -> str:
+        return ""
+
+    def moving(self, when: When) -> Sequence[str]:
+        return ()
+
+    def add_statistics(
+        self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
+    ) -> ServerState:
+        """Sums are added whenever they arrive: the features never change. A client whose report of an earlier position
+        is late may report at this one, too."""
+        now = [late.reply for late in found if late.when.position == when.position]
+        earlier = [late.reply for late in found if late.when.position < when.position]
+        reports = [r for r in earlier if has_report(r.blocks)]
+        return self.absorb(self.add_sums(state, reports), now, when)
 
     # -- prediction ----------------------------------------------------------------------------------------------------
 

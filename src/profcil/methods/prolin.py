@@ -45,11 +45,12 @@ from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import BlockFeatures, Client, Lens
+from profcil.engine.late import LateStatistics, moves_since, record_move
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
 from profcil.memory import linear
 from profcil.memory.linear import Summary
 from profcil.methods.base import Method, reply
-from profcil.methods.parts import solved_head
+from profcil.methods.parts import late_reports, solved_head
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
 from profcil.methods.parts.inertia import count_examples, interpolate_base
 from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
@@ -287,10 +288,7 @@ class ProLin(Method):
     def open_position(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
         """Stores the starting base and solves the head that the position trains against. Opening reports stay apart
         from the memory until the position closes."""
-        for r in reports:
-            clients = ",".join(map(str, r.clients))
-            stored = {f"{OPENING}{clients}/{name}": block for name, block in r.blocks.items()}
-            state = state.put(**stored)
+        state = store_opening(state, reports)
         state = state.also(starting_base="base")
         opening = (summary_of_report(r.blocks) for r in reports)
         memory = linear.pool(chain([self.memory(state)], opening))
@@ -324,21 +322,63 @@ class ProLin(Method):
         memory = linear.pool(chain([self.memory(state)], opening))
         fresh = stored_summary(state, "reported")
         carries = self.params.transport == "linear" and "starting_base" in state.blocks
+        state = late_reports.note_merged(state, merged_openings(state), when)
         if fresh and carries:
-            memory, fresh = self.carry(state, memory, fresh)
+            state, memory, fresh = self.carry(state, memory, fresh)
         if fresh:
             memory = linear.add(memory, fresh)
         temporary = [name for name in state.blocks if name in POSITION_BLOCKS or name.startswith(OPENING)]
         return self.put_memory(state.drop(*temporary), memory)
 
-    def carry(self, state: ServerState, memory: Summary, fresh: Summary) -> tuple[Summary, Summary]:
-        """The memory moved to the present base by one linear map, and the reports without the change of features."""
+    def carry(self, state: ServerState, memory: Summary, fresh: Summary) -> tuple[ServerState, Summary, Summary]:
+        """The memory moved to the present base by one linear map, and the reports without the change of features. The
+        state records the map."""
         moving = self.moving_width(state)
         drift = linear.drift_of(fresh, moving if self.anchored else 0, moving)
         shift, residual = linear.fit_drift(drift, self.params.ridge)
         carried = linear.apply_drift(memory, shift, residual)
         width = memory.mean.shape[1]
-        return carried, linear.select_features(fresh, range(width))
+        state = record_move(state, {"map": shift, "residual": residual})
+        return state, carried, linear.select_features(fresh, range(width))
+
+    # -- reports that arrive late (clock.mode = "buffer") -------------------------------------------------------------
+
+    def late_misfit(self) -> str:
+        return ""
+
+    def moving(self, when: When) -> Sequence[str]:
+        return ("base",) if self.plastic(when) else ()
+
+    def memory_base(self, state: ServerState) -> str:
+        """The starting base until the position ends."""
+        return "starting_base" if "starting_base" in state.blocks else "base"
+
+    def add_statistics(
+        self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
+    ) -> ServerState:
+        """Reports of this position are added to the others. Those of earlier ones join the memory, through the maps by
+        which it has been carried since."""
+        for late in found:
+            if not has_report(late.reply.blocks):
+                continue
+            if late.when.position < when.position:
+                state = self.join_memory(state, late)
+            elif late.opening:
+                state = store_opening(state, [late.reply])
+            else:
+                state = self.add_reports(state, [late.reply])
+        return state
+
+    def join_memory(self, state: ServerState, late: LateStatistics) -> ServerState:
+        """Adds a report of an earlier position to the memory, but for that of a client whose opening report of then is
+        in it: its examples are counted."""
+        if not late.opening and late_reports.is_merged(state, late):
+            return state
+        width = self.memory(state).mean.shape[1]
+        report = linear.select_features(summary_of_report(late.reply.blocks), range(width))
+        for move in moves_since(state, late.version):
+            report = linear.apply_drift(report, move.tensors["map"], move.tensors["residual"])
+        return self.put_memory(state, linear.add(self.memory(state), report))
 
     def moving_width(self, state: ServerState) -> int:
         """The number of moving features."""
@@ -399,6 +439,21 @@ def dense_head(head: Block, ids: Tensor, classes: int) -> dict[str, Tensor]:
         zeros = rows.new_zeros(classes, *rows.shape[1:])
         dense[name] = zeros.index_copy(0, ids, rows)
     return dense
+
+
+def store_opening(state: ServerState, reports: Sequence[Reply]) -> ServerState:
+    """The state with opening reports, apart from the memory."""
+    for r in reports:
+        clients = ",".join(map(str, r.clients))
+        stored = {f"{OPENING}{clients}/{name}": block for name, block in r.blocks.items()}
+        state = state.put(**stored)
+    return state
+
+
+def merged_openings(state: ServerState) -> set[int]:
+    """The clients whose opening reports join the memory, since they have sent no closing report."""
+    names = {name.split("/")[1] for name in state.blocks if name.startswith(OPENING)}
+    return {int(client) for clients in names for client in clients.split(",")} - set(reported_clients(state))
 
 
 def unreported(state: ServerState, replaced: Sequence[int]) -> Iterator[Summary]:

@@ -41,9 +41,10 @@ from torch import Tensor
 from profcil.config import setting
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
+from profcil.engine.late import LateStatistics, moves_since, record_move
 from profcil.engine.phases import Turn
 from profcil.errors import ConfigError
-from profcil.memory.bank import Bank, index_on
+from profcil.memory.bank import Bank, Moments, bank_from_moments, index_on
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import sent_blocks
 from profcil.methods.parts.addends import PlainSum, WeightedShifts
@@ -174,6 +175,8 @@ class ProMax(Pro):
                 shifts = [block.tensors["shift"] for block in complete]
                 confidences = [block.tensors["confidence"] for block in complete]
                 shift = combine(shifts, confidences)
+                if name == "memory":
+                    state = record_move(state, {"mean": bank.mean, "shift": shift}, bank.labels)
                 bank = shifted(name, bank, shift)
                 state = state.put(**{name: block_of(bank)})
         return state
@@ -267,7 +270,64 @@ class ProMax(Pro):
             return state
         width = state.blocks["memory"].tensors["mean"].shape[1]
         found = fit_reports(reports, width, self.params.ridge)
+        state = record_move(state, {"map": found[0]})
         return carry(state, found).drop("starting_base")
+
+    # -- replies that arrive late (clock.mode = "buffer") -------------------------------------------------------------
+
+    def late_misfit(self) -> str:
+        if self.params.transport == "global":
+            return f"{type(self).__name__} with transport = global measures the drift of one round by its clients"
+        return super().late_misfit()
+
+    def memory_base(self, state: ServerState) -> str:
+        """With linear transport, the starting base until the memory has been carried."""
+        return "starting_base" if self.is_behind(state) else "base"
+
+    def rebased(self, reply: Reply, weight: float, when: When) -> Reply:
+        """As much of a client's shifts as is used of its update of the base; none where the base is frozen."""
+        blocks = {}
+        for name, block in reply.blocks.items():
+            if block.kind != "transport":
+                blocks[name] = block
+            elif "base" in self.moving(when):
+                shift = weight * block.tensors["shift"]
+                blocks[name] = replace(block, tensors={**block.tensors, "shift": shift})
+        return replace(reply, blocks=blocks)
+
+    def add_statistics(
+        self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
+    ) -> ServerState:
+        """With linear transport, the first sums of a position that arrive carry the memory; later ones have none to
+        carry."""
+        if "starting_base" in state.blocks:
+            reports = [late.reply for late in found if late.when.position == when.position]
+            state = self.carry_memory(state, reports)
+        return super().add_statistics(state, found, measured, when)
+
+    def carried(self, state: ServerState, moments: Moments, version: int) -> Moments:
+        """Late statistics after the moves that the memory has made since they were measured."""
+        bank = bank_from_moments(moments)
+        moves = moves_since(state, version)
+        for move in moves:
+            bank = self.moved(bank, move)
+        return bank.moments() if moves else moments
+
+    def moved(self, bank: Bank, move: Block) -> Bank:
+        """A bank after a move of the memory. By a map, all means move. Otherwise a class moves as it did in the memory;
+        one that the memory lacked moves like the remembered means near it."""
+        if "map" in move.tensors:
+            return carried_bank(bank, move.tensors["map"])
+        before = move.tensors["mean"]
+        shift = move.tensors["shift"]
+        if not len(before):
+            return bank
+        near, _ = self.shift_of(bank.mean, before, before + shift)
+        row_of = {label: row for row, label in enumerate(move.labels)}
+        for row, label in enumerate(bank.labels):
+            if label in row_of:
+                near[row] = shift[row_of[label]]
+        return bank.shifted(near)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """PRO's end of a position; with linear transport the base that the next one starts from is stored."""

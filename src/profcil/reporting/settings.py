@@ -21,9 +21,9 @@ TITLE = "# Settings"
 HEAD = f"""{TITLE}
 
 Written by `profcil list settings --page docs/settings.md` from the dataclasses that hold them. Each setting is a key of
-a recipe (TOML). `--set key=value` takes its dotted name, or its last part if that is unique; settings of own data
-and of the channel are always written in full (`own.label`, `channel.memory`). The recipe of a dataset overrides these
-defaults: `profcil list settings --dataset NAME --method NAME` shows the values of a run.
+a recipe (TOML). `--set key=value` takes its dotted name, or its last part if that is unique; settings of own data,
+of the channel and of clocks are always written in full (`own.label`, `channel.memory`, `clock.mode`). The recipe of a
+dataset overrides these defaults: `profcil list settings --dataset NAME --method NAME` shows the values of a run.
 """
 COLUMNS = ("setting", "type", "default", "allowed", "what it is")
 EVERY_RUN = "every run"

@@ -32,7 +32,7 @@ MEASURED_COLUMNS = {
     "peak_memory_mb": "peak MB",
 }
 FURTHER_COLUMNS = {"worst_client": "worst client", "client_sd": "client sd", "bwt": "BWT", "fwt": "FWT"}
-OCCASIONAL_COLUMNS = {"epsilon": "ε", "dropped": "dropped"}  # shown if a run has them
+OCCASIONAL_COLUMNS = {"epsilon": "ε", "dropped": "dropped", "simulated_seconds": "simulated s"}  # if a run has them
 NAME_COLUMNS = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
 SPARED = ("peak MB", "warm-up s", "seconds", "MB up", "MB down", "NormComm")  # left out first on a narrow terminal
 FOLD_WIDTH = 12  # columns of text are folded to this many characters at most

@@ -337,8 +337,8 @@ def summarise_run(run: Run) -> dict[str, Any]:
 
 
 def occasional_values(run: Run) -> dict[str, Any]:
-    """What some runs have only: the privacy budget that is spent, and the replies that were not used. Also of a run
-    that is not finished."""
+    """What some runs have only: the privacy budget that is spent, the replies that were not used, and the simulated
+    time. Also of a run that is not finished."""
     found: dict[str, Any] = {}
     if privacy := run.facts.get("privacy"):
         found["epsilon"] = privacy["epsilon"]
@@ -346,6 +346,8 @@ def occasional_values(run: Run) -> dict[str, Any]:
     is_robust = run.config.get("robust", {}).get("aggregation", "mean") != "mean"
     if dropped or is_robust:
         found["dropped"] = int(dropped or 0)
+    if "simulated_seconds" in run.facts:
+        found["simulated_seconds"] = run.facts["simulated_seconds"]
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.runs.arrivals_state import pack_arrivals, unpack_arrivals
 
 if TYPE_CHECKING:  # the functions import torch and the engine when they are called
     import torch
@@ -42,6 +43,9 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         record["stopping"] = state.stopping
     if state.row_histories:
         record["row_histories"] = {name: history.to_json() for name, history in state.row_histories.items()}
+    if state.arrivals:
+        arriving, record["arrivals"] = pack_arrivals(state.arrivals)
+        tensors |= arriving
     return tensors, record
 
 
@@ -105,5 +109,6 @@ def unpack(
         private=ClientStore(clients, device, in_memory, in_files),
         stopping=dict(record.get("stopping", {})),
         row_histories={name: RowHistory.from_json(v) for name, v in record.get("row_histories", {}).items()},
+        arrivals=unpack_arrivals(tensors, record["arrivals"], device) if "arrivals" in record else None,
         **counters,
     )

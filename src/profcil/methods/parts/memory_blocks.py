@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from profcil.engine.channel import Block
-from profcil.memory.bank import Bank, Moments, pool, restore, update
+from profcil.memory.bank import Bank, Moments, pool, restore, select, update
 
 
 def bank_of(block: Block) -> Bank:
@@ -40,3 +40,21 @@ def refreshed_bank(now: Block, before: Block, found: Sequence[Block], merge: str
     fresh = pool([moments_of(block) for block in found])
     bank = restore(bank_of(now), bank_of(before), fresh.labels)
     return block_of(update(bank, fresh, merge))
+
+
+def extended_bank(now: Block, found: Mapping[int, Sequence[Moments]], measured: Mapping[int, int], merge: str) -> Block:
+    """The bank with moments of some positions, which may have been passed: those of the position of which the bank has
+    a class already are pooled with it, newer ones are merged or replace it, and older ones are merged or left out."""
+    bank = bank_of(now)
+    latest = dict(measured)
+    for position in sorted(found):
+        fresh = pool(found[position])
+        same = {y for y in fresh.labels if latest.get(y, -1) == position}
+        newer = {y for y in fresh.labels if latest.get(y, -1) < position}
+        older = set(fresh.labels) - same - newer
+        pooled = same | (older if merge == "counts" else set())
+        for classes, how in ((pooled, "counts"), (newer, merge)):
+            if classes:
+                bank = update(bank, select(fresh, classes), how)
+        latest |= dict.fromkeys(newer, position)
+    return block_of(bank)
