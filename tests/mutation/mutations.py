@@ -871,8 +871,8 @@ MUTATIONS = (
     Mutation(
         "reported-clients-refused",
         "engine/expected_reply.py",
-        "for c in (first, second, silent)]",
-        "for c in (first, second)]",
+        "survey(world, method, [*dummies, silent], inbox)",
+        "survey(world, method, dummies, inbox)",
         "A deployment refuses clients that have reported before.",
         ("deploy/test_same_run.py",),
     ),
