@@ -31,13 +31,7 @@ def config_from_text(text: str) -> RunConfig:
 
 
 def check_deployable(config: RunConfig) -> None:
-    """Refuses secure sums: without them, a deployment would send the replies that they are meant to hide. Refuses
-    simulated clocks, too: a deployment waits for the replies of each round."""
-    if config.privacy.secure_sum:
-        raise ConfigError(
-            "secure sums run in simulation only, so a deployment cannot have privacy.secure_sum = true; leave it out, "
-            "or try it with `profcil run`"
-        )
+    """Refuses simulated clocks: a deployment waits for the replies of each round."""
     if config.clock.mode != "off":
         raise ConfigError(
             f"clock.mode = {config.clock.mode} simulates the time that clients take, and a deployment has real ones, "
