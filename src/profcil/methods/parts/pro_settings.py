@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from profcil.config import Checked, setting
 from profcil.errors import ConfigError
+from profcil.methods.parts import mean_uncertainty
 
 SCHEDULES = ("constant", "cosine")
 
@@ -98,6 +99,7 @@ class ProParams(Checked):
         'covariance = "shared"',
     )
     shrink: float = setting(0.05, "λ of that head, in units of the mean variance", low=0.0)
+    uncertainty: str = setting("off", mean_uncertainty.HELP, choices=mean_uncertainty.CHOICES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
