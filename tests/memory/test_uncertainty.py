@@ -95,13 +95,19 @@ def test_a_head_of_one_class_and_of_equal_counts_is_finite():
         assert all(bool(torch.isfinite(t).all()) for t in (*head, mean))
 
 
-def test_the_probabilities_of_a_rare_class_are_less_certain():
-    """The predictive density of a class with one example is wider, so that its scores change less with x."""
+def test_the_scores_of_a_rare_class_are_divided_by_its_wider_variance():
+    """Examples of a class whose mean is of one example are spread by (1 + u)Σ: the weights are those of the shrunk
+    mean, divided by 1 + u."""
     _, u, y = classes(0, 1)
-    (weight, _), (shrunk, _), _ = heads(u, y)
-    ratio = shrunk.norm(dim=1) / weight.norm(dim=1)
-    assert float(ratio[:5].max()) < 0.6
-    assert float(ratio[5:].min()) > 0.8
+    s = linear.summarise(u, y)
+    covariance, penalty = linear.covariance_and_penalty(s, 0.05)
+    _, (weight, _), mean = heads(u, y)
+    sure = 1 / (1 + 5 / s.count)
+    centre = (sure[:, None] * s.mean).sum(0) / sure.sum()
+    undivided = linear.solve(linear.add_to_diagonal(covariance, penalty), (mean - centre).T).T
+    wider = undivided.norm(dim=1) / weight.norm(dim=1)
+    assert float(wider[:5].min()) > 1.15
+    assert float(wider[5:].max()) < 1.01
 
 
 def test_noise_of_examples_outside_the_covariance_is_estimated_from_those_inside():

@@ -9,6 +9,7 @@ from profcil.errors import ConfigError
 from profcil.memory.uncertainty import ratios
 from profcil.methods.parts import mean_uncertainty
 from profcil.methods.parts.memory_blocks import bank_of
+from profcil.methods.parts.pro_settings import ProParams
 
 LAST = 2  # the last of three rounds
 PLUS = {"covariance": "shared", "closed_head": True, "noise": 1.0}
@@ -124,3 +125,9 @@ def test_the_closed_head_of_few_examples_differs_and_predicts_all_classes(fresh,
 def test_noise_and_uncertainty_exclude_each_other(fresh):
     with pytest.raises(ConfigError, match="uncertainty = off"):
         fresh("prolin", uncertainty="shrink", base_rounds=0, **{"privacy.unit": "example", "privacy.epsilon": 8})
+
+
+@pytest.mark.parametrize("where", ["adapted", "none"])
+def test_it_needs_a_memory_of_base_features(where):
+    with pytest.raises(ConfigError, match="old_memory"):
+        ProParams(uncertainty="shrink", old_memory=where)

@@ -268,7 +268,7 @@ class Pro(ProEvaluation):
     @property
     def uncertain(self) -> bool:
         """Whether the uncertainty of class means is stored and used."""
-        return self.params.uncertainty == "shrink" and "memory" in self.banks
+        return self.params.uncertainty == "shrink"
 
     @property
     def memory_blocks(self) -> tuple[str, ...]:

@@ -108,6 +108,11 @@ class ProParams(Checked):
                 'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
                 'old_memory = "base"'
             )
+        if self.uncertainty == "shrink" and self.old_memory != "base":
+            raise ConfigError(
+                f'uncertainty = "shrink" is of base features, and old_memory = "{self.old_memory}" rehearses none; '
+                'set old_memory = "base" or uncertainty = "off"'
+            )
         if self.covariance == "shared" and self.old_memory == "adapted":
             raise ConfigError(
                 'covariance = "shared" is a covariance of base features, but old_memory = "adapted" rehearses adapted '
