@@ -32,6 +32,9 @@ PACKING = "engine/test_packing.py"
 CLOCKS = "protocol/test_clocks.py"
 ARRIVALS = "engine/test_arrivals.py"
 LATE = "methods/test_late_statistics.py"
+UNCERTAINTY = "memory/test_uncertainty.py"
+MEAN_UNCERTAINTY = "methods/test_mean_uncertainty.py"
+RARE = "protocol/test_rare.py"
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,8 @@ MUTATIONS = (
     Mutation(
         "rehearsal-noise",
         "methods/pro.py",
-        "memory, quota=p.quota, noise=p.noise",
-        "memory, quota=p.quota, noise=0.0",
+        "noise = p.noise\n",
+        "noise = 0.0\n",
         "Pseudo-features have no spread.",
         (FORMULAS,),
     ),
@@ -1046,8 +1049,8 @@ MUTATIONS = (
     Mutation(
         "saved-model-without-anchor",
         "methods/prolin.py",
-        'memory.mean, "anchor", "dictionary")',
-        'memory.mean, "dictionary")',
+        'head, mean, "anchor", "dictionary")',
+        'head, mean, "dictionary")',
         "The saved model of PRO-LIN lacks the warmed-up base.",
         ("trained_model/test_export.py",),
     ),
@@ -1364,5 +1367,86 @@ MUTATIONS = (
         "if True",
         "Moves are dropped while late statistics still need them.",
         (ARRIVALS,),
+    ),
+    # -- uncertainty of class means -----------------------------------------------------------------------------------
+    Mutation(
+        "means-not-shrunk",
+        "memory/uncertainty.py",
+        "m = kept[:, None] * apart",
+        "m = apart",
+        "Discriminants are solved from the means as they were measured.",
+        (UNCERTAINTY,),
+    ),
+    Mutation(
+        "predictive-density-of-sure-means",
+        "memory/uncertainty.py",
+        "wider = 1 + kept * v",
+        "wider = 1 + 0 * v",
+        "The density of an example does not widen with the variance of its class's mean.",
+        (UNCERTAINTY,),
+    ),
+    Mutation(
+        "noise-of-fitted-examples",
+        "memory/uncertainty.py",
+        "return inside / left",
+        "return inside",
+        "The noise of a mean is that of the examples to which the covariance was fitted.",
+        (UNCERTAINTY,),
+    ),
+    Mutation(
+        "between-clients-without-sampling-noise",
+        "memory/uncertainty.py",
+        "- (len(n) - len(row.unique()))",
+        "- 0 * (len(n) - len(row.unique()))",
+        "The sampling noise of clients' means counts as spread between clients.",
+        (UNCERTAINTY,),
+    ),
+    Mutation(
+        "drift-without-sampling-noise",
+        "memory/uncertainty.py",
+        "(weight * (measured - expected)).sum()",
+        "(weight * measured).sum()",
+        "The sampling noise of means counts as drift.",
+        (UNCERTAINTY,),
+    ),
+    Mutation(
+        "spread-of-one-example",
+        "memory/uncertainty.py",
+        "(n * square + kappa * pooled)",
+        "(n * square + kappa * square)",
+        "The spread of a class with few examples is not shrunk towards that of all.",
+        (UNCERTAINTY,),
+    ),
+    Mutation(
+        "dispersion-as-a-mean",
+        "memory/bank.py",
+        "part.count.double().square()[:, None] * part.dispersion.double()",
+        "part.count.double()[:, None] * part.dispersion.double()",
+        "Pooled dispersions are weighted by counts instead of their squares.",
+        (UNCERTAINTY, MEAN_UNCERTAINTY),
+    ),
+    Mutation(
+        "pseudo-features-around-sure-means",
+        "methods/parts/mean_uncertainty.py",
+        "scale = (noise**2 + v).sqrt()",
+        "scale = (noise**2 + 0 * v).sqrt()",
+        "Pseudo-features are drawn as if the means were sure.",
+        (MEAN_UNCERTAINTY,),
+    ),
+    Mutation(
+        "memory-that-does-not-age",
+        "methods/parts/mean_uncertainty.py",
+        'before = older_block(state.blocks["memory"])',
+        'before = state.blocks["memory"]',
+        "PRO's memory stays as sure as it was while the base moves.",
+        (MEAN_UNCERTAINTY,),
+    ),
+    Mutation(
+        "rare-classes-keep-one-more",
+        "protocol/rare.py",
+        "shuffled[settings.rare_examples :]",
+        "shuffled[settings.rare_examples + 1 :]",
+        "A rare class keeps one example more.",
+        (RARE,),
     ),
 )

@@ -32,6 +32,7 @@ from profcil.reporting.figures import (
     make_figure,
     mismatch,
     ranking,
+    reliability,
     snapshots,
     style,
     tradeoff,
@@ -39,10 +40,22 @@ from profcil.reporting.figures import (
 from profcil.reporting.groups import group_runs
 from profcil.reporting.looks import LOOKS, method_look
 from profcil.runs.gather import load_runs
+from profcil.runs.models.evaluation import evaluate_run
 from profcil.runs.reader import Run, load_run, summarise_run
 from profcil.runs.results.store import add_runs
 
-FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "ranking", "bytes", "clients", "communication")
+FROM_RUNS = (
+    "heatmap",
+    "final",
+    "accuracy",
+    "cta",
+    "explain",
+    "ranking",
+    "bytes",
+    "clients",
+    "communication",
+    "reliability",
+)
 
 
 def numbers_of(name: str, path: Path, out: Path) -> dict:
@@ -354,6 +367,27 @@ def test_snapshots_have_a_mark_for_every_kind(study: Path) -> None:
     marks = {t.get_text() for t in figure.legends[0].get_texts()}
     assert marks == {"real feature", "true mean", "refreshed", "stale", "aligned"}
     assert all(ax.get_xlim() == figure.axes[0].get_xlim() for ax in figure.axes)
+
+
+def test_reliability_has_the_predictions_of_all_seeds_by_the_training_examples_of_a_class(runs, tmp_path, monkeypatch):
+    """The most that counts as few is set above all classes but some, since the small runs have no rare ones."""
+    evaluations = [evaluate_run(runs / f"promax-{seed}") for seed in (0, 1)]
+    few = sorted(evaluations[0].support)[4]
+    monkeypatch.setattr(reliability, "PARTS", (("few", 1, few), ("many", few + 1, float("inf"))))
+    shown = numbers_of("reliability", runs, tmp_path)["digits, severe"]
+    assert set(shown) == {"FedAvg", "PRO-MAX"}
+    for title, low, high in reliability.PARTS:
+        expected = sum(len(one.with_support(low, high).y) for one in evaluations)
+        assert 0 < sum(b["examples"] for b in shown["PRO-MAX"][title]["bins"]) == expected
+    assert sum(len(one.y) for one in evaluations) == sum(
+        b["examples"] for part in shown["PRO-MAX"].values() for b in part["bins"]
+    )
+
+
+def test_reliability_needs_models(runs, tmp_path):
+    add_runs([load_run(runs / "promax-0")], tmp_path / "store")
+    with pytest.raises(RunFolderError, match="give folders, not a store"):
+        make_figure("reliability", [str(tmp_path / "store")], tmp_path, ["svg"], print)
 
 
 def test_mismatch_has_the_rank_correlation_of_each_method(study: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ from saved_examples import FILES, WRITERS, text_of
 
 import profcil
 from profcil.cli.main import main
-from profcil.runs.models.evaluation import calibration_error, fit_temperature, rejection_auroc
+from profcil.runs.models.evaluation import (
+    Evaluation,
+    calibration_error,
+    fit_temperature,
+    rejection_auroc,
+    reliability,
+)
 from profcil.runs.models.labelled_inputs import read_inputs
 
 MODALITIES = ("image", "text", "graph")
@@ -132,6 +139,28 @@ def test_a_fitted_temperature_recovers_the_scale_of_log_probabilities():
     calibrated = calibration_error(scores.softmax(1), y)
     too_certain = calibration_error((7 * scores).softmax(1), y)
     assert calibrated < 0.03 < too_certain
+
+
+def test_reliability_has_the_bins_behind_the_calibration_error():
+    """Three predictions at 0.8, two of them right, and one at 0.4, which is right."""
+    rows = [[0.8, 0.2], [0.8, 0.2], [0.2, 0.8], [0.4, 0.3]]
+    bins = reliability(torch.tensor(rows, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))
+    assert [b["examples"] for b in bins] == [1, 3]
+    assert [b["accuracy"] for b in bins] == pytest.approx([1, 2 / 3])
+    assert [b["probability"] for b in bins] == pytest.approx([0.4, 0.8])
+    error = calibration_error(torch.tensor(rows, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))
+    assert error == pytest.approx(0.25 * 0.6 + 0.75 * abs(2 / 3 - 0.8))
+
+
+def test_results_are_split_by_the_training_examples_of_a_class():
+    scores = torch.eye(3)[torch.tensor([0, 1, 1, 2, 0])].double()
+    found = Evaluation(("a", "b", "c"), scores, torch.tensor([0, 0, 1, 2, 2]), 1.0, support=(3, 5, 400))
+    parts = found.by_support()
+    assert list(parts) == ["1 to 5", "101 and more"]
+    assert (parts["1 to 5"]["classes"], parts["1 to 5"]["examples"]) == (2, 3)
+    assert parts["1 to 5"]["accuracy"] == pytest.approx(2 / 3)
+    assert parts["101 and more"]["accuracy"] == pytest.approx(1 / 2)
+    assert replace(found, support=()).by_support() == {}
 
 
 def test_auroc_is_the_share_of_pairs_in_order():

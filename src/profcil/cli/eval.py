@@ -80,6 +80,10 @@ def lines_of(result: dict[str, Any]) -> Iterator[str]:
     yield f"expected calibration error {100 * result['calibration_error']:.2f} % ({about})"
     if "rejection_auroc" in result:
         yield f"AUROC of known classes against inputs of none: {result['rejection_auroc']:.4f}"
+    if len(result["by_support"]) > 1:
+        for title, row in result["by_support"].items():
+            shares = f"accuracy {100 * row['accuracy']:.1f} %, calibration error {100 * row['calibration_error']:.1f} %"
+            yield f"  {row['classes']} classes with {title} training examples: {shares}"
     classes = sorted(result["per_class"].items(), key=lambda item: item[1]["accuracy"])
     for name, row in classes[:SHOWN]:
         yield f"  {name}: {100 * row['accuracy']:.1f} % of {row['examples']}"

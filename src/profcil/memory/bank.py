@@ -8,7 +8,7 @@ the diagonal spread, ρ² = (1/d) E‖z − μ‖².
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,7 @@ class Moments:
     mean: Tensor  # [classes, d]
     second: Tensor  # [classes, d], mean of u ⊙ u; [classes, 1] where only a radius is kept
     count: Tensor  # [classes], int32
+    dispersion: Tensor | None = None  # [classes, 2], see `uncertainty`; None = not measured
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Bank:
     mean: Tensor
     spread: Tensor
     count: Tensor
+    dispersion: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,7 +48,7 @@ class Bank:
         width = self.spread.shape[1]
         squared_mean = to_width(self.mean.double() ** 2, width)
         second = self.spread.double() ** 2 + squared_mean
-        return Moments(self.labels, self.mean, second, self.count)
+        return Moments(self.labels, self.mean, second, self.count, self.dispersion)
 
     def shifted(self, shift: Tensor) -> Bank:
         """The bank after transport: means move, spreads and counts do not."""
@@ -110,7 +112,19 @@ def pool(parts: Sequence[Moments]) -> Moments:
     scale = count[:, None].clamp(min=1)
     mean /= scale
     second /= scale
-    return Moments(tuple(labels), mean.float(), second.float(), count.to(torch.int32))
+    dispersion = pool_dispersion(parts, row_of, count)
+    return Moments(tuple(labels), mean.float(), second.float(), count.to(torch.int32), dispersion)
+
+
+def pool_dispersion(parts: Sequence[Moments], row_of: Mapping[int, int], count: Tensor) -> Tensor | None:
+    """The dispersion of pooled moments: n² times it is additive. None if a part has none."""
+    sums = count.new_zeros(len(count), 2)
+    for part in parts:
+        if part.dispersion is None:
+            return None
+        rows = index_on(count.device, [row_of[y] for y in part.labels])
+        sums.index_add_(0, rows, part.count.double().square()[:, None] * part.dispersion.double())
+    return (sums / count.square().clamp(min=1)[:, None]).float()
 
 
 def index_on(device: torch.device, rows: Sequence[int]) -> Tensor:
@@ -126,7 +140,7 @@ def bank_from_moments(moments: Moments) -> Bank:
     variance = moments.second.double() - squared_mean
     variance = variance.clamp(min=FLOOR)
     spread = variance.sqrt().float()
-    return Bank(moments.labels, moments.mean, spread, moments.count)
+    return Bank(moments.labels, moments.mean, spread, moments.count, moments.dispersion)
 
 
 def update(bank: Bank, fresh: Moments, merge: str = "counts") -> Bank:
@@ -157,4 +171,5 @@ def select(moments: Moments, classes: set[int]) -> Moments:
     index = index_on(moments.mean.device, rows)
     mean = moments.mean[index]
     second = moments.second[index]
-    return Moments(labels, mean, second, moments.count[index])
+    dispersion = None if moments.dispersion is None else moments.dispersion[index]
+    return Moments(labels, mean, second, moments.count[index], dispersion)

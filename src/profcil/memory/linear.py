@@ -38,6 +38,7 @@ class Summary:
     bound: float = math.inf  # to which the length of features was clipped
     noise: float = 0.0  # variance of the noise on each number of G beside the diagonal
     sum_noise: Tensor | None = None  # [classes], variance of the noise on each number of count · mean
+    dispersion: Tensor | None = None  # [classes, 2], see `uncertainty`; None = not measured
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def add(a: Summary, b: Summary, in_place: bool = False) -> Summary:
     width = a.mean.shape[1]
     sums = a.mean.new_zeros(len(labels), width)
     noise = count.clone()
+    squares = count.new_zeros(len(labels), 2)
     for part in (a, b):
         places = [labels.index(y) for y in part.labels]
         rows = torch.tensor(places, dtype=torch.long, device=sums.device)
@@ -110,11 +112,16 @@ def add(a: Summary, b: Summary, in_place: bool = False) -> Summary:
         count[rows] += part.count
         if part.sum_noise is not None:
             noise[rows] += part.sum_noise
+        if part.dispersion is not None:
+            squares[rows] += part.count.square()[:, None] * part.dispersion
     mean = sums / count[:, None]
     gram = a.gram if in_place else a.gram.to(torch.float64, copy=True)
     gram += b.gram
     bound = min(a.bound, b.bound)
-    return Summary(tuple(labels), count, mean, gram, bound, a.noise + b.noise, None if math.isinf(bound) else noise)
+    sum_noise = None if math.isinf(bound) else noise
+    known = a.dispersion is not None and b.dispersion is not None
+    dispersion = squares / count.square()[:, None] if known else None
+    return Summary(tuple(labels), count, mean, gram, bound, a.noise + b.noise, sum_noise, dispersion)
 
 
 def within_class_covariance(s: Summary) -> Tensor:
@@ -127,6 +134,13 @@ def within_class_covariance(s: Summary) -> Tensor:
     return symmetrise(cov, out=cov).div_(s.count.sum())
 
 
+def within_class_variance(s: Summary) -> Tensor:
+    """The diagonal of the within-class covariance."""
+    second = s.gram.diagonal()[: s.mean.shape[1]]
+    between = (s.count[:, None] * s.mean.square()).sum(0)
+    return ((second - between) / s.count.sum()).clamp(min=0.0)
+
+
 def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis: w_y = (cov + λ·mean variance·I)⁻¹ μ_y, b_y = −½ w_yᵀμ_y.
 
@@ -134,6 +148,14 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     any variance (one example each), the covariance is a multiple of I, and the head is the nearest class mean. A group
     of features that does not vary within classes, as those of equal inputs, is shrunk by a share of its mean square.
     """
+    cov, penalty = covariance_and_penalty(s, shrink, last)
+    if s.sum_noise is None:
+        return discriminants(s.mean, add_to_diagonal(cov, penalty))
+    return noised_discriminants(s, add_to_diagonal(without_noise(cov, s), penalty))
+
+
+def covariance_and_penalty(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
+    """The within-class covariance, and what `lda` adds to its diagonal."""
     d = s.mean.shape[1]
     total = s.count.sum()
     sums = s.gram.diagonal()[:d]
@@ -146,10 +168,7 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
     variances = group_means(cov.diagonal(), last)
     squares = group_means(sums, last) / total
     varies = variances > ROUNDING * squares
-    penalty = torch.where(varies, shrink * variances, NO_VARIANCE * squares)
-    if s.sum_noise is None:
-        return discriminants(s.mean, add_to_diagonal(cov, penalty))
-    return noised_discriminants(s, add_to_diagonal(without_noise(cov, s), penalty))
+    return cov, torch.where(varies, shrink * variances, NO_VARIANCE * squares)
 
 
 def without_noise(cov: Tensor, s: Summary) -> Tensor:

@@ -87,7 +87,7 @@ class Rehearsal:
     """The balanced pseudo multi-task set of one client: a batch source for Eq. (pro-loss).
 
     An epoch has `quota` real features of every class in `labels`, then `quota` pseudo-features of every other class in
-    the bank. With a `factor` L, pseudo-features are μ + γ L ε, and the bank's spread is not used.
+    the bank. With a `factor` L, pseudo-features are μ + γ L ε, and the bank's spread is not used unless it is `scaled`.
     """
 
     def __init__(
@@ -99,7 +99,9 @@ class Rehearsal:
         quota: int,
         noise: float,
         factor: Tensor | None = None,
+        scaled: bool = False,
     ) -> None:
+        """With `scaled`, the rows Lε are multiplied by the bank's spread."""
         self.features = features
         self.quota = quota
         self.noise = noise
@@ -113,7 +115,7 @@ class Rehearsal:
         self.bank_rows, old_classes = to_device(both, features.device)
         self.mean = bank.mean[self.bank_rows] if bank else features[:0]
         self.spread = bank.spread[self.bank_rows] if bank else features[:0]
-        if factor is not None:
+        if factor is not None and not scaled:
             self.spread = torch.ones_like(self.mean)
         pseudo_labels = old_classes.repeat_interleave(quota)
         self.y = torch.cat([self.real.labels, pseudo_labels])

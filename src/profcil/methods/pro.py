@@ -14,6 +14,8 @@ Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-
 share, in place of a diagonal spread per class. With `closed_head` predictions come from a linear discriminant head,
 solved from the remembered means and this matrix, in place of adapter and head. `keep_scores` adds a loss that keeps the
 scores of remembered classes while the base moves. (`shared_covariance`, `pro_evaluation` and `kept_scores` in `parts`.)
+With `uncertainty = "shrink"` pseudo-features of classes with few examples spread further, and the means of the closed
+head are shrunk by how sure they are (docs/uncertainty.md).
 
 Loss: to fit, $`\mathcal{L} = \mathrm{CE}(f_w(x), y) + \eta \, \mathrm{NCE}(a, b) + \lambda \lVert w - w_g \rVert^2`$
 with the contrastive loss NCE between projected features $`a`$ and $`b`$ of two strong views, in plastic rounds only. To
@@ -47,8 +49,9 @@ from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Batch, Features, Train, Turn
 from profcil.memory.bank import Bank, Moments, empty_bank, moments_of_rows
 from profcil.memory.rehearsal import Rehearsal
+from profcil.memory.uncertainty import fresh_dispersion
 from profcil.methods.base import reply, sent_blocks, with_replay
-from profcil.methods.parts import kept_scores, reports, shared_covariance
+from profcil.methods.parts import kept_scores, mean_uncertainty, reports, shared_covariance
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows
 from profcil.methods.parts.memory_blocks import (
     bank_of,
@@ -193,7 +196,14 @@ class Pro(ProEvaluation):
             return client.train("rehearse", weights, ("head",), self.head_loss, source, settings=how, allowed=allowed)
         memory = banks.get("memory")
         factor = shared_covariance.factor_for(client, inbox) if self.shares_covariance else None
-        source = Rehearsal(features, client.y_list, memory, quota=p.quota, noise=p.noise, factor=factor)
+        noise = p.noise
+        if memory is not None and self.uncertain:
+            sums = inbox[mean_uncertainty.NAME].tensors["sums"]
+            memory = mean_uncertainty.predictive(memory, sums, noise, shared=factor is not None)
+            noise = 1.0
+        source = Rehearsal(
+            features, client.y_list, memory, quota=p.quota, noise=noise, factor=factor, scaled=self.uncertain
+        )
         return client.train("rehearse", weights, TAIL, self.tail_loss, source, settings=how, allowed=allowed)
 
     def head_loss(self, tail: Tail, batch: Batch) -> Tensor:
@@ -236,6 +246,8 @@ class Pro(ProEvaluation):
 
     def exposed(self, unit: str) -> str:
         """A scatter around the client's own means is no sum over examples."""
+        if self.uncertain:
+            return mean_uncertainty.REFUSED
         if self.shares_covariance:
             return f"{type(self).__name__} sends a scatter, which is no sum over examples; set covariance = diagonal"
         return super().exposed(unit)
@@ -262,6 +274,11 @@ class Pro(ProEvaluation):
         return self.params.covariance == "shared" and "memory" in self.banks
 
     @property
+    def uncertain(self) -> bool:
+        """Whether the uncertainty of class means is stored and used."""
+        return self.params.uncertainty == "shrink"
+
+    @property
     def memory_blocks(self) -> tuple[str, ...]:
         """The blocks of the memory."""
         return (*self.banks, "covariance") if self.shares_covariance else self.banks
@@ -271,6 +288,10 @@ class Pro(ProEvaluation):
         width = len(like)
         empty = {"memory": empty_bank(like, width), "adapted": empty_bank(like, 1)}
         state = super().begin({b: weights[b] for b in MODEL})
+        if self.uncertain:
+            none = fresh_dispersion(empty["memory"].count)
+            empty["memory"] = replace(empty["memory"], dispersion=none)
+            state = state.put(**{mean_uncertainty.NAME: mean_uncertainty.empty_block(like)})
         banks = {name: block_of(empty[name]) for name in self.banks}
         state = state.put(**banks)
         if self.shares_covariance:
@@ -279,6 +300,8 @@ class Pro(ProEvaluation):
 
     def broadcast(self, state: ServerState, when: When) -> Sequence[str]:
         needed = (*MODEL, *self.memory_blocks)
+        if self.uncertain:
+            needed = (*needed, mean_uncertainty.NAME)
         if not self.plastic(when):
             return needed
         kept = [name for name in kept_scores.STARTING if name in state.blocks]
@@ -293,12 +316,19 @@ class Pro(ProEvaluation):
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """The state with the memory refreshed by the clients' statistics, Eq. (global-memory-refresh)."""
+        if self.uncertain:
+            moments = sent_blocks(replies, "memory_moments")
+            state = mean_uncertainty.measured(state, moments, last=not self.another_refresh(when))
         for name in self.memory_blocks:
             bank = "memory" if name == "covariance" else name
             found = sent_blocks(replies, f"{bank}_moments")
             if found:
                 state = self.refresh_block(state, name, found, when)
         return state
+
+    def another_refresh(self, when: When) -> bool:
+        """Whether another refresh follows in this position."""
+        return self.params.refresh_at == "both" and not when.final
 
     def refresh_block(self, state: ServerState, name: str, found: Sequence[Block], when: When) -> ServerState:
         """The state with one block of the memory refreshed. A second refresh within a position starts from the values
@@ -310,7 +340,7 @@ class Pro(ProEvaluation):
         else:
             fresh = refreshed_bank(state.blocks[name], before, found, self.params.merge)
         state = state.put(**{name: fresh})
-        if self.params.refresh_at == "both" and not when.final:  # another refresh follows
+        if self.another_refresh(when):
             return state.put(**{backup: before})
         return state.drop(backup)
 
@@ -325,7 +355,7 @@ class Pro(ProEvaluation):
             )
         if "adapted" in self.banks:
             return f"{name} cannot carry adapted-space statistics, whose space moves with each update of the adapter"
-        return ""
+        return mean_uncertainty.LATE if self.uncertain else ""
 
     def moving(self, when: When) -> Sequence[str]:
         return MODEL if self.plastic(when) else TAIL
@@ -363,7 +393,7 @@ class Pro(ProEvaluation):
         state = state.drop(*backups)
         if not self.params.keep_scores:
             return state
-        head = self.solve_head(state) if self.params.closed_head else None
+        head = self.solve_head(state)[0] if self.params.closed_head else None
         return kept_scores.with_start(state, head)
 
 

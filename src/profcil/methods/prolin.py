@@ -17,7 +17,9 @@ Our own method, based on PRO: aggregated statistics only, no raw data, no genera
 So there are three ideas: heads in closed form, a base that moves but keeps its scores, and a memory that is carried by
 one linear map. With `base_rounds = 0` nothing is trained by gradient, and the result depends on which examples were
 reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it
-reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples.
+reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples. With
+`uncertainty = "shrink"` the deployed head is solved from means that are shrunk by how sure they are, for classes with
+few examples (docs/uncertainty.md).
 
 Loss: $`\mathcal{L} = \mathrm{CE}_C(W h(x) + b, y) + \kappa \, \mathrm{H}_O(W h_s(x) + b, W h(x) + b) + \lambda \lVert w
 - w_g \rVert^2`$ with the starting base $`h_s`$; $`\kappa`$ = `keep_scores`, $`\lambda`$ = `proximal`. It moves the base
@@ -49,8 +51,9 @@ from profcil.engine.late import LateStatistics, moves_since, record_move
 from profcil.engine.phases import Batch, Shuffled, Train, Turn
 from profcil.memory import linear
 from profcil.memory.linear import Summary
+from profcil.memory.uncertainty import ShrunkHead, fresh_dispersion, mean_variance, older, shrunk_discriminants
 from profcil.methods.base import Method, reply
-from profcil.methods.parts import late_reports, solved_head
+from profcil.methods.parts import late_reports, mean_uncertainty, solved_head
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
 from profcil.methods.parts.inertia import count_examples, interpolate_base
 from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
@@ -90,6 +93,7 @@ class ProLinParams(Checked):
         "linear", "how old memory follows the base: by a linear map, or not at all", choices=("linear", "none")
     )
     ridge: float = setting(0.01, "regularisation of the linear map, as a share of its diagonal", low=0.0)
+    uncertainty: str = setting("off", mean_uncertainty.HELP, choices=mean_uncertainty.CHOICES)
     anchor: bool = setting(True, "whether memory and deployed head also use the features of the warmed-up base")
     min_support: int = setting(1, "older name of privacy.min_support; the larger of the two counts", low=1)
 
@@ -116,6 +120,8 @@ class ProLin(Method):
 
     def exposed(self, unit: str) -> str:
         """Without training nothing but sums over examples is sent, and noise can hide each of the examples."""
+        if self.uncertain:
+            return mean_uncertainty.REFUSED
         if unit == "example" and not self.params.base_rounds:
             return ""
         return super().exposed(unit)
@@ -232,7 +238,18 @@ class ProLin(Method):
         width = bases * len(scale) + self.params.dictionary
         features = scale.new_zeros(0, width)
         labels = scale.new_zeros(0).long()
-        return self.put_memory(state, linear.summarise(features, labels))
+        if self.uncertain:
+            state = state.put(**{mean_uncertainty.NAME: mean_uncertainty.empty_block(scale)})
+        return self.put_memory(state, self.with_dispersion(linear.summarise(features, labels)))
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the uncertainty of class means is stored and used."""
+        return self.params.uncertainty == "shrink"
+
+    def with_dispersion(self, s: Summary) -> Summary:
+        """The summary of one client, with the dispersion of its rows where it is stored."""
+        return replace(s, dispersion=fresh_dispersion(s.count)) if self.uncertain else s
 
     def plastic(self, when: When) -> bool:
         """Whether the base moves in this round."""
@@ -290,7 +307,7 @@ class ProLin(Method):
         from the memory until the position closes."""
         state = store_opening(state, reports)
         state = state.also(starting_base="base")
-        opening = (summary_of_report(r.blocks) for r in reports)
+        opening = (self.with_dispersion(summary_of_report(r.blocks)) for r in reports)
         memory = linear.pool(chain([self.memory(state)], opening))
         if not memory.labels:
             return state
@@ -307,8 +324,11 @@ class ProLin(Method):
         """Sums the reports under the frozen base until the position ends."""
         stored = stored_summary(state, "reported")
         earlier = [stored] if stored else []
-        fresh = (summary_of_report(r.blocks) for r in reports)
+        fresh = (self.with_dispersion(summary_of_report(r.blocks)) for r in reports)
         total = linear.pool(chain(earlier, fresh))
+        if self.uncertain:
+            variance = linear.within_class_variance(total)[: self.width(state)]
+            state = mean_uncertainty.with_clients(state, [r.blocks["class_means"] for r in reports], variance)
         state = put_reported(state, reports, total.count.device)
         return put_summary(state, "reported", total)
 
@@ -318,13 +338,18 @@ class ProLin(Method):
         No example counts twice: the closing report of a client replaces its opening report. Where opening reports were
         summed, it replaces the whole sum.
         """
-        opening = unreported(state, reported_clients(state))
+        opening = map(self.with_dispersion, unreported(state, reported_clients(state)))
         memory = linear.pool(chain([self.memory(state)], opening))
+        if memory.dispersion is not None and "starting_base" in state.blocks:
+            memory = replace(memory, dispersion=older(memory.dispersion))
         fresh = stored_summary(state, "reported")
         carries = self.params.transport == "linear" and "starting_base" in state.blocks
         state = late_reports.note_merged(state, merged_openings(state), when)
         if fresh and carries:
             state, memory, fresh = self.carry(state, memory, fresh)
+        if fresh and self.uncertain:
+            variance = linear.within_class_variance(fresh)
+            state = mean_uncertainty.with_returns(state, rows_of(memory), rows_of(fresh), variance)
         if fresh:
             memory = linear.add(memory, fresh)
         temporary = [name for name in state.blocks if name in POSITION_BLOCKS or name.startswith(OPENING)]
@@ -344,7 +369,7 @@ class ProLin(Method):
     # -- reports that arrive late (clock.mode = "buffer") -------------------------------------------------------------
 
     def late_misfit(self) -> str:
-        return ""
+        return mean_uncertainty.LATE if self.uncertain else ""
 
     def moving(self, when: When) -> Sequence[str]:
         return ("base",) if self.plastic(when) else ()
@@ -380,6 +405,10 @@ class ProLin(Method):
             report = linear.apply_drift(report, move.tensors["map"], move.tensors["residual"])
         return self.put_memory(state, linear.add(self.memory(state), report))
 
+    def width(self, state: ServerState) -> int:
+        """The number of all features z."""
+        return state.blocks["bank"].tensors["mean"].shape[1]
+
     def moving_width(self, state: ServerState) -> int:
         """The number of moving features."""
         return len(state.blocks["adapter"].tensors["scale"])
@@ -404,21 +433,34 @@ class ProLin(Method):
         """Scores of the deployed head. A class without statistics never wins over one that has them."""
         head = state.get(solved_head.NAME)
         if head is None:
-            head = self.solve(self.memory(state))
+            head, _ = self.solve(state)
         return solved_head.scores_of(head, features, net.classes)
 
-    def solve(self, memory: Summary) -> Block:
-        """The deployed head."""
+    def solve(self, state: ServerState) -> tuple[Block, Tensor]:
+        """The deployed head, and the means that it was solved from."""
+        memory = self.memory(state)
+        if self.uncertain and memory.labels:
+            head = self.solve_shrunk(memory, mean_uncertainty.sums_of(state))
+            return mean_uncertainty.head_block(memory.labels, head), head.mean
         weight = memory.mean.double()
         bias = weight[:, 0]
         if memory.labels:
             weight, bias = linear.lda(memory, self.params.shrink_deployed, self.params.dictionary)
-        return solved_head.solved_head(memory.labels, weight, bias, memory.bound)
+        return solved_head.solved_head(memory.labels, weight, bias, memory.bound), memory.mean
+
+    def solve_shrunk(self, memory: Summary, sums: Tensor) -> ShrunkHead:
+        """The deployed head from means whose uncertainty is known."""
+        assert memory.dispersion is not None
+        p = self.params
+        covariance, penalty = linear.covariance_and_penalty(memory, p.shrink_deployed, p.dictionary)
+        variance = mean_variance(memory.count, memory.dispersion, sums)
+        penalised = linear.add_to_diagonal(covariance, penalty)
+        return shrunk_discriminants(memory.mean, variance, float(memory.count.sum()), covariance, penalised)
 
     def deployed(self, state: ServerState) -> ServerState:
         """The solved head in place of the memory, which is larger and reveals more."""
-        memory = self.memory(state)
-        return solved_head.deploy_head(state, self.solve(memory), memory.mean, "anchor", "dictionary")
+        head, mean = self.solve(state)
+        return solved_head.deploy_head(state, head, mean, "anchor", "dictionary")
 
     def temperature(self, state: ServerState) -> float | None:
         return solved_head.stored_temperature(state)
@@ -454,6 +496,12 @@ def merged_openings(state: ServerState) -> set[int]:
     """The clients whose opening reports join the memory, since they have sent no closing report."""
     names = {name.split("/")[1] for name in state.blocks if name.startswith(OPENING)}
     return {int(client) for clients in names for client in clients.split(",")} - set(reported_clients(state))
+
+
+def rows_of(s: Summary) -> tuple[tuple[int, ...], mean_uncertainty.Rows]:
+    """The class rows of a summary with dispersion."""
+    assert s.dispersion is not None
+    return s.labels, (s.mean, s.count, s.dispersion)
 
 
 def unreported(state: ServerState, replaced: Sequence[int]) -> Iterator[Summary]:

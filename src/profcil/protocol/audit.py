@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profcil.protocol.heterogeneity import missing_labels, share_of
+from profcil.protocol.rare import rare_classes
 
 if TYPE_CHECKING:
     from profcil.protocol.plan import Plan
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
 
 def audit(plan: Plan) -> dict[str, Any]:
     """Realised support, coverage and disorder, the support assumption, and the cells without data, as plain values."""
-    return {**_heterogeneity(plan), **_supported_classes(plan), **_cells(plan), **_growth(plan)}
+    return {**_heterogeneity(plan), **_supported_classes(plan), **_cells(plan), **_rare(plan), **_growth(plan)}
+
+
+def _rare(plan: Plan) -> dict[str, Any]:
+    """The classes with few training examples; nothing for a plan without any."""
+    settings = plan.settings
+    found = rare_classes(sum(map(len, plan.tasks)), settings.rare, plan.seed)
+    return {"rare_classes": list(found), "rare_examples": settings.rare_examples} if found else {}
 
 
 def _growth(plan: Plan) -> dict[str, Any]:
@@ -165,8 +173,17 @@ def _audit_lines(plan: Plan) -> list[str]:
         f"untaught cells     {facts['untaught_cells']}, where the task is current before any client had data of it",
         f"empty clients      {facts['empty_clients']} of {plan.clients} own no data at any position",
         f"samples            {facts['samples']}",
+        *_rare_lines(facts),
         *_growth_lines(facts),
     ]
+
+
+def _rare_lines(facts: dict[str, Any]) -> list[str]:
+    """The classes with few training examples."""
+    if "rare_classes" not in facts:
+        return []
+    ids = " ".join(str(y) for y in facts["rare_classes"])
+    return [f"rare classes       {ids}, with up to {facts['rare_examples']} training examples each"]
 
 
 def _growth_lines(facts: dict[str, Any]) -> list[str]:

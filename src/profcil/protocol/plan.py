@@ -21,6 +21,7 @@ from profcil.errors import ConfigError, DataError
 from profcil.protocol import archive, audit
 from profcil.protocol.allocation import allocate
 from profcil.protocol.heterogeneity import draw_orders
+from profcil.protocol.rare import keep_few
 from profcil.protocol.settings import StreamSettings, check
 from profcil.protocol.tasks import class_order, split
 from profcil.randomness import generator
@@ -165,9 +166,11 @@ class Plan:
 
     @property
     def header(self) -> dict[str, Any]:
-        """Everything but the arrays, as plain values. A weak task changes the arrays, not the header."""
+        """Everything but the arrays, as plain values. A weak task changes the arrays, not the header; settings of rare
+        classes are named where there are some."""
+        left_out = ("weak_",) if self.settings.rare else ("weak_", "rare")
         all_settings = asdict(self.settings)
-        settings = {k: v for k, v in all_settings.items() if not k.startswith("weak_")}
+        settings = {k: v for k, v in all_settings.items() if not k.startswith(left_out)}
         tasks = [list(t) for t in self.tasks]
         later = {name: list(getattr(self, name)) for name in LATER if any(getattr(self, name))}
         return {"settings": settings, "seed": self.seed, "tasks": tasks, **later}
@@ -279,7 +282,7 @@ def make_plan(
     tasks = tasks or split(class_order(classes, seed), settings.task_size)
     random = generator(seed, "disorder")
     orders = draw_orders(settings.sampler, settings.clients, len(tasks), settings.disorder, random)
-    owner = allocate(labels, tasks, settings, seed)
+    owner = keep_few(allocate(labels, tasks, settings, seed), labels, classes, settings, seed)
     return assemble(labels, owner, tasks, orders, settings, int(seed))
 
 

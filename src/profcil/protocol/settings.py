@@ -41,6 +41,8 @@ class StreamSettings:
         low=0.0,
         high=1_000_000,
     )
+    rare: float = setting(0.0, "fraction of the classes that have few training examples", low=0.0, high=1.0)
+    rare_examples: int = setting(3, "training examples that such a class keeps, over all clients", low=1)
     weak_task: int = setting(-1, "the task that is weakened, counted from 0; -1 weakens none", low=-1)
     weak_strength: str = setting(
         "", "how strongly it is weakened; empty where no task is weakened", choices=("", *STRENGTHS)
@@ -50,17 +52,18 @@ class StreamSettings:
         check("clients", self.clients, Integral, 1, math.inf)
         check("participants", self.participants, Integral, 1, self.clients)
         check("task_size", self.task_size, Integral, 1, math.inf)
-        for key in ("support", "coverage", "disorder"):
+        for key in ("support", "coverage", "disorder", "rare"):
             check(key, getattr(self, key), Real, 0, 1)
+        check("rare_examples", self.rare_examples, Integral, 1, math.inf)
         check("dirichlet", self.dirichlet, Real, 0, 1_000_000)
         if str(self.sampler) not in SAMPLERS:
             raise unknown("sampler", str(self.sampler), SAMPLERS)
         check("weak_task", self.weak_task, Integral, -1, math.inf)
         self._check_strength()
-        for key in ("clients", "participants", "task_size", "weak_task"):
+        for key in ("clients", "participants", "task_size", "rare_examples", "weak_task"):
             number = int(getattr(self, key))
             object.__setattr__(self, key, number)
-        for key in ("support", "coverage", "disorder", "dirichlet"):  # so that 1 and 1.0 have the same digest
+        for key in ("support", "coverage", "disorder", "dirichlet", "rare"):  # so that 1 and 1.0 have the same digest
             fraction = float(getattr(self, key))
             object.__setattr__(self, key, fraction)
 

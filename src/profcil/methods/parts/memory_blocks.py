@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from profcil.engine.channel import Block
 from profcil.memory.bank import Bank, Moments, pool, restore, select, update
+from profcil.memory.uncertainty import fresh_dispersion
 
 
 def bank_of(block: Block) -> Bank:
     """The bank in a block."""
     tensors = block.tensors
-    return Bank(block.labels, tensors["mean"], tensors["spread"], tensors["count"])
+    return Bank(block.labels, tensors["mean"], tensors["spread"], tensors["count"], tensors.get("dispersion"))
 
 
 def block_of(bank: Bank) -> Block:
     """The block of a bank."""
     tensors = {"mean": bank.mean, "spread": bank.spread, "count": bank.count}
+    if bank.dispersion is not None:
+        tensors["dispersion"] = bank.dispersion
     return Block("memory", tensors, bank.labels)
 
 
@@ -37,7 +41,10 @@ def block_of_moments(m: Moments, bound: float = math.inf) -> Block:
 def refreshed_bank(now: Block, before: Block, found: Sequence[Block], merge: str) -> Block:
     """The bank with the moments that clients sent, Eq. (global-memory-refresh). The measured classes are first restored
     to their values in `before`."""
-    fresh = pool([moments_of(block) for block in found])
+    parts = [moments_of(block) for block in found]
+    if "dispersion" in now.tensors:
+        parts = [replace(part, dispersion=fresh_dispersion(part.count)) for part in parts]
+    fresh = pool(parts)
     bank = restore(bank_of(now), bank_of(before), fresh.labels)
     return block_of(update(bank, fresh, merge))
 

@@ -11,8 +11,10 @@ from profcil.engine.channel import Block, ServerState
 from profcil.engine.client import Client
 from profcil.memory import covariance, linear
 from profcil.memory.rehearsal import pseudo_features
+from profcil.memory.uncertainty import shrunk_discriminants
 from profcil.methods.base import Method, Samples
-from profcil.methods.parts import solved_head
+from profcil.methods.parts import mean_uncertainty, solved_head
+from profcil.methods.parts.memory_blocks import bank_of
 from profcil.methods.parts.pro_settings import ProParams
 from profcil.methods.parts.shared_covariance import covariance_of, factor_of
 from profcil.model.net import MODEL, Net
@@ -30,26 +32,29 @@ class ProEvaluation(Method):
         that has it."""
         if not self.params.closed_head:
             return super().scores(net, state, features)
-        head = state.get(solved_head.NAME) or self.solve_head(state)
+        head = state.get(solved_head.NAME) or self.solve_head(state)[0]
         return solved_head.scores_of(head, features, net.classes)
 
-    def solve_head(self, state: ServerState) -> Block:
-        """The linear discriminant head, a row for each remembered class."""
+    def solve_head(self, state: ServerState) -> tuple[Block, Tensor]:
+        """The linear discriminant head, a row for each remembered class, and the means that it was solved from."""
         memory = state.blocks["memory"]
         mean = memory.tensors["mean"].double()
         if not memory.labels:
-            return solved_head.solved_head((), mean, mean[:, 0])
-        matrix = covariance_of(state.blocks["covariance"]).matrix
-        shrunk = covariance.shrunk(matrix, self.params.shrink)
-        weight, bias = linear.discriminants(mean, shrunk)
-        return solved_head.solved_head(memory.labels, weight, bias)
+            return solved_head.solved_head((), mean, mean[:, 0]), mean
+        shared = covariance_of(state.blocks["covariance"])
+        penalised = covariance.shrunk(shared.matrix, self.params.shrink)
+        if self.params.uncertainty == "shrink":
+            variance = mean_uncertainty.variance_of(memory, mean_uncertainty.sums_of(state))
+            head = shrunk_discriminants(mean, variance, shared.count, shared.matrix, penalised)
+            return mean_uncertainty.head_block(memory.labels, head), head.mean
+        weight, bias = linear.discriminants(mean, penalised)
+        return solved_head.solved_head(memory.labels, weight, bias), memory.tensors["mean"]
 
     def deployed(self, state: ServerState) -> ServerState:
         """The model, or the solved head in place of the memory."""
         if not self.params.closed_head:
             return state.only(*MODEL)
-        head = self.solve_head(state)
-        mean = state.blocks["memory"].tensors["mean"]
+        head, mean = self.solve_head(state)
         return solved_head.deploy_head(state, head, mean)
 
     def temperature(self, state: ServerState) -> float | None:
@@ -73,5 +78,12 @@ class ProEvaluation(Method):
         spread = bank.tensors["spread"][row]
         shared = state.get("covariance")
         factor = factor_of(shared) if shared else None
-        features = pseudo_features(mean, spread, count, self.params.noise, rng, factor)
+        noise = self.params.noise
+        if space == "base" and mean_uncertainty.NAME in state.blocks:
+            sums = mean_uncertainty.sums_of(state)
+            spread = mean_uncertainty.predictive(bank_of(bank), sums, noise, shared is not None).spread[row]
+            noise = 1.0
+            if factor is not None:
+                factor = factor * spread[0, 0]
+        features = pseudo_features(mean, spread, count, noise, rng, factor)
         return Samples(space, (features,))

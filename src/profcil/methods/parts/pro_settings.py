@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from profcil.config import Checked, setting
 from profcil.errors import ConfigError
+from profcil.methods.parts import mean_uncertainty
 
 SCHEDULES = ("constant", "cosine")
 
@@ -98,6 +99,7 @@ class ProParams(Checked):
         'covariance = "shared"',
     )
     shrink: float = setting(0.05, "λ of that head, in units of the mean variance", low=0.0)
+    uncertainty: str = setting("off", mean_uncertainty.HELP, choices=mean_uncertainty.CHOICES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +107,11 @@ class ProParams(Checked):
             raise ConfigError(
                 'closed_head = true needs remembered means and a shared covariance; set covariance = "shared" and '
                 'old_memory = "base"'
+            )
+        if self.uncertainty == "shrink" and self.old_memory != "base":
+            raise ConfigError(
+                f'uncertainty = "shrink" is of base features, and old_memory = "{self.old_memory}" rehearses none; '
+                'set old_memory = "base" or uncertainty = "off"'
             )
         if self.covariance == "shared" and self.old_memory == "adapted":
             raise ConfigError(

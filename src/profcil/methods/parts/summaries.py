@@ -59,6 +59,8 @@ def bound_and_noise(rows: Mapping[str, Tensor], second: Mapping[str, Tensor]) ->
 def put_summary(state: ServerState, name: str, s: Summary) -> ServerState:
     """Stores a summary: class rows and matrix are separate blocks, so that the rows can be sent alone."""
     tensors = {"mean": s.mean.float(), "count": s.count.to(torch.int32)}
+    if s.dispersion is not None:
+        tensors["dispersion"] = s.dispersion.float()
     second = {"gram": linear.pack(s.gram)}
     if s.sum_noise is not None:
         tensors["noise"] = s.sum_noise.float()
@@ -75,4 +77,7 @@ def stored_summary(state: ServerState, name: str) -> Summary | None:
     count = rows.tensors["count"].double()
     mean = rows.tensors["mean"].double()
     second = state.blocks[f"{name}_gram"].tensors
-    return Summary(rows.labels, count, mean, linear.unpack(second["gram"]), *bound_and_noise(rows.tensors, second))
+    known = rows.tensors.get("dispersion")
+    dispersion = None if known is None else known.double()
+    limits = bound_and_noise(rows.tensors, second)
+    return Summary(rows.labels, count, mean, linear.unpack(second["gram"]), *limits, dispersion)

@@ -27,6 +27,7 @@ FIGURES = {
     "communication": ("communication:draw", "bytes by kind and direction"),
     "snapshots": ("snapshots:draw", "stored class means in one shared PCA"),
     "embedding": ("embedding:draw", "real and replayed features, t-SNE and UMAP"),
+    "reliability": ("reliability:draw", "accuracy against predicted probability, by training examples of a class"),
     "mismatch": ("mismatch:draw", "replay gap and downstream drop, a panel per method"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the functions import torch when they are called
     from torch import Tensor
 
 BINS = 15  # of the calibration error
+SUPPORT = (5, 20, 100)  # upper ends of the ranges of training examples by which classes are grouped
 TEMPERATURES = (0.01, 1000.0)  # the range in which a temperature is searched
 
 
@@ -30,6 +31,7 @@ class Evaluation:
     scores: Tensor  # [examples, classes]
     y: Tensor  # class ids
     temperature: float | None
+    support: tuple[int, ...] = ()  # training examples of each class over all clients; empty = not known
 
     @property
     def probabilities(self) -> Tensor:
@@ -70,6 +72,30 @@ class Evaluation:
                 found.append({"class": self.names[row], "predicted": self.names[column], "times": times})
         return found
 
+    def by_support(self) -> dict[str, dict[str, Any]]:
+        """Classes, examples, accuracy and calibration error by the training examples of a class."""
+        found = {}
+        for title, low, high in ranges(SUPPORT):
+            chosen = self.with_support(low, high)
+            if len(chosen.y):
+                found[title] = {
+                    "classes": len(chosen.y.unique()),
+                    "examples": len(chosen.y),
+                    "accuracy": chosen.accuracy,
+                    "calibration_error": calibration_error(chosen.probabilities, chosen.y),
+                }
+        return found
+
+    def with_support(self, low: int, high: float) -> Evaluation:
+        """The part with the examples of classes that have this many training examples."""
+        import torch
+
+        if not self.support:
+            return replace(self, scores=self.scores[:0], y=self.y[:0])
+        support = torch.tensor(self.support)[self.y]
+        rows = (support >= low) & (support <= high)
+        return replace(self, scores=self.scores[rows], y=self.y[rows])
+
     def summary(self) -> dict[str, Any]:
         """The results as plain values."""
         return {
@@ -79,7 +105,18 @@ class Evaluation:
             "temperature": self.temperature,
             "per_class": self.per_class(),
             "confusions": self.confusions(),
+            "by_support": self.by_support(),
         }
+
+
+def ranges(ends: Sequence[int]) -> list[tuple[str, int, float]]:
+    """Title, smallest and largest number of consecutive ranges from 1 on."""
+    found: list[tuple[str, int, float]] = []
+    low = 1
+    for end in ends:
+        found.append((f"{low} to {end}", low, end))
+        low = end + 1
+    return [*found, (f"{low} and more", low, float("inf"))]
 
 
 def evaluate(model: Model, inputs: Sequence[Tensor], y: Sequence[int]) -> Evaluation:
@@ -107,21 +144,40 @@ def evaluate_run(path: str | Path, data_dir: Path | None = None, model: Model | 
             f"the data under {data_dir or run.facts['data_dir']} is not that of {path}; give its --data-dir"
         )
     scored = bundle.validation if run.config.get("evaluate") == "validation" and bundle.validation else bundle.test
-    return evaluate(model or load_model(path), scored.inputs(torch.arange(len(scored))), scored.y.tolist())
+    found = evaluate(model or load_model(path), scored.inputs(torch.arange(len(scored))), scored.y.tolist())
+    return replace(found, support=training_examples(run.path, bundle.train.y.numpy(), len(found.names)))
+
+
+def training_examples(path: Path, labels: Any, classes: int) -> tuple[int, ...]:
+    """The training examples of each class in a run's stream."""
+    import numpy as np
+
+    from profcil.protocol.plan import Plan
+
+    plan = Plan.load(path / "plan.npz")
+    counts: list[int] = np.bincount(labels[plan.ids], minlength=classes).tolist()
+    return tuple(counts)
+
+
+def reliability(probabilities: Tensor, y: Tensor) -> list[dict[str, float]]:
+    """Bins of equal width of the predicted class's probability: number of examples, mean probability and accuracy.
+    Empty bins are left out."""
+    confidence, predicted = probabilities.max(1)
+    right = (predicted == y).double()
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    found = []
+    for number in bins.unique():
+        inside = bins == number
+        about = {"probability": float(confidence[inside].mean()), "accuracy": float(right[inside].mean())}
+        found.append({"examples": int(inside.sum()), **about})
+    return found
 
 
 def calibration_error(probabilities: Tensor, y: Tensor) -> float:
     """The expected calibration error: in bins of equal width of the predicted class's probability, the difference of
     mean probability and accuracy, weighted by examples."""
-    confidence, predicted = probabilities.max(1)
-    right = (predicted == y).double()
-    bins = (confidence * BINS).long().clamp(max=BINS - 1)
-    error = 0.0
-    for number in bins.unique():
-        inside = bins == number
-        difference = (right[inside] - confidence[inside]).mean().abs()
-        error += float(inside.double().mean() * difference)
-    return error
+    bins = reliability(probabilities, y)
+    return sum(b["examples"] * abs(b["accuracy"] - b["probability"]) for b in bins) / max(1, len(y))
 
 
 def rejection_auroc(inside: Tensor, outside: Tensor) -> float:
