@@ -152,15 +152,16 @@ class PrivacySettings(Checked):
 
     unit: str = setting(
         "none",
-        "whose data the noise hides: that of one example from everybody, or all data of one client from everybody but "
-        "the server; none = no noise",
+        "whose data the noise hides: that of one example from everybody, or all data of one client from everybody, "
+        "without secure_sum from everybody but the server; none = no noise",
         choices=("none", "example", "client"),
     )
     epsilon: float = setting(0.0, "budget ε; the run stops before it would spend more; 0 = no budget", low=0.0)
     delta: float = setting(1e-5, "δ that ε is stated for", low=1e-12, high=0.5)
     noise_multiplier: float = setting(
         0.0,
-        "noise of a reply in units of what one example or client can change; 0 = such that the run ends at ε",
+        "noise of a reply, or of a secure sum, in units of what one example or client can change; 0 = such that the "
+        "run ends at ε",
         low=0.0,
     )
     bound: float = setting(10.0, "Euclidean norm to which the features of an example are clipped", low=1e-6)
@@ -182,10 +183,6 @@ class PrivacySettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unit != "none" and self.secure_sum:
-            raise ConfigError(
-                "privacy.secure_sum and noise (privacy.unit) cannot be combined yet; leave out one of them"
-            )
         if self.unit != "none" and not (self.epsilon or self.noise_multiplier):
             raise ConfigError(
                 f"privacy.unit = {self.unit!r} needs a budget or a noise multiplier; give privacy.epsilon or "

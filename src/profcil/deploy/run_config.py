@@ -32,6 +32,11 @@ def config_from_text(text: str) -> RunConfig:
 
 def check_deployable(config: RunConfig) -> None:
     """Refuses secure sums: without them, a deployment would send the replies that they are meant to hide."""
+    if config.privacy.secure_sum and config.privacy.unit != "none":
+        raise ConfigError(
+            "secure sums with noise run in simulation only, so a deployment cannot have privacy.secure_sum = true and "
+            "privacy.unit; leave out one of them, or try them with `profcil run`"
+        )
     if config.privacy.secure_sum:
         raise ConfigError(
             "secure sums run in simulation only, so a deployment cannot have privacy.secure_sum = true; leave it out, "

@@ -229,7 +229,8 @@ def receive(
     config = world.config
     if config.privacy.secure_sum:
         classes = () if when.before_stream else sorted(world.plan.current(when.position))
-        return sum_replies(done, method.additive, classes, config.privacy, config.seed, channel, when)
+        addends = (method.additive, classes, config.privacy, config.seed)
+        return sum_replies(done, *addends, channel, when, world.protection)
     replies = [channel.up(inboxes[c], done[c], when) for c in sorted(done)]
     if config.robust.aggregation == "mean":
         return replies

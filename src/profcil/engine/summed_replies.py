@@ -24,10 +24,13 @@ from profcil.errors import ConfigError, Failure
 from profcil.randomness import derive_bytes
 
 if TYPE_CHECKING:
-    from profcil.privacy.secure_sum.fixed_point import Real
+    from profcil.privacy.protection import Protection
+    from profcil.privacy.secure_sum.fixed_point import Real, Ring
     from profcil.privacy.secure_sum.shares import Draw
+    from profcil.privacy.summed_noise import SumNoise
     from profcil.resolve import RunConfig
 
+NOISE_KEY_BYTES = 16
 NOT_SUMMED = "extra_bytes"  # a note on the memory of one client, of which the largest is wanted
 SAMPLES = "samples"
 
@@ -93,9 +96,10 @@ def sum_replies(
     seed: int,
     channel: Channel,
     when: When,
+    protection: Protection | None = None,
 ) -> list[Reply]:
     """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
-    too few clients to hide in a sum."""
+    too few clients to hide in a sum. With a protection the sum has its noise."""
     clients = tuple(sorted(replies))
     if not clients:
         return []
@@ -106,8 +110,9 @@ def sum_replies(
         return []
     arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
     layout = layout_of(replies, arrays, classes)
-    total, members = add_arrays(arrays, layout, settings, seed, channel, when)
-    return [reply_of(total, layout, additive, members)]
+    noise = sum_noise(protection, layout, settings, len(clients)) if protection else None
+    total, members = add_arrays(arrays, layout, settings, seed, channel, when, noise)
+    return [reply_of(total, layout, additive, members, noise)]
 
 
 # -- the client -------------------------------------------------------------------------------------------------------
@@ -134,6 +139,14 @@ def with_zeros(arrays: Mapping[str, Real], layout: SumLayout) -> dict[str, Real]
     return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in layout.shapes.items()}
 
 
+def with_noise(vector: Ring, layout: SumLayout, noise: SumNoise, draw: Draw) -> Ring:
+    """The numbers of a client with its share of the noise."""
+    from profcil.privacy.discrete_noise import words_of
+
+    words = words_of(draw("noise", NOISE_KEY_BYTES))
+    return vector + noise.drawn(layout.shapes, words).view(np.uint64)
+
+
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +162,19 @@ def layout_of(
     return SumLayout(blocks, dict(sorted(shapes.items())), tuple(classes))
 
 
+def threshold_of(settings: PrivacySettings, clients: int) -> int:
+    """How many of the clients of a sum must stay to the end."""
+    return min(clients, math.floor(settings.sum_threshold * clients) + 1)
+
+
+def sum_noise(protection: Protection, layout: SumLayout, settings: PrivacySettings, clients: int) -> SumNoise:
+    """The noise of a sum of so many clients. It is whole if only as many stay as must."""
+    from profcil.privacy.summed_noise import noise_of_sum
+
+    staying = max(threshold_of(settings, clients), settings.sum_clients)
+    return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits)
+
+
 def add_arrays(
     arrays: Mapping[int, Mapping[str, Real]],
     layout: SumLayout,
@@ -156,6 +182,7 @@ def add_arrays(
     seed: int,
     channel: Channel,
     when: When,
+    noise: SumNoise | None,
 ) -> tuple[dict[str, Real], tuple[int, ...]]:
     """The sums of the clients' arrays by the protocol, and the clients in them. The ledger counts all messages."""
     from profcil.privacy.secure_sum import fixed_point
@@ -164,22 +191,34 @@ def add_arrays(
 
     count = len(arrays)
     bits = settings.sum_bits
-    threshold = min(count, math.floor(settings.sum_threshold * count) + 1)
-    terms = Terms(f"{when.stage} {when.round + 1} of position {when.position + 1}", threshold, settings.sum_clients)
+    name = f"{when.stage} {when.round + 1} of position {when.position + 1}"
+    terms = Terms(name, threshold_of(settings, count), settings.sum_clients)
     vectors = {c: fixed_point.encode(with_zeros(parts, layout), bits, count, c) for c, parts in arrays.items()}
     number = len(channel.ledger.entries)  # differs between two sums of one round
 
     def draw_of(client: int) -> Draw:
         return lambda purpose, size: derive_bytes(seed, "secure sum", terms.name, number, client, purpose, size=size)
 
+    if noise:
+        vectors = {c: with_noise(vector, layout, noise, draw_of(c)) for c, vector in vectors.items()}
     done = add_securely(vectors, terms, draw_of)
     for message in done.sent:
         channel.record(when, message.client, message.direction, {message.kind: message.bytes})
     return fixed_point.decode(done.total, layout.shapes, bits), done.clients
 
 
-def reply_of(total: Mapping[str, Real], layout: SumLayout, additive: Additive, members: tuple[int, ...]) -> Reply:
+def reply_of(
+    total: Mapping[str, Real],
+    layout: SumLayout,
+    additive: Additive,
+    members: tuple[int, ...],
+    noise: SumNoise | None = None,
+) -> Reply:
     """The summed reply. Its loss is the mean over the clients; other notes are sums."""
+    if noise:
+        from profcil.privacy.summed_noise import counted, noised_block
+
+        total = counted(total, noise)
     samples = float(total[SAMPLES])
     notes = {name.removeprefix("notes/"): float(sums) for name, sums in total.items() if name.startswith("notes/")}
     if "loss" in notes:
@@ -193,6 +232,8 @@ def reply_of(total: Mapping[str, Real], layout: SumLayout, additive: Additive, m
             if part.startswith(f"{name}/")
         }
         block = additive[name].block(sums, like, samples, layout.classes)
+        if noise:
+            block = noised_block(name, block or like.rows(()), noise, len(members))
         if block is not None:
             blocks[name] = block
     return Reply(members[0], round(samples), blocks, notes=notes, members=members)

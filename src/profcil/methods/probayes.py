@@ -39,7 +39,8 @@ from profcil.methods.base import Method
 from profcil.methods.parts import solved_head
 from profcil.methods.parts.addends import ClassRows
 from profcil.methods.parts.reported_clients import NAME as REPORTED
-from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
+from profcil.methods.parts.reported_clients import has_reported, put_answered, reported_clients
+from profcil.methods.parts.summaries import has_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.net import MODEL, Net, Weights
 
@@ -140,13 +141,13 @@ class ProBayes(Method):
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Adds the reports to the sums."""
-        reports = [r for r in replies if "class_means" in r.blocks and r.blocks["class_means"].labels]
+        state = put_answered(state, replies)
+        reports = [r for r in replies if has_report(r.blocks)]
         if not reports:
             return state
         total = state.blocks[SUMS]
         for r in reports:
             total = added(total, r.blocks["class_means"])
-        state = put_reported(state, reports, total.tensors["count"].device)
         return state.put(**{SUMS: total})
 
     def end_position(self, state: ServerState, when: When) -> ServerState:

@@ -48,7 +48,7 @@ from profcil.methods.base import Method, reply
 from profcil.methods.parts import solved_head
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
 from profcil.methods.parts.inertia import count_examples, interpolate_base
-from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
+from profcil.methods.parts.reported_clients import has_reported, put_answered, reported_clients
 from profcil.methods.parts.summaries import has_report, put_summary, report, stored_summary, summary_of_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.losses import cross_entropy, soft_cross_entropy
@@ -113,6 +113,8 @@ class ProLin(Method):
         """Without training nothing but sums over examples is sent, and noise can hide each of the examples."""
         if unit == "example" and not self.params.base_rounds:
             return ""
+        if unit == "client" and self.params.base_rounds and self.params.transport == "linear":
+            return "a linear map that is fitted to noised sums does not exist; set params.transport = none"
         return super().exposed(unit)
 
     def releases(self, rounds: Sequence[When]) -> int:
@@ -278,6 +280,7 @@ class ProLin(Method):
         reports = [r for r in replies if has_report(r.blocks)]
         if self.opens(state, when):
             return self.open_position(state, reports) if replies else state
+        state = put_answered(state, replies)
         return self.add_reports(state, reports) if reports else state
 
     def open_position(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
@@ -307,7 +310,6 @@ class ProLin(Method):
         earlier = [stored] if stored else []
         fresh = (summary_of_report(r.blocks) for r in reports)
         total = linear.pool(chain(earlier, fresh))
-        state = put_reported(state, reports, total.count.device)
         return put_summary(state, "reported", total)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:

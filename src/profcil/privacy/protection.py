@@ -4,6 +4,8 @@
     unit = "client"    each client adds its share of the noise: the sum over the clients of a round hides all data of
                        any of them from those who see the sum alone
 
+With secure sums each client adds a share of the noise for both units, to its fixed-point numbers (`summed_noise`).
+
 Noise is drawn from a secret number, the place in the stream and a digest of what it is added to. So the same reply,
 sent again, has the same noise and reveals nothing more; two different replies have independent noise. In a simulation
 the secret is the run's seed, in a deployment it is random and never leaves the client.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,17 +40,18 @@ class Protection:
     def by_client(self) -> bool:
         return self.settings.unit == "client"
 
+    @property
+    def most_examples(self) -> int:
+        """For how many examples the statistics of the protected unit count at most."""
+        return self.settings.examples if self.by_client else 1
+
     def protect(self, reply: Reply, inbox: Inbox, when: When, examples: int, secret: int) -> Reply:
         """The reply as it may leave a client that has this many examples. Exact numbers besides the blocks (the number
         of examples, the notes) are removed."""
         bare = replace(reply, samples=min(1, reply.samples), notes={})
-        model = {name: block for name, block in reply.blocks.items() if block.kind == "model"}
-        statistics = {name: block for name, block in reply.blocks.items() if block.kind != "model"}
-        if model and not self.by_client:
-            raise Failure(
-                "the reply has a model update, which noise for single examples does not protect; "
-                "set privacy.unit = client"
-            )
+        if self.settings.secure_sum:
+            return replace(bare, blocks=self.limited_blocks(reply.blocks, inbox, examples))
+        model, statistics = self.split(reply.blocks)
         sums = {name: sums_of(name, block) for name, block in statistics.items()}
         parts = bool(model) + sum(part.share for found in sums.values() for part in found.values())
         if not parts:
@@ -63,6 +66,27 @@ class Protection:
             blocks |= self.noised_update(model, inbox, scale, rng)
         return replace(bare, blocks=blocks)
 
+    def split(self, blocks: Mapping[str, Block]) -> tuple[dict[str, Block], dict[str, Block]]:
+        """The model blocks, and the statistics."""
+        model = {name: block for name, block in blocks.items() if block.kind == "model"}
+        if model and not self.by_client:
+            raise Failure(
+                "the reply has a model update, which noise for single examples does not protect; "
+                "set privacy.unit = client"
+            )
+        return model, {name: block for name, block in blocks.items() if name not in model}
+
+    def limited_blocks(self, blocks: Mapping[str, Block], inbox: Inbox, examples: int) -> dict[str, Block]:
+        """The blocks without noise, but limited in what the unit adds to a sum, for the noise of a secure sum."""
+        model, statistics = self.split(blocks)
+        weight = self.weight(examples)
+        limited = {name: weighted(block, weight) for name, block in statistics.items()}
+        return limited | (self.changed_model(model, inbox) if model else {})
+
+    def weight(self, examples: int) -> float:
+        """The factor on the statistics of a client with so many examples."""
+        return min(1.0, self.most_examples / max(1, examples)) if self.by_client else 1.0
+
     def deviation(self, parts: float) -> float:
         """The deviation of the noise on each of some parts of a reply, in units of what a part may change by."""
         share = 1 / math.sqrt(self.clients) if self.by_client else 1.0
@@ -72,9 +96,10 @@ class Protection:
         self, block: Block, sums: Mapping[str, Sum], scale: float, examples: int, rng: torch.Generator
     ) -> Block:
         """A block of statistics with noise. For the unit client the sums count for a limited number of examples."""
-        most = self.settings.examples if self.by_client else 1
-        weight = min(1.0, most / max(1, examples)) if self.by_client else 1.0
-        deviations = {name: scale * most * total.most / math.sqrt(total.share) for name, total in sums.items()}
+        weight = self.weight(examples)
+        deviations = {
+            name: scale * self.most_examples * total.most / math.sqrt(total.share) for name, total in sums.items()
+        }
         noised = {}
         for name, total in sums.items():
             noise = drawn(total.value, rng) * deviations[name] / total.weight
@@ -84,18 +109,32 @@ class Protection:
     def noised_update(
         self, model: Mapping[str, Block], inbox: Inbox, scale: float, rng: torch.Generator
     ) -> dict[str, Block]:
-        """Model blocks whose change is clipped, all together, and has noise."""
+        """Model blocks whose change is clipped and has noise."""
+        deviation = scale * self.settings.update_bound
+        return self.changed_model(model, inbox, lambda t: drawn(t, rng) * deviation)
+
+    def changed_model(
+        self, model: Mapping[str, Block], inbox: Inbox, noise: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> dict[str, Block]:
+        """Model blocks whose change is clipped, all together, and has the noise that a function draws for a tensor."""
         changes = {name: change_of(name, block, inbox) for name, block in model.items()}
         length = torch.stack([t.norm() for tensors in changes.values() for t in tensors.values()]).norm()
-        bound = self.settings.update_bound
-        factor = min(1.0, bound / max(float(length), 1e-30))
+        factor = min(1.0, self.settings.update_bound / max(float(length), 1e-30))
         blocks = {}
         for name, tensors in changes.items():
             before = inbox[name].tensors
-            moved = {key: t * factor + drawn(t, rng) * (scale * bound) for key, t in tensors.items()}
+            moved = {key: t * factor + noise(t) for key, t in tensors.items()}
             after = {key: (before[key].double() + t).to(before[key].dtype) for key, t in moved.items()}
             blocks[name] = replace(model[name], tensors=after)
         return blocks
+
+
+def weighted(block: Block, weight: float) -> Block:
+    """A block of statistics whose sums are multiplied by a weight."""
+    if weight == 1.0:
+        return block
+    scaled = {name: block.tensors[name].double() * weight for name in ("count", "gram") if name in block.tensors}
+    return replace(block, tensors={**block.tensors, **scaled})
 
 
 def change_of(name: str, block: Block, inbox: Inbox) -> dict[str, Tensor]:
