@@ -166,6 +166,13 @@ class PrivacySettings(Checked):
     )
     bound: float = setting(10.0, "Euclidean norm to which the features of an example are clipped", low=1e-6)
     update_bound: float = setting(1.0, "unit client: norm to which a model update is clipped", low=1e-9)
+    update_quantile: float = setting(
+        0.0,
+        "unit client: share of the model updates that should be within the bound, which then starts at update_bound "
+        "and follows them; 0 = it is fixed",
+        low=0.0,
+        high=1.0,
+    )
     examples: int = setting(100, "unit client: the statistics of a client count for at most so many examples", low=1)
     min_support: int = setting(
         1, "a class with fewer examples than this, on a client or over all that report it, is left out", low=1
@@ -187,6 +194,10 @@ class PrivacySettings(Checked):
             raise ConfigError(
                 f"privacy.unit = {self.unit!r} needs a budget or a noise multiplier; give privacy.epsilon or "
                 "privacy.noise_multiplier"
+            )
+        if self.update_quantile and self.unit != "client":
+            raise ConfigError(
+                "privacy.update_quantile is for model updates with privacy.unit = client; leave it out, or set the unit"
             )
 
 

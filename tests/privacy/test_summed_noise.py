@@ -141,7 +141,7 @@ def test_a_client_is_limited_to_its_examples_and_its_update_to_its_bound():
     terms, arrays = layout(limited)
     for name, array in arrays[0].items():
         if name != "samples":
-            noise = noise_of_sum(Protection(settings, 1.0, 1), terms.blocks, terms.shapes, 1, 28)
+            noise = noise_of_sum(Protection(settings, 1.0, 1), terms.blocks, terms.shapes, 1, 28, 0.5)
             length = float(np.linalg.norm(array * noise.weights[name].numpy()))
             share = 0.2 if "gram" in name else 0.1 if "count" in name else 1.0
             parts = sum(0.2 if "gram" in n else 0.1 if "count" in n else 1.0 for n in noise.deviations)

@@ -223,7 +223,7 @@ class Channel:
         """Adds the bytes of these blocks to the ledger, by kind."""
         kinds: dict[str, int] = {}
         for block in blocks:
-            if self.kinds is not None and block.kind not in self.kinds:
+            if self.kinds is not None and block.kind not in (*self.kinds, HEADER):
                 declared = ", ".join(sorted(self.kinds))
                 raise Failure(
                     f"the method sends a block of kind '{block.kind}', but declares only {declared}; "

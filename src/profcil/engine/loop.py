@@ -23,6 +23,9 @@ from profcil.engine.world import World
 from profcil.methods.base import Method
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.privacy.adaptive_bound import NAME as UPDATE_BOUND
+from profcil.privacy.adaptive_bound import NOTE as WITHIN_BOUND
+from profcil.privacy.adaptive_bound import bound_of
 from profcil.privacy.meter import Meter
 from profcil.privacy.support import without_rare_classes
 from profcil.protocol.participation import participants
@@ -49,7 +52,15 @@ class RunState:
     evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
 
-NOT_SUMMED = {"clients", "skipped", "loss", "dropped", "quarantined"}  # facts of a round that are not in the tally
+NOT_SUMMED = {
+    "clients",
+    "skipped",
+    "loss",
+    "dropped",
+    "quarantined",
+    UPDATE_BOUND,
+    WITHIN_BOUND,
+}  # facts of a round that are not in the tally
 Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
 
 
@@ -115,7 +126,7 @@ def play(
 ) -> tuple[ServerState, dict[str, Any]]:
     """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
     it. Returns the server's new state and facts for the log."""
-    server = state.server
+    server = world.protection.with_bound(state.server) if world.protection else state.server
     channel.dropped = {}
     world.forget_features({block.version for block in server.blocks.values()})
     seconds = 0.0  # of training on the server
@@ -125,10 +136,14 @@ def play(
     replies = turns(world, method, state, channel, clients, when, server)
     with torch.no_grad():
         server = method.aggregate(server, replies, when)
+    if world.protection:
+        server = world.protection.adapted(server, replies)
     if method.surveys(when):
         server = refresh(world, method, state, channel, clients, when, server)
     server, more_seconds = train_server(world, method, server, when)
     facts = round_facts(clients, replies)
+    if UPDATE_BOUND in server.blocks:
+        facts[UPDATE_BOUND] = bound_of(server.blocks, world.config.privacy)
     if method.server_gradients:
         facts["server_seconds"] = seconds + more_seconds
     return server, {**facts, **channel.take_facts(), **world.fleet.facts()}
@@ -196,7 +211,8 @@ def turns(
     of client ids, whatever the order of execution; with secure sums it is one reply."""
     server = server or state.server
     reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, when, clients))
-    inboxes = {c: channel.down(c, server, method.broadcast_to(c, server, when), when) for c in reached}
+    bound = (UPDATE_BOUND,) if UPDATE_BOUND in server.blocks else ()
+    inboxes = {c: channel.down(c, server, (*method.broadcast_to(c, server, when), *bound), when) for c in reached}
     done = world.fleet.turns(world, method, state, when, inboxes)
     for c in sorted(done):
         if done[c].private is not None:
@@ -230,7 +246,8 @@ def receive(
     if config.privacy.secure_sum:
         classes = () if when.before_stream else sorted(world.plan.current(when.position))
         addends = (method.additive, classes, config.privacy, config.seed)
-        return sum_replies(done, *addends, channel, when, world.protection)
+        bound = bound_of(server.blocks, config.privacy)
+        return sum_replies(done, *addends, channel, when, world.protection, bound)
     replies = [channel.up(inboxes[c], done[c], when) for c in sorted(done)]
     if config.robust.aggregation == "mean":
         return replies

@@ -97,9 +97,11 @@ def sum_replies(
     channel: Channel,
     when: When,
     protection: Protection | None = None,
+    update_bound: float = 0.0,
 ) -> list[Reply]:
     """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
-    too few clients to hide in a sum. With a protection the sum has its noise."""
+    too few clients to hide in a sum. With a protection the sum has its noise; `update_bound` is
+    then that of model updates."""
     clients = tuple(sorted(replies))
     if not clients:
         return []
@@ -110,7 +112,7 @@ def sum_replies(
         return []
     arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
     layout = layout_of(replies, arrays, classes)
-    noise = sum_noise(protection, layout, settings, len(clients)) if protection else None
+    noise = sum_noise(protection, layout, settings, len(clients), update_bound) if protection else None
     total, members = add_arrays(arrays, layout, settings, seed, channel, when, noise)
     return [reply_of(total, layout, additive, members, noise)]
 
@@ -167,12 +169,14 @@ def threshold_of(settings: PrivacySettings, clients: int) -> int:
     return min(clients, math.floor(settings.sum_threshold * clients) + 1)
 
 
-def sum_noise(protection: Protection, layout: SumLayout, settings: PrivacySettings, clients: int) -> SumNoise:
+def sum_noise(
+    protection: Protection, layout: SumLayout, settings: PrivacySettings, clients: int, update_bound: float
+) -> SumNoise:
     """The noise of a sum of so many clients. It is whole if only as many stay as must."""
     from profcil.privacy.summed_noise import noise_of_sum
 
     staying = max(threshold_of(settings, clients), settings.sum_clients)
-    return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits)
+    return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits, update_bound)
 
 
 def add_arrays(

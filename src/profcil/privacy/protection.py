@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from profcil.config import PrivacySettings
-from profcil.engine.channel import Block, Inbox, Reply, When
+from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.errors import Failure
+from profcil.privacy import adaptive_bound
 from profcil.privacy.sums import Sum, block_of_sums, sums_of
 from profcil.randomness import torch_generator
 
@@ -50,13 +51,15 @@ class Protection:
         of examples, the notes) are removed."""
         bare = replace(reply, samples=min(1, reply.samples), notes={})
         if self.settings.secure_sum:
-            return replace(bare, blocks=self.limited_blocks(reply.blocks, inbox, examples))
+            limited = self.limited_blocks(reply.blocks, inbox, examples)
+            return replace(bare, blocks=limited, notes=self.said_of_bound(reply.blocks, inbox))
         model, statistics = self.split(reply.blocks)
         sums = {name: sums_of(name, block) for name, block in statistics.items()}
-        parts = bool(model) + sum(part.share for found in sums.values() for part in found.values())
+        parts = self.model_parts(bool(model)) + sum(part.share for found in sums.values() for part in found.values())
         if not parts:
             return bare
-        address = (reply.client, when.stage, when.position, when.round, digest(reply.blocks))
+        bound = (inbox[adaptive_bound.NAME].tensors["bound"],) if adaptive_bound.NAME in inbox else ()
+        address = (reply.client, when.stage, when.position, when.round, digest(reply.blocks), *map(float, bound))
         rng = torch_generator(secret, "privacy", *address)
         scale = self.deviation(parts)
         blocks = {}
@@ -64,7 +67,42 @@ class Protection:
             blocks[name] = self.noised_block(block, sums[name], scale, examples, rng)
         if model:
             blocks |= self.noised_update(model, inbox, scale, rng)
-        return replace(bare, blocks=blocks)
+        said = self.said_of_bound(reply.blocks, inbox)
+        deviation = scale * adaptive_bound.MOST / math.sqrt(adaptive_bound.SHARE)
+        notes = {name: value + deviation * float(drawn(torch.zeros(()), rng)) for name, value in said.items()}
+        return replace(bare, blocks=blocks, notes=notes)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the bound on model updates follows them."""
+        return bool(self.settings.update_quantile)
+
+    def model_parts(self, has_model: bool) -> float:
+        """The share of the budget for a model update and for what is said of its bound, relative to other parts."""
+        return float(has_model) * (1 + adaptive_bound.SHARE * self.adaptive)
+
+    def said_of_bound(self, blocks: Mapping[str, Block], inbox: Inbox) -> dict[str, float]:
+        """Whether the model update is within a bound that follows the updates: ½, or else −½. Without noise."""
+        model, _ = self.split(blocks)
+        if not model or not self.adaptive:
+            return {}
+        within = length_of(changes_of(model, inbox)) <= adaptive_bound.bound_of(inbox, self.settings)
+        return {adaptive_bound.NOTE: adaptive_bound.MOST if within else -adaptive_bound.MOST}
+
+    def with_bound(self, state: ServerState) -> ServerState:
+        """The server's state with the first bound, if it has none and the bound follows the updates."""
+        if not self.adaptive or adaptive_bound.NAME in state.blocks:
+            return state
+        return adaptive_bound.with_bound(state, self.settings.update_bound)
+
+    def adapted(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """The server's state with the bound of the next round."""
+        if adaptive_bound.NAME not in state.blocks:
+            return state
+        bound = adaptive_bound.bound_of(state.blocks, self.settings)
+        return adaptive_bound.with_bound(
+            state, adaptive_bound.next_bound(bound, replies, self.settings.update_quantile)
+        )
 
     def split(self, blocks: Mapping[str, Block]) -> tuple[dict[str, Block], dict[str, Block]]:
         """The model blocks, and the statistics."""
@@ -110,16 +148,15 @@ class Protection:
         self, model: Mapping[str, Block], inbox: Inbox, scale: float, rng: torch.Generator
     ) -> dict[str, Block]:
         """Model blocks whose change is clipped and has noise."""
-        deviation = scale * self.settings.update_bound
+        deviation = scale * adaptive_bound.bound_of(inbox, self.settings)
         return self.changed_model(model, inbox, lambda t: drawn(t, rng) * deviation)
 
     def changed_model(
         self, model: Mapping[str, Block], inbox: Inbox, noise: Callable[[Tensor], Tensor] = torch.zeros_like
     ) -> dict[str, Block]:
         """Model blocks whose change is clipped, all together, and has the noise that a function draws for a tensor."""
-        changes = {name: change_of(name, block, inbox) for name, block in model.items()}
-        length = torch.stack([t.norm() for tensors in changes.values() for t in tensors.values()]).norm()
-        factor = min(1.0, self.settings.update_bound / max(float(length), 1e-30))
+        changes = changes_of(model, inbox)
+        factor = min(1.0, adaptive_bound.bound_of(inbox, self.settings) / max(length_of(changes), 1e-30))
         blocks = {}
         for name, tensors in changes.items():
             before = inbox[name].tensors
@@ -135,6 +172,16 @@ def weighted(block: Block, weight: float) -> Block:
         return block
     scaled = {name: block.tensors[name].double() * weight for name in ("count", "gram") if name in block.tensors}
     return replace(block, tensors={**block.tensors, **scaled})
+
+
+def changes_of(model: Mapping[str, Block], inbox: Inbox) -> dict[str, dict[str, Tensor]]:
+    """What a client has changed in its model blocks."""
+    return {name: change_of(name, block, inbox) for name, block in model.items()}
+
+
+def length_of(changes: Mapping[str, Mapping[str, Tensor]]) -> float:
+    """The Euclidean norm of all changes together."""
+    return float(torch.stack([t.norm() for tensors in changes.values() for t in tensors.values()]).norm())
 
 
 def change_of(name: str, block: Block, inbox: Inbox) -> dict[str, Tensor]:

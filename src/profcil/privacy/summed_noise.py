@@ -20,12 +20,16 @@ from torch import Tensor
 
 from profcil.engine.channel import Block
 from profcil.errors import ConfigError, Failure
+from profcil.privacy.adaptive_bound import MOST as MOST_SAID
+from profcil.privacy.adaptive_bound import NOTE
+from profcil.privacy.adaptive_bound import SHARE as SHARE_SAID
 from profcil.privacy.discrete_noise import LEAST, MOST, SLACK, Integers, Words, discrete_gaussian
 from profcil.privacy.protection import Protection
 from profcil.privacy.secure_sum.fixed_point import Real
 from profcil.privacy.sums import Sum, sums_of
 
-WITHOUT_NOISE = ("samples",)  # it is the number of clients
+WITHOUT_NOISE = "samples"  # the number of clients that have a reply
+SAID = f"notes/{NOTE}"  # whether a model update is within its bound
 MARGIN = 1.001  # enough for means over 8,000 examples, whose float32 rounding counts up
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -64,23 +68,26 @@ class SumNoise:
 
 
 def noise_of_sum(
-    protection: Protection, blocks: Mapping[str, Block], shapes: Shapes, shares: int, bits: int
+    protection: Protection, blocks: Mapping[str, Block], shapes: Shapes, shares: int, bits: int, bound: float = 0.0
 ) -> SumNoise:
-    """The noise of a sum of these blocks, whose arrays have these shapes."""
+    """The noise of a sum of these blocks, whose arrays have these shapes. `bound` is that of model updates."""
     model = tuple(f"{name}/" for name, block in blocks.items() if block.kind == "model")
     found = {name: sums_of(name, block) for name, block in blocks.items() if block.kind != "model"}
     sums = {f"{name}/{part}": total for name, totals in found.items() for part, total in totals.items()}
     check_protected(shapes, sums, model)
-    scale = protection.multiplier * math.sqrt(bool(model) + sum(total.share for total in sums.values()))
+    parts = protection.model_parts(bool(model)) + sum(total.share for total in sums.values())
+    scale = protection.multiplier * math.sqrt(parts)
     deviations = {}
     for name, total in sums.items():
         most = total.most * protection.most_examples
         deviations[name] = scale * in_units(most, total.weight, [shapes[name]], bits) / math.sqrt(total.share)
     updates = [name for name in shapes if name.startswith(model)] if model else []
     weight = torch.ones((), dtype=torch.float64)
-    most = in_units(protection.settings.update_bound, weight, [shapes[name] for name in updates], bits)
+    most = in_units(bound, weight, [shapes[name] for name in updates], bits)
     deviations |= dict.fromkeys(updates, scale * most)
-    weights = {name: total.weight for name, total in sums.items()} | dict.fromkeys(updates, weight)
+    if SAID in shapes:
+        deviations[SAID] = scale * in_units(MOST_SAID, weight, [()], bits) / math.sqrt(SHARE_SAID)
+    weights = {name: total.weight for name, total in sums.items()} | dict.fromkeys([*updates, SAID], weight)
     shared = {name: math.sqrt((deviation**2 + SLACK**2) / shares) for name, deviation in deviations.items()}
     check_range(shared, bits)
     return SumNoise(shared, weights, bits)
@@ -97,7 +104,7 @@ def in_units(most: float, weight: Tensor, shapes: Sequence[tuple[int, ...]], bit
 def check_protected(shapes: Shapes, sums: Mapping[str, Sum], model: tuple[str, ...]) -> None:
     """Raises an error if an array would be sent without noise."""
     for name in shapes:
-        if name not in sums and name not in WITHOUT_NOISE and not (model and name.startswith(model)):
+        if name not in sums and name not in (SAID, WITHOUT_NOISE) and not (model and name.startswith(model)):
             raise Failure(f"noise cannot protect {name}, which is no sum over examples; set privacy.unit = none")
 
 
