@@ -177,6 +177,10 @@ class PrivacySettings(Checked):
     min_support: int = setting(
         1, "a class with fewer examples than this, on a client or over all that report it, is left out", low=1
     )
+    sum_support: bool = setting(
+        False,
+        "min_support holds for all clients of a secure sum together, by a secure sum of counts before it, not for each",
+    )
 
     secure_sum: bool = setting(False, "the server gets the sum of the clients' replies, and no client's own")
     sum_clients: int = setting(3, "clients that a secure sum must have; a round with fewer is left out", low=2)
@@ -194,6 +198,10 @@ class PrivacySettings(Checked):
             raise ConfigError(
                 f"privacy.unit = {self.unit!r} needs a budget or a noise multiplier; give privacy.epsilon or "
                 "privacy.noise_multiplier"
+            )
+        if self.sum_support and not self.secure_sum:
+            raise ConfigError(
+                "privacy.sum_support counts over the clients of a secure sum; set privacy.secure_sum = true"
             )
         if self.update_quantile and self.unit != "client":
             raise ConfigError(

@@ -37,6 +37,11 @@ def check_deployable(config: RunConfig) -> None:
             "secure sums with noise run in simulation only, so a deployment cannot have privacy.secure_sum = true and "
             "privacy.unit; leave out one of them, or try them with `profcil run`"
         )
+    if config.privacy.sum_support:
+        raise ConfigError(
+            "the support of a secure sum is counted in simulation only, so a deployment cannot have "
+            "privacy.sum_support = true; leave it out"
+        )
     if config.privacy.secure_sum:
         raise ConfigError(
             "secure sums run in simulation only, so a deployment cannot have privacy.secure_sum = true; leave it out, "

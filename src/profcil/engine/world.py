@@ -121,6 +121,7 @@ class World:
     growth: Growth | None = None
     protection: Protection | None = None  # noise on replies, if there is any
     secret: int | None = None  # from which the noise is drawn; None = the run's seed
+    withheld: frozenset[int] | None = None  # classes that are rare in the secure sum being made; None = not known
 
     @property
     def device(self) -> torch.device:
@@ -168,6 +169,8 @@ class World:
         a client leaves out would reveal an example."""
         settings = self.config.privacy
         if self.protection is None:
+            if self.withheld is not None:
+                return {"withheld": self.withheld}
             return {"min_support": settings.min_support}
         return {"bound": settings.bound, "min_support": settings.min_support if self.protection.by_client else 1}
 

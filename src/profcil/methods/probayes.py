@@ -34,7 +34,7 @@ from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import BlockFeatures, Client, Lens
 from profcil.engine.phases import Turn
-from profcil.memory import bayes, linear
+from profcil.memory import bayes
 from profcil.methods.base import Method
 from profcil.methods.parts import solved_head
 from profcil.methods.parts.addends import ClassRows
@@ -99,7 +99,7 @@ class ProBayes(Method):
         if has_reported(client.id, inbox):
             return Reply(client.id, len(client.current))
         features = self.dictionary_features(inbox["dictionary"], client.features)
-        rows = linear.support_mask(client.y, client.min_support)
+        rows = client.allowed(client.supported)[client.y]
         notes = {"extra_bytes": float(inbox["dictionary"].bytes)}
         if not bool(rows.any()):
             return Reply(client.id, len(client.current), notes=notes)

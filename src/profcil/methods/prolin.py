@@ -181,8 +181,7 @@ class ProLin(Method):
         """
         if has_reported(client.id, inbox):
             return Reply(client.id, len(client.current))
-        least = max(self.params.min_support, client.min_support)
-        rows = linear.support_mask(client.y, least)
+        rows = linear.support_mask(client.y, self.params.min_support) & client.allowed(client.supported)[client.y]
         if "known_classes" in inbox:
             known = client.allowed(inbox["known_classes"].labels)
             rows &= ~known[client.y]
