@@ -870,7 +870,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reported-clients-refused",
-        "deploy/server/expected_reply.py",
+        "engine/expected_reply.py",
         "for c in (first, second, silent)]",
         "for c in (first, second)]",
         "A deployment refuses clients that have reported before.",

@@ -13,7 +13,6 @@ from profcil.resolve import RunConfig, chosen_setting, finish, merge, read_prese
 
 def config_to_text(config: RunConfig) -> str:
     """The configuration as TOML."""
-    check_deployable(config)
     return to_toml(config)
 
 
@@ -21,22 +20,11 @@ def config_from_text(text: str) -> RunConfig:
     """The configuration that `config_to_text` wrote."""
     try:
         values = tomllib.loads(text)
-        config = finish(values, str(values["method"]), [])
+        return finish(values, str(values["method"]), [])
     except (tomllib.TOMLDecodeError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"the app's recipe is not a complete recipe ({error}); write the app again with `profcil deploy app`"
         ) from None
-    check_deployable(config)
-    return config
-
-
-def check_deployable(config: RunConfig) -> None:
-    """Refuses secure sums: without them, a deployment would send the replies that they are meant to hide."""
-    if config.privacy.secure_sum:
-        raise ConfigError(
-            "secure sums run in simulation only, so a deployment cannot have privacy.secure_sum = true; leave it out, "
-            "or try it with `profcil run`"
-        )
 
 
 def sites_config(federation: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:

@@ -18,7 +18,6 @@ from profcil.engine.client_store import ClientStore
 from profcil.engine.early_stop import stop_early
 from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, examine, sum_by_task
 from profcil.engine.packing import make_packing
-from profcil.engine.summed_replies import sum_replies
 from profcil.engine.world import World
 from profcil.methods.base import Method
 from profcil.metrics.ledger import Ledger
@@ -228,8 +227,7 @@ def receive(
     are those that pass its rules."""
     config = world.config
     if config.privacy.secure_sum:
-        classes = () if when.before_stream else sorted(world.plan.current(when.position))
-        return sum_replies(done, method.additive, classes, config.privacy, config.seed, channel, when)
+        return world.fleet.summed(world, method, channel, when, inboxes, done)
     replies = [channel.up(inboxes[c], done[c], when) for c in sorted(done)]
     if config.robust.aggregation == "mean":
         return replies

@@ -24,12 +24,15 @@ from profcil.errors import ConfigError, Failure
 from profcil.randomness import derive_bytes
 
 if TYPE_CHECKING:
-    from profcil.privacy.secure_sum.fixed_point import Real
+    from profcil.privacy.secure_sum.collection import SecureSum
+    from profcil.privacy.secure_sum.fixed_point import Real, Ring
+    from profcil.privacy.secure_sum.protocol import Terms
     from profcil.privacy.secure_sum.shares import Draw
     from profcil.resolve import RunConfig
 
 NOT_SUMMED = "extra_bytes"  # a note on the memory of one client, of which the largest is wanted
 SAMPLES = "samples"
+NOTES = "notes/"  # starts the names of the arrays of notes
 
 
 class Addend(Protocol):
@@ -43,6 +46,7 @@ class Addend(Protocol):
 
 
 Additive = Mapping[str, Addend]  # by the name of a block
+Shapes = Mapping[str, tuple[int, ...]]  # of the arrays of a sum, by name
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class SumLayout:
     """The arrays of a sum, the same for all its clients. They follow from method, model and round."""
 
     blocks: Mapping[str, Block]  # a block of each name, for its kind and its labels
-    shapes: Mapping[str, tuple[int, ...]]  # of the arrays, by name
+    shapes: Shapes
     classes: tuple[int, ...]  # that any client may have examples of
 
 
@@ -87,6 +91,7 @@ def check_secure_sums(config: RunConfig, additive: Additive, others: Callable[[]
 
 def sum_replies(
     replies: Mapping[int, Reply],
+    expected: Reply,
     additive: Additive,
     classes: Sequence[int],
     settings: PrivacySettings,
@@ -95,17 +100,18 @@ def sum_replies(
     when: When,
 ) -> list[Reply]:
     """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
-    too few clients to hide in a sum."""
+    too few clients to hide in a sum. `expected` has all blocks and notes that a client may have: what a server knows
+    that sees no single reply."""
     clients = tuple(sorted(replies))
     if not clients:
         return []
-    if not any(reply.blocks for reply in replies.values()):
+    layout = layout_of(expected, additive, classes)
+    if not layout.shapes:
         return [Reply(clients[0], 0, members=clients)]
     if len(clients) < settings.sum_clients:
         channel.facts["skipped_sums"] += 1
         return []
     arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
-    layout = layout_of(replies, arrays, classes)
     total, members = add_arrays(arrays, layout, settings, seed, channel, when)
     return [reply_of(total, layout, additive, members)]
 
@@ -118,7 +124,7 @@ def arrays_of(reply: Reply, additive: Additive, classes: Sequence[int]) -> dict[
     arrays = {SAMPLES: np.array(float(reply.samples))}
     for name, value in sorted(reply.notes.items()):
         if name != NOT_SUMMED:
-            arrays[f"notes/{name}"] = np.array(float(value))
+            arrays[f"{NOTES}{name}"] = np.array(float(value))
     for name, block in sorted(reply.blocks.items()):
         if name not in additive:
             raise Failure(
@@ -129,24 +135,56 @@ def arrays_of(reply: Reply, additive: Additive, classes: Sequence[int]) -> dict[
     return arrays
 
 
-def with_zeros(arrays: Mapping[str, Real], layout: SumLayout) -> dict[str, Real]:
-    """The arrays of a client in the order of the layout, with zeros for those that it does not have."""
-    return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in layout.shapes.items()}
+def with_zeros(arrays: Mapping[str, Real], shapes: Shapes, client: int) -> dict[str, Real]:
+    """The arrays of a client in the order of a sum, with zeros for those that it does not have. Notes that the sum does
+    not have are left out."""
+    for name, array in arrays.items():
+        if name.startswith(NOTES) or (name == SAMPLES and not shapes):
+            continue
+        if name not in shapes:
+            raise Failure(f"client {client} adds {name} to a secure sum that has no such array")
+        if array.shape != shapes[name]:
+            raise Failure(f"client {client} adds {name} of shape {array.shape} to a secure sum of {shapes[name]}")
+    return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in shapes.items()}
+
+
+def vector_of(
+    arrays: Mapping[str, Real], shapes: Shapes, settings: PrivacySettings, members: int, client: int, width: int
+) -> Ring:
+    """A client's arrays as the vector that it adds to a sum of so many members."""
+    from profcil.privacy.secure_sum import fixed_point
+
+    complete = with_zeros(arrays, shapes, client)
+    return fixed_point.encode(complete, settings.sum_bits, members, client, width)
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-def layout_of(
-    replies: Mapping[int, Reply], arrays: Mapping[int, Mapping[str, Real]], classes: Sequence[int]
-) -> SumLayout:
-    """All blocks and arrays of any client."""
-    blocks: dict[str, Block] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for client in sorted(replies):
-        blocks = {**replies[client].blocks, **blocks}
-        shapes = {**{name: array.shape for name, array in arrays[client].items()}, **shapes}
-    return SumLayout(blocks, dict(sorted(shapes.items())), tuple(classes))
+def layout_of(expected: Reply, additive: Additive, classes: Sequence[int]) -> SumLayout:
+    """The blocks and arrays of a reply that has all that a client may have. No arrays if it has no block."""
+    arrays = arrays_of(expected, additive, classes) if expected.blocks else {}
+    shapes = {name: arrays[name].shape for name in sorted(arrays)}
+    return SumLayout(expected.blocks, shapes, tuple(classes))
+
+
+def terms_of(settings: PrivacySettings, members: int, when: When) -> Terms:
+    """What the members of a sum must agree on. Each of them computes it from its own settings."""
+    from profcil.privacy.secure_sum.fixed_point import width_for
+    from profcil.privacy.secure_sum.protocol import Terms
+
+    threshold = min(members, math.floor(settings.sum_threshold * members) + 1)
+    name = f"{when.stage} {when.round + 1} of position {when.position + 1}"
+    width = width_for(settings.sum_range, settings.sum_bits, members)
+    return Terms(name, threshold, settings.sum_clients, width)
+
+
+def reply_of_sum(done: SecureSum, layout: SumLayout, additive: Additive, terms: Terms, bits: int) -> Reply:
+    """The summed reply in a completed sum."""
+    from profcil.privacy.secure_sum import fixed_point
+
+    total = fixed_point.decode(done.total, layout.shapes, bits, terms.width)
+    return reply_of(total, layout, additive, done.clients)
 
 
 def add_arrays(
@@ -159,14 +197,11 @@ def add_arrays(
 ) -> tuple[dict[str, Real], tuple[int, ...]]:
     """The sums of the clients' arrays by the protocol, and the clients in them. The ledger counts all messages."""
     from profcil.privacy.secure_sum import fixed_point
-    from profcil.privacy.secure_sum.protocol import Terms
     from profcil.privacy.secure_sum.simulation import add_securely
 
     count = len(arrays)
-    bits = settings.sum_bits
-    threshold = min(count, math.floor(settings.sum_threshold * count) + 1)
-    terms = Terms(f"{when.stage} {when.round + 1} of position {when.position + 1}", threshold, settings.sum_clients)
-    vectors = {c: fixed_point.encode(with_zeros(parts, layout), bits, count, c) for c, parts in arrays.items()}
+    terms = terms_of(settings, count, when)
+    vectors = {c: vector_of(parts, layout.shapes, settings, count, c, terms.width) for c, parts in arrays.items()}
     number = len(channel.ledger.entries)  # differs between two sums of one round
 
     def draw_of(client: int) -> Draw:
@@ -175,13 +210,13 @@ def add_arrays(
     done = add_securely(vectors, terms, draw_of)
     for message in done.sent:
         channel.record(when, message.client, message.direction, {message.kind: message.bytes})
-    return fixed_point.decode(done.total, layout.shapes, bits), done.clients
+    return fixed_point.decode(done.total, layout.shapes, settings.sum_bits, terms.width), done.clients
 
 
 def reply_of(total: Mapping[str, Real], layout: SumLayout, additive: Additive, members: tuple[int, ...]) -> Reply:
     """The summed reply. Its loss is the mean over the clients; other notes are sums."""
     samples = float(total[SAMPLES])
-    notes = {name.removeprefix("notes/"): float(sums) for name, sums in total.items() if name.startswith("notes/")}
+    notes = {name.removeprefix(NOTES): float(sums) for name, sums in total.items() if name.startswith(NOTES)}
     if "loss" in notes:
         notes["loss"] /= len(members)
     blocks = {}

@@ -1,16 +1,17 @@
-"""The form that a client's reply must have. The server computes it by running the turn itself, without training.
+"""The form that clients' replies must have. The server computes it by running the turn itself, without training.
 
 It runs the turn on a few test examples. Each training phase returns the weights it was given, so nothing is learned.
 The result has the blocks, tensors, types and shapes of a real reply, and values of a similar size. So no method has to
 declare them. The turn is run as a new client and as one with private tensors; a block that only some of these replies
-have is optional.
+have is optional. For a secure sum, whose replies the server never sees, it is run once for all clients: as one that has
+the classes of all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,24 +21,27 @@ from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import Client
 from profcil.engine.phases import Trained
 from profcil.engine.reply_checks import ReplyRequirements
-from profcil.engine.world import World
+
+if TYPE_CHECKING:
+    from profcil.engine.world import World
 
 EXAMPLES_PER_CLASS = 3
 Private = Mapping[str, Tensor] | None
+Clients = tuple[int, ...]
 
 
 @dataclass
 class ReplyForecast:
     """Computes the terms of clients' replies. A turn's private tensors are stored for the survey that follows."""
 
-    private: dict[int, Private] = field(default_factory=dict)  # by client, after this round's turns
+    private: dict[Clients, Private] = field(default_factory=dict)  # by client, after this round's turns
 
     def terms(
         self, action: str, world: World, method: Any, when: When, client: int, inbox: Inbox, limit: float = 1000.0
     ) -> ReplyRequirements:
         """The terms of one client's reply."""
         run = self.run_turns if action == "turn" else self.run_surveys
-        replies = run(world, method, when, client, inbox)
+        replies = run(world, method, when, (client,), inbox, (client,))
         return ReplyRequirements(
             expected=replace(replies[0], blocks=all_blocks(replies)),
             required=frozenset.intersection(*(frozenset(r.blocks) for r in replies)),
@@ -46,22 +50,34 @@ class ReplyForecast:
             limit=limit,
         )
 
-    def run_turns(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
+    def summed(self, world: World, method: Any, when: When, inboxes: Mapping[int, Inbox]) -> Reply:
+        """A reply with all blocks and notes that a client of a secure sum may have."""
+        clients = tuple(sorted(inboxes))
+        run = self.run_surveys if when.stage == "refresh" else self.run_turns
+        replies = run(world, method, when, clients, inboxes[clients[0]], ())
+        notes = {name: 0.0 for reply in replies for name in reply.notes}
+        return Reply(clients[0], replies[0].samples, all_blocks(replies), notes=notes)
+
+    def run_turns(
+        self, world: World, method: Any, when: When, clients: Clients, inbox: Inbox, owner: Clients
+    ) -> list[Reply]:
         """Replies as a new client, and with the private tensors of each earlier moment."""
         privates: list[Private] = [None]
-        for moment in earlier_moments(world, when, client):
-            reply = run_untrained_turn(method, dummy_client(world, moment, client, None), inbox)
+        for moment in earlier_moments(world, when, clients):
+            reply = run_untrained_turn(method, dummy_client(world, moment, clients, None), inbox)
             privates.append(reply.private)
-        clients = [dummy_client(world, when, client, p) for p in privates]
-        replies = [world.protected(c, inbox, run_untrained_turn(method, c, inbox)) for c in clients]
-        self.private = {**self.private, client: replies[-1].private} if method.surveys(when) else {}
+        dummies = [dummy_client(world, when, clients, p) for p in privates]
+        replies = [world.protected(c, inbox, run_untrained_turn(method, c, inbox)) for c in dummies]
+        self.private = {**self.private, owner: replies[-1].private} if method.surveys(when) else {}
         return replies
 
-    def run_surveys(self, world: World, method: Any, when: When, client: int, inbox: Inbox) -> list[Reply]:
+    def run_surveys(
+        self, world: World, method: Any, when: When, clients: Clients, inbox: Inbox, owner: Clients
+    ) -> list[Reply]:
         """Replies as a client without a turn in this round, as one with a turn, and as one that may have nothing to
         report: it has one example, and its own id, under which it may have reported before."""
-        first, second = (dummy_client(world, when, client, p) for p in (None, self.private.pop(client, None)))
-        silent = replace(first, id=client, current=first.current[:1], cache={}, kept={})
+        first, second = (dummy_client(world, when, clients, p) for p in (None, self.private.pop(owner, None)))
+        silent = replace(first, id=clients[0], current=first.current[:1], cache={}, kept={})
         with torch.no_grad():
             return [world.protected(c, inbox, method.survey(c, inbox)) for c in (first, second, silent)]
 
@@ -74,9 +90,9 @@ def all_blocks(replies: Sequence[Reply]) -> dict[str, Any]:
     return blocks
 
 
-def earlier_moments(world: World, when: When, client: int) -> list[When]:
-    """The last position at which the client had data, and the round before this one, if they exist."""
-    positions = [p for p in range(when.position) if world.plan.observed(client, p)]
+def earlier_moments(world: World, when: When, clients: Clients) -> list[When]:
+    """The last position at which one of the clients had data, and the round before this one, if they exist."""
+    positions = [p for p in range(when.position) if observed(world, clients, p)]
     moments = [replace(when, position=p) for p in positions[-1:]]
     if when.round:
         moments.append(replace(when, round=when.round - 1))
@@ -91,18 +107,24 @@ def run_untrained_turn(method: Any, client: Client, inbox: Inbox) -> Reply:
         while True:
             phase = phases.send(Trained(phase.weights, 0.0, 0))
     except StopIteration as end:
-        return end.value
+        reply: Reply = end.value
+        return reply
 
 
-def dummy_client(world: World, when: When, client: int, private: Private) -> Client:
-    """A client whose data are test examples of the classes that `client` has at any position."""
+def observed(world: World, clients: Clients, position: int) -> list[int]:
+    """The classes that some clients have at a position."""
+    return [y for client in clients for y in world.plan.observed(client, position)]
+
+
+def dummy_client(world: World, when: When, clients: Clients, private: Private) -> Client:
+    """A client whose data are test examples of the classes that some clients have at any position."""
     plan = world.plan
     early = when.before_stream
-    classes = [y for p in range(plan.positions) for y in plan.observed(client, p)]
+    classes = [y for p in range(plan.positions) for y in observed(world, clients, p)]
     least = (world.config.privacy.min_support, getattr(world.config.params, "min_support", 1))
     each = max(EXAMPLES_PER_CLASS, *least)
     examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes, each))
-    current = classes if early else plan.observed(client, when.position)
+    current = classes if early else observed(world, clients, when.position)
     return Client(
         id=plan.clients,  # one beyond the last client, so that it shares no random numbers with a real one
         when=when,
@@ -114,6 +136,7 @@ def dummy_client(world: World, when: When, client: int, private: Private) -> Cli
         settings=replace(world.config.train, epochs=1),
         private=private,
         **world.limits(),
+        summed=world.config.privacy.secure_sum,
     )
 
 
