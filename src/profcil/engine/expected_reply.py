@@ -53,8 +53,11 @@ class ReplyForecast:
     def summed(self, world: World, method: Any, when: When, inboxes: Mapping[int, Inbox]) -> Reply:
         """A reply with all blocks and notes that a client of a secure sum may have."""
         clients = tuple(sorted(inboxes))
-        run = self.run_surveys if when.stage == "refresh" else self.run_turns
-        replies = run(world, method, when, clients, inboxes[clients[0]], ())
+        inbox = inboxes[clients[0]]
+        if when.stage == "refresh":
+            replies = survey(world, method, self.surveyed(world, when, clients, ()), inbox)
+        else:
+            replies = self.run_turns(world, method, when, clients, inbox, ())
         notes = {name: 0.0 for reply in replies for name in reply.notes}
         return Reply(clients[0], replies[0].samples, all_blocks(replies), notes=notes)
 
@@ -65,7 +68,7 @@ class ReplyForecast:
         privates: list[Private] = [None]
         for moment in earlier_moments(world, when, clients):
             reply = run_untrained_turn(method, dummy_client(world, moment, clients, None), inbox)
-            privates.append(reply.private)
+            privates += [reply.private] if reply.private is not None else []
         dummies = [dummy_client(world, when, clients, p) for p in privates]
         replies = [world.protected(c, inbox, run_untrained_turn(method, c, inbox)) for c in dummies]
         self.private = {**self.private, owner: replies[-1].private} if method.surveys(when) else {}
@@ -74,12 +77,23 @@ class ReplyForecast:
     def run_surveys(
         self, world: World, method: Any, when: When, clients: Clients, inbox: Inbox, owner: Clients
     ) -> list[Reply]:
-        """Replies as a client without a turn in this round, as one with a turn, and as one that may have nothing to
-        report: it has one example, and its own id, under which it may have reported before."""
-        first, second = (dummy_client(world, when, clients, p) for p in (None, self.private.pop(owner, None)))
-        silent = replace(first, id=clients[0], current=first.current[:1], cache={}, kept={})
-        with torch.no_grad():
-            return [world.protected(c, inbox, method.survey(c, inbox)) for c in (first, second, silent)]
+        """Replies as the clients of `surveyed`, and as one that may have nothing to report: it has one example, and its
+        own id, under which it may have reported before."""
+        dummies = self.surveyed(world, when, clients, owner)
+        silent = replace(dummies[0], id=clients[0], current=dummies[0].current[:1], cache={}, kept={})
+        return survey(world, method, [*dummies, silent], inbox)
+
+    def surveyed(self, world: World, when: When, clients: Clients, owner: Clients) -> list[Client]:
+        """A client without a turn in this round, and one with a turn, if that stored private tensors."""
+        private = self.private.pop(owner, None)
+        privates = [None] if private is None else [None, private]
+        return [dummy_client(world, when, clients, p) for p in privates]
+
+
+@torch.no_grad()
+def survey(world: World, method: Any, clients: Sequence[Client], inbox: Inbox) -> list[Reply]:
+    """The replies of some clients to a survey."""
+    return [world.protected(c, inbox, method.survey(c, inbox)) for c in clients]
 
 
 def all_blocks(replies: Sequence[Reply]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from profcil.engine.summed_replies import Additive, arrays_of, terms_of, vector_
 from profcil.errors import Failure
 from profcil.io.atomic_files import write_bytes, write_json
 from profcil.privacy.secure_sum import protocol
-from profcil.privacy.secure_sum.fixed_point import WIDEST, from_bytes, to_bytes
+from profcil.privacy.secure_sum.fixed_point import from_bytes, to_bytes
 from profcil.privacy.secure_sum.protocol import ClientState, Terms
 
 FOLLOWING = {"shares": "masked", "masked": "recovery"}
@@ -78,7 +78,7 @@ def begin_sum(store: SiteStore, request: Request, reply: Reply, additive: Additi
         return b""
     state, keys = protocol.advertise(request.client, terms, draw)
     state = replace(state, keys={request.client: keys})  # to recognise its own among those of all
-    write_bytes(store.sum_vector, to_bytes(vector, WIDEST))
+    write_bytes(store.sum_vector, to_bytes(vector, terms.width))
     write_json(store.sum_state, OpenSum(asked.id, "shares", asked.members, state).to_json())
     return keys
 
@@ -169,7 +169,7 @@ def mask(store: SiteStore, found: OpenSum, encrypted: Mapping[int, bytes]) -> tu
     others = set(found.state.keys) - {found.state.id}
     if set(encrypted) - others:
         raise Failure(f"the secure sum has shares of client {min(set(encrypted) - others)}, which sent no keys")
-    vector = from_bytes(store.sum_vector.read_bytes(), WIDEST)
+    vector = from_bytes(store.sum_vector.read_bytes(), found.state.terms.width)
     state, masked = protocol.mask(found.state, encrypted, vector)
     store.sum_vector.unlink()
     return replace(state, mask_key=b"", share_key=b"", seed=b"", keys={}), to_bytes(masked, state.terms.width)

@@ -1,8 +1,8 @@
 """Real numbers as integers modulo 2^(8w), in which sums are exact and masks can be added. w is the width in bytes.
 
 A number v becomes round(v · 2^bits). Sums of n clients must stay below 2^(8w − 1), so each client's numbers must be
-below 2^(8w − 1) / n / 2^bits. A larger one is an error: nothing is clipped. In memory a number has 64 bits, of which
-those above 8w mean nothing; in a message it has w bytes.
+below 2^(8w − 1) / n / 2^bits. A larger one is an error: nothing is clipped. A number has w bytes in a message, and
+32 or 64 bits in memory, of which those above 8w mean nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from profcil.errors import Failure
 
-Ring = NDArray[np.uint64]
+Ring = NDArray[np.unsignedinteger]
 Real = NDArray[np.float64]
 WIDEST = 8  # bytes of a number
 
@@ -33,13 +33,19 @@ def width_for(largest: float, bits: int, clients: int) -> int:
     return max(width, 1)
 
 
+def word_of(width: int) -> np.dtype[np.unsignedinteger]:
+    """The type of numbers of a width in memory."""
+    return np.dtype("<u4") if width <= 4 else np.dtype("<u8")
+
+
 def encode(values: Mapping[str, Real], bits: int, clients: int, client: int, width: int = WIDEST) -> Ring:
     """The numbers of a client's named arrays as one vector, in the order of the mapping. `clients` are to be added."""
-    parts = [np.zeros(0, np.uint64)]
+    word = word_of(width)
+    parts = [np.zeros(0, word)]
     for name, array in values.items():
         scaled = np.rint(np.ldexp(array.ravel(), bits))
         check_range(scaled, name, bits, clients, client, width)
-        parts.append(scaled.astype(np.int64).view(np.uint64))
+        parts.append(scaled.astype(np.int64).view(np.uint64).astype(word))
     return np.concatenate(parts)
 
 
@@ -57,8 +63,9 @@ def check_range(scaled: Real, name: str, bits: int, clients: int, client: int, w
 
 def decode(total: Ring, shapes: Mapping[str, tuple[int, ...]], bits: int, width: int = WIDEST) -> dict[str, Real]:
     """The named arrays in a vector of `encode`, or in a sum of such vectors."""
-    unused = 8 * (WIDEST - width)
-    signed = (total << np.uint64(unused)).view(np.int64) >> np.int64(unused)
+    word = word_of(width)
+    unused = 8 * (word.itemsize - width)
+    signed = (total << word.type(unused)).view(f"<i{word.itemsize}") >> unused
     numbers = np.ldexp(signed.astype(np.float64), -bits)
     arrays = {}
     start = 0
@@ -71,11 +78,17 @@ def decode(total: Ring, shapes: Mapping[str, tuple[int, ...]], bits: int, width:
 
 def to_bytes(vector: Ring, width: int) -> bytes:
     """A vector as it is sent: the lowest bytes of each number."""
-    return vector.astype("<u8").view(np.uint8).reshape(-1, WIDEST)[:, :width].tobytes()
+    word = word_of(width)
+    if width == word.itemsize:
+        return vector.astype(word).tobytes()
+    return vector.astype(word).view(np.uint8).reshape(-1, word.itemsize)[:, :width].tobytes()
 
 
 def from_bytes(data: bytes, width: int) -> Ring:
     """The vector in the bytes of `to_bytes`."""
-    numbers = np.zeros((len(data) // width, WIDEST), np.uint8)
+    word = word_of(width)
+    if width == word.itemsize:
+        return np.frombuffer(data, word)
+    numbers = np.zeros((len(data) // width, word.itemsize), np.uint8)
     numbers[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return numbers.view("<u8").reshape(-1)
+    return numbers.view(word).reshape(-1)
