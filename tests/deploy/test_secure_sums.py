@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_growth
 from flwr.app import ConfigRecord, Message
 from memory_grid import Grid, tiny
 from test_faults import events, is_work
@@ -96,6 +97,23 @@ def test_sites_with_their_own_data_have_the_bits_of_their_simulation(tmp_path, m
     words += ["--test", str(tmp_path / "test.csv"), "--out", str(tmp_path / "simulated")]
     assert main([*words, *(word for setting in sets for word in ("--set", setting))]) == 0
     assert result(tmp_path / "simulated") == result(deployed)
+
+
+def test_a_site_that_joins_and_a_class_that_is_declared_are_in_later_sums(tmp_path, monkeypatch):
+    monkeypatch.setitem(test_growth.WORDS, "burn", "skin blister")
+    monkeypatch.setattr(test_growth, "QUICK", [*QUICK, "privacy.secure_sum=true", "privacy.sum_clients=2"])
+    nodes = test_growth.write_three_sites(tmp_path)
+    terms = test_growth.terms(test_growth.BURN)
+
+    def happens(grid: Any) -> None:
+        grid.nodes[9] = nodes[9]
+        (tmp_path / "run" / "federation.toml").write_text(terms)
+
+    folder = test_growth.deploy(tmp_path, test_growth.terms(), happens, {7: nodes[7], 8: nodes[8]})
+    asked = [(e["position"], e["answered"]) for e in events(folder, "asked") if e["stage"] == "round"]
+    assert asked == [(0, [0, 1])] * 2 + [(1, [0, 1, 2])] * 2 + [(2, [0, 2])] * 2
+    test_growth.join_at(tmp_path / "west", 2)
+    assert result(test_growth.simulate(tmp_path, terms)) == result(folder)
 
 
 # -- what the server receives -----------------------------------------------------------------------------------------
