@@ -23,6 +23,7 @@ from profcil.deploy.app_folder import settings_table
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.server import entry
 from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.status import status
 from profcil.deploy.sum_messages import read_data, read_sum_head, sum_records
 from profcil.deploy.wire import HEAD, read_request, read_response, request_records, response_records
 from profcil.engine import run as engine
@@ -266,6 +267,7 @@ def test_below_the_threshold_the_run_stops_reveals_nothing_and_is_resumed(deploy
     assert len(revealed) == (4 if stage == "recovery" else 0)  # two clients in two attempts: fewer than the threshold
     assert not json.loads((tmp_path / "run" / "run.json").read_text())["done"]
     assert [bool(e.get("given_up")) for e in events(tmp_path / "run", "asked")] == [False, True, True]
+    assert status(tmp_path / "run")["trouble"]["sum given up"] == 2
     assert (tmp_path / "run" / "ledger.csv").read_bytes().count(b",masked,") == 5
     folder, _ = deployed(quick(), nodes=5)
     assert outcome(folder) == outcome(engine.start(quick(), tmp_path / "serial", tmp_path))
