@@ -1130,6 +1130,22 @@ MUTATIONS = (
         ("privacy/test_secure_sum.py",),
     ),
     Mutation(
+        "reply-without-a-sum",
+        "deploy/client/respond.py",
+        "if settings.secure_sum and request.sum is None:",
+        "if settings.secure_sum and request.sum is not None and not request.sum.members:",
+        "A site sends a single reply though replies are to be summed.",
+        ("deploy/test_secure_sums.py",),
+    ),
+    Mutation(
+        "sum-message-answered-twice",
+        "deploy/client/sums.py",
+        "if found.stage != message.stage:",
+        "if found.stage not in STEPS:",
+        "A site answers the messages of a secure sum in any order and more than once.",
+        ("deploy/test_secure_sums.py",),
+    ),
+    Mutation(
         "stops-on-improvement",
         "engine/early_stop.py",
         'if faa > state.stopping.get("best", -1.0):',
