@@ -191,6 +191,11 @@ class PrivacySettings(Checked):
         high=1.0,
     )
     sum_bits: int = setting(28, "binary places of the fixed-point numbers of a secure sum", low=0, high=52)
+    sum_range: float = setting(
+        0.0,
+        "largest size of a client's number in a secure sum, by which the bytes of a number are chosen; 0 = 8 bytes",
+        low=0.0,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

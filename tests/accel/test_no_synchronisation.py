@@ -12,8 +12,7 @@ import torch
 from recorders import replaying
 
 from profcil.accel.cuda_graphs.static_steps import BaseStep
-from profcil.deploy.server import expected_reply
-from profcil.engine import executor
+from profcil.engine import executor, expected_reply
 from profcil.errors import Diverged
 
 LOOKS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique", "__setitem__")

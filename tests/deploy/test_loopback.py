@@ -27,7 +27,9 @@ from profcil.deploy.local.certs import write_certs
 from profcil.deploy.local.cluster import CONNECTION, LocalCluster, is_finished, start_federation
 from profcil.deploy.server.bindings import fingerprint
 from profcil.engine import run as engine
+from profcil.privacy.secure_sum.collection import ROUNDS
 from profcil.resolve import RunConfig
+from profcil.runs.reader import load_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 TIME_LIMIT = 400.0  # seconds; several times what an idle machine needs
@@ -95,6 +97,34 @@ def test_the_demo_runs_promax_on_four_nodes_with_the_same_bits(tmp_path, capsys)
     assert outcome(run) == outcome(tmp_path / "demo" / "serial")
     assert sorted(e["client"] for e in events(run, "joined")) == [0, 1, 2, 3]
     assert not any(e["silent"] or e["refused"] for e in events(run, "asked"))
+
+
+def test_secure_sums_go_on_when_a_node_is_killed(tmp_path, cluster):
+    """After the first round."""
+    config = all_clients(4, privacy__secure_sum="true", privacy__sum_threshold=0.5, train__rounds=3)
+    run = tmp_path / "run"
+    app = write_test_app(tmp_path, config, deadline=90.0, join=90.0)
+    start_federation(cluster, app, [node_config(tmp_path, c) for c in range(4)], worker=True)
+    assert wait_until(lambda: events(run, "asked"), TIME_LIMIT, 0.05)
+    first = events(run, "asked")[0]
+    assert (first["answered"], first["refused"]) == ([0, 1, 2, 3], {})
+    assert first["sum"] == {"keys": 4, "shares": 4, "masked": 4, "recovery": 4}
+    cluster.stop("node3", signal.SIGKILL)
+    assert run_finishes(cluster, run)
+    last = events(run, "asked")[-1]
+    assert last["answered"] == [0, 1, 2] and len(events(run, "round")) == 3
+    assert not list((tmp_path / "sites").glob("*/[012]/open-sum*"))
+    kinds = {e.kind for e in load_run(run).ledger.entries if e.direction == "up"}
+    assert kinds == {"keys", "shares", "masked", "recovery"}
+
+
+def test_secure_sums_over_the_network_have_the_same_bits(tmp_path, capsys):
+    """With a warm-up, rounds and surveys."""
+    sizes = ("task_size=5", "rounds=2", "base_rounds=1", "epochs=1", "model.width=4", "privacy.secure_sum=true")
+    sets = [part for size in (*sizes, "participants=4") for part in ("--set", size)]
+    assert main(["deploy", "demo", "--worker", "--out", str(tmp_path / "demo"), "--json", *sets]) == 0
+    assert json.loads(capsys.readouterr().out)["same_bits"]
+    assert all(e["sum"].keys() == set(ROUNDS) for e in events(tmp_path / "demo" / "run", "asked"))
 
 
 def test_workers_that_stay_up_give_the_same_bits(tmp_path, capsys):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from profcil import registry
-from profcil.deploy.server.expected_reply import ReplyForecast
 from profcil.engine.channel import Block, Reply
+from profcil.engine.expected_reply import ReplyForecast
 from profcil.engine.reply_checks import Knowledge, ReplyRequirements, fault
 from profcil.engine.world import LocalFleet
 

@@ -870,7 +870,7 @@ MUTATIONS = (
     ),
     Mutation(
         "reported-clients-refused",
-        "deploy/server/expected_reply.py",
+        "engine/expected_reply.py",
         "for c in (first, second, silent)]",
         "for c in (first, second)]",
         "A deployment refuses clients that have reported before.",
@@ -1124,7 +1124,7 @@ MUTATIONS = (
     Mutation(
         "noise-of-a-sum-needs-all",
         "engine/summed_replies.py",
-        "staying = max(threshold_of(settings, clients), settings.sum_clients)",
+        "staying = terms_of(settings, clients, when).needed",
         "staying = clients",
         "A secure sum that a client has left has less noise than is accounted for.",
         ("privacy/test_summed_noise.py",),
@@ -1148,10 +1148,26 @@ MUTATIONS = (
     Mutation(
         "sum-without-dropouts",
         "privacy/secure_sum/protocol.py",
-        "if len(clients) < needed:",
+        "if len(clients) < terms.needed:",
         "if not clients:",
         "A secure sum goes on with fewer clients than the threshold.",
         ("privacy/test_secure_sum.py",),
+    ),
+    Mutation(
+        "reply-without-a-sum",
+        "deploy/client/respond.py",
+        "if settings.secure_sum and request.sum is None:",
+        "if settings.secure_sum and request.sum is not None and not request.sum.members:",
+        "A site sends a single reply though replies are to be summed.",
+        ("deploy/test_secure_sums.py",),
+    ),
+    Mutation(
+        "sum-message-answered-twice",
+        "deploy/client/sums.py",
+        "if found.stage != message.stage:",
+        "if found.stage not in STEPS:",
+        "A site answers the messages of a secure sum in any order and more than once.",
+        ("deploy/test_secure_sums.py",),
     ),
     Mutation(
         "stops-on-improvement",

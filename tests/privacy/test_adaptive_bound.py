@@ -107,7 +107,16 @@ def test_a_secure_sum_has_the_noise_of_both():
     changes, said = [], []
     for seed in range(300):
         (total,) = sum_replies(
-            replies, MODEL_MEANS, (), settings, seed, Channel(Ledger()), WHEN, protection, settings.update_bound
+            replies,
+            replies[0],
+            MODEL_MEANS,
+            (),
+            settings,
+            seed,
+            Channel(Ledger()),
+            WHEN,
+            protection,
+            settings.update_bound,
         )
         assert total.samples == 4
         changes.append(4 * total.blocks["head"].tensors["w"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -227,6 +228,58 @@ def test_arrays_keep_names_and_shapes():
     vector = fixed_point.encode(arrays, 28, 2, 0)
     found = fixed_point.decode(vector, {name: array.shape for name, array in arrays.items()}, 28)
     assert all(np.array_equal(found[name], array) for name, array in arrays.items())
+
+
+# -- numbers of fewer bytes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_sums_of_numbers_of_any_width_are_exact(width):
+    """Also negative ones, and the largest that fit."""
+    rng = np.random.default_rng(width)
+    limit = 2 ** (8 * width - 1) // 6 - 1
+    numbers = {c: rng.integers(-limit, limit, LENGTH, endpoint=True).astype(np.float64) for c in CLIENTS}
+    numbers[2][:2] = [limit * (1 - 1e-15), -limit * (1 - 1e-15)]
+    given_vectors = {c: fixed_point.encode({"a": v}, 0, 6, c, width) for c, v in numbers.items()}
+    done = add_securely(given_vectors, replace(TERMS, width=width), drawing())
+    found = fixed_point.decode(done.total, {"a": (LENGTH,)}, 0, width)["a"]
+    expected = np.sum([np.rint(v).astype(np.int64) for v in numbers.values()], axis=0)
+    assert np.array_equal(found, expected.astype(np.float64))
+    assert {s.bytes for s in done.sent if s.kind == "masked" and s.direction == "up"} == {width * LENGTH}
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_masked_numbers_of_any_width_look_uniform(width):
+    terms = replace(TERMS, width=width)
+    zeros = np.zeros(4000, fixed_point.word_of(width))
+    advertised = {c: protocol.advertise(c, terms, drawing()(c)) for c in CLIENTS}
+    keys = {c: message for c, (_, message) in advertised.items()}
+    shared = {c: protocol.share_secrets(state, keys) for c, (state, _) in advertised.items()}
+    delivered = protocol.deliver({c: messages for c, (_, messages) in shared.items()})
+    _, masked = protocol.mask(shared[2][0], delivered[2], zeros)
+    bits = np.unpackbits(np.frombuffer(fixed_point.to_bytes(masked, width), np.uint8)).reshape(-1, 8 * width)
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.05  # more than six standard deviations of a fair bit
+
+
+@pytest.mark.parametrize(
+    ("largest", "bits", "clients", "width"), [(0.0, 28, 5, 8), (1.0, 0, 1, 1), (1500.0, 17, 5, 4), (1500.0, 18, 10, 5)]
+)
+def test_a_number_has_as_few_bytes_as_its_range_needs(largest, bits, clients, width):
+    assert fixed_point.width_for(largest, bits, clients) == width
+    if largest:
+        fixed_point.encode({"a": np.array([largest])}, bits, clients, 0, width)
+        with pytest.raises(Failure, match="a value of size"):
+            fixed_point.encode({"a": np.array([largest])}, bits, clients, 0, width - 1)
+
+
+def test_a_range_that_fits_no_number_is_refused():
+    with pytest.raises(Failure, match="takes 9 bytes a number for 5 clients, 8 are possible"):
+        fixed_point.width_for(1e12, 28, 5)
+
+
+def test_a_number_above_the_range_says_which_setting_to_raise():
+    with pytest.raises(Failure, match=r"4 bytes a number holds values below .*; raise privacy\.sum_range"):
+        fixed_point.encode({"a": np.array([1e5])}, 17, 5, 0, 4)
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------

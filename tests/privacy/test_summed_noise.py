@@ -52,7 +52,7 @@ def protected(settings: PrivacySettings, found: Reply, multiplier: float = 0.7) 
 
 def layout(*replies: Reply) -> tuple[SumLayout, dict]:
     arrays = {r.client: arrays_of(r, ADDITIVE, CLASSES) for r in replies}
-    return layout_of({r.client: r for r in replies}, arrays, CLASSES), arrays
+    return layout_of(replies[0], ADDITIVE, CLASSES), arrays
 
 
 # -- the distribution -------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_no_example_changes_the_fixed_point_numbers_by_more_than_is_claimed(seed
     both = [protected(SETTINGS, reply(x, y, 0)), protected(SETTINGS, reply(x[rest], y[rest], 1))]
     terms, arrays = layout(*both)
     noise = noise_of_sum(Protection(SETTINGS, 1000.0, 1), terms.blocks, terms.shapes, 1, bits)
-    vectors = [fixed_point.encode(with_zeros(arrays[c], terms), bits, 2, c).view(np.int64) for c in (0, 1)]
+    vectors = [fixed_point.encode(with_zeros(arrays[c], terms.shapes, c), bits, 2, c).view(np.int64) for c in (0, 1)]
     spent = 0.0
     start = 0
     for name, shape in terms.shapes.items():
@@ -165,6 +165,10 @@ def test_an_array_without_a_bound_is_refused():
 # -- the shares -------------------------------------------------------------------------------------------------------
 
 
+def summed(replies, settings, seed: int, channel: Channel, protection: Protection) -> list[Reply]:
+    return sum_replies(replies, replies[0], ADDITIVE, CLASSES, settings, seed, channel, WHEN, protection)
+
+
 def total_noise(clients: int, lost: tuple[int, ...], monkeypatch, rounds: int = 60, **more) -> tuple[float, float]:
     """The deviation of the noise on the sums of class 5, of which nobody has an example, and what the block says."""
     settings = replace(SETTINGS, sum_threshold=0.6, **more)
@@ -179,7 +183,9 @@ def total_noise(clients: int, lost: tuple[int, ...], monkeypatch, rounds: int = 
         replies[c] = protection.protect(reply(x, y, c), {}, WHEN, len(x), 0)
     found, said = [], []
     for seed in range(rounds):
-        (total,) = sum_replies(replies, ADDITIVE, CLASSES, settings, seed, Channel(Ledger()), WHEN, protection)
+        (total,) = sum_replies(
+            replies, replies[0], ADDITIVE, CLASSES, settings, seed, Channel(Ledger()), WHEN, protection
+        )
         block = total.blocks["class_means"]
         if 5 in block.labels:
             row = block.labels.index(5)
@@ -213,7 +219,9 @@ def test_two_sums_of_one_round_have_different_noise():
     settings, channel = SETTINGS, Channel(Ledger())
     protection = Protection(settings, 2.0, 1)
     replies = {c: protection.protect(reply(*examples(c), c), {}, WHEN, 9, 0) for c in range(3)}
-    sums = [sum_replies(replies, ADDITIVE, CLASSES, settings, 0, channel, WHEN, protection)[0] for _ in range(2)]
+    sums = [
+        sum_replies(replies, replies[0], ADDITIVE, CLASSES, settings, 0, channel, WHEN, protection)[0] for _ in range(2)
+    ]
     first, second = (s.blocks["second_moments"].tensors["gram"] for s in sums)
     assert float((first - second).abs().min()) > 0
 

@@ -20,6 +20,7 @@ def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
     app.query("hello")(hello)
     app.train("turn")(turn)
     app.query("survey")(survey)
+    app.query("sum")(answer_sum)
     return app
 
 
@@ -50,6 +51,16 @@ def turn(message: Message, context: Context) -> Message:
 def survey(message: Message, context: Context) -> Message:
     """Computes a client's survey: statistics without training."""
     return handle("survey", message, context)
+
+
+def answer_sum(message: Message, context: Context) -> Message:
+    """Answers a message of a secure sum."""
+    from profcil.deploy.client.identity import identity_of
+    from profcil.deploy.client.respond import respond_to_sum
+    from profcil.deploy.sum_messages import sum_records
+
+    home = identity_of(context.node_config, context.run_config).home
+    return Message(sum_records(respond_to_sum(message.content, home)), reply_to=message)
 
 
 def handle(action: str, message: Message, context: Context) -> Message:

@@ -31,7 +31,7 @@ def config_from_text(text: str) -> RunConfig:
 
 
 def check_deployable(config: RunConfig) -> None:
-    """Refuses secure sums: without them, a deployment would send the replies that they are meant to hide."""
+    """Refuses what runs in simulation only."""
     if config.privacy.secure_sum and config.privacy.unit != "none":
         raise ConfigError(
             "secure sums with noise run in simulation only, so a deployment cannot have privacy.secure_sum = true and "
@@ -41,11 +41,6 @@ def check_deployable(config: RunConfig) -> None:
         raise ConfigError(
             "the support of a secure sum is counted in simulation only, so a deployment cannot have "
             "privacy.sum_support = true; leave it out"
-        )
-    if config.privacy.secure_sum:
-        raise ConfigError(
-            "secure sums run in simulation only, so a deployment cannot have privacy.secure_sum = true; leave it out, "
-            "or try it with `profcil run`"
         )
 
 

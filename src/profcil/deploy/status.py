@@ -73,6 +73,7 @@ def count_problems(events: list[dict[str, Any]]) -> dict[str, int]:
         if e["event"] == "asked":
             counts["silent"] += len(e["silent"])
             counts["reply refused"] += len(e["refused"])
+            counts["sum given up"] += bool(e.get("given_up"))
     return {k: n for k, n in sorted(counts.items()) if n}
 
 

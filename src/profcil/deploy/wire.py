@@ -31,6 +31,16 @@ class UnreadableMessage(Exception):
 
 
 @dataclass(frozen=True)
+class SumRequest:
+    """A secure sum that clients are asked to add their replies to."""
+
+    id: str
+    members: tuple[int, ...]  # the clients that are asked
+    classes: tuple[int, ...]  # of the rows by class
+    shapes: Mapping[str, tuple[int, ...]]  # of the arrays, in the order in which they are added; none: no block is sent
+
+
+@dataclass(frozen=True)
 class Request:
     """What the server asks of a client. `digests` names the whole inbox; `blocks` has the part that had to be sent."""
 
@@ -43,6 +53,7 @@ class Request:
     seen: tuple[int, ...]  # Y^(p), which a client cannot compute from its own data alone
     facts: Mapping[str, str] = field(default_factory=dict)  # run, plan and data, which both sides must agree on
     patches: tuple[str, ...] = ()  # the blocks of which only the rows are sent that have changed
+    sum: SumRequest | None = None  # the secure sum that the reply is for
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Response:
     has_private: bool = False  # whether the client stored private tensors under the new id
     error: str = ""
     error_kind: str = ""  # "diverged", or "broken" for any other error
+    sum_keys: bytes = b""  # in place of the content of the reply: the client's first message of a secure sum
 
 
 def block_digest(block: Block) -> str:
@@ -78,8 +90,11 @@ def pack(head: Mapping[str, Any], blocks: Mapping[str, Block], arrays: Mapping[s
     """A header and blocks as records. `arrays` holds records that were already made for another receiver."""
     known = arrays or {}
     records = {BLOCK_PREFIX + name: known.get(name) or to_array_record(b) for name, b in blocks.items()}
-    text = json.dumps({**head, "blocks": block_headers(blocks)})
-    return RecordDict({HEAD: ConfigRecord({"json": text}), **records})
+    return RecordDict({HEAD: header_record({**head, "blocks": block_headers(blocks)}), **records})
+
+
+def header_record(head: Mapping[str, Any]) -> ConfigRecord:
+    return ConfigRecord({"json": json.dumps(head)})
 
 
 def unpack(content: RecordDict, most: float = math.inf) -> tuple[dict[str, Any], dict[str, Block]]:
@@ -116,6 +131,8 @@ def request_records(request: Request, arrays: Mapping[str, ArrayRecord] | None =
     }
     if request.patches:
         head["patches"] = list(request.patches)
+    if request.sum:
+        head["sum"] = vars(request.sum)
     return pack(head, request.blocks, arrays)
 
 
@@ -132,9 +149,15 @@ def read_request(content: RecordDict) -> Request:
             seen=tuple(map(int, head["seen"])),
             patches=tuple(map(str, head.get("patches", ()))),
             facts={str(k): str(v) for k, v in head["facts"].items()},
+            sum=read_sum_request(head["sum"]) if "sum" in head else None,
         )
     except PARSE_ERRORS as error:
         raise UnreadableMessage(f"the message is not a request ({type(error).__name__}: {error})") from None
+
+
+def read_sum_request(found: Mapping[str, Any]) -> SumRequest:
+    shapes = {str(name): tuple(map(int, shape)) for name, shape in found["shapes"].items()}
+    return SumRequest(str(found["id"]), tuple(map(int, found["members"])), tuple(map(int, found["classes"])), shapes)
 
 
 def response_records(response: Response) -> RecordDict:
@@ -148,6 +171,8 @@ def response_records(response: Response) -> RecordDict:
         "trouble": response.error,
         "kind": response.error_kind,
     }
+    if response.sum_keys:
+        head["keys"] = response.sum_keys.hex()
     return pack(head, reply.blocks)
 
 
@@ -162,6 +187,7 @@ def read_response(content: RecordDict, most: float = math.inf) -> Response:
             has_private=bool(head["kept"]),
             error=str(head["trouble"]),
             error_kind=str(head["kind"]),
+            sum_keys=bytes.fromhex(head.get("keys", "")),
         )
     except PARSE_ERRORS as error:
         raise UnreadableMessage(f"the message is not a response ({type(error).__name__}: {error})") from None

@@ -19,7 +19,6 @@ from profcil.engine.early_stop import stop_early
 from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, examine, sum_by_task
 from profcil.engine.packing import make_packing
 from profcil.engine.sum_support import rare_classes
-from profcil.engine.summed_replies import sum_replies
 from profcil.engine.world import World
 from profcil.methods.base import Method
 from profcil.metrics.ledger import Ledger
@@ -247,10 +246,7 @@ def receive(
     are those that pass its rules."""
     config = world.config
     if config.privacy.secure_sum:
-        classes = () if when.before_stream else sorted(world.plan.current(when.position))
-        addends = (method.additive, classes, config.privacy, config.seed)
-        bound = bound_of(server.blocks, config.privacy)
-        return sum_replies(done, *addends, channel, when, world.protection, bound)
+        return world.fleet.summed(world, method, channel, when, inboxes, done)
     replies = [channel.up(inboxes[c], done[c], when) for c in sorted(done)]
     if config.robust.aggregation == "mean":
         return replies

@@ -43,9 +43,10 @@ def rare_classes(world: World, channel: Channel, clients: Sequence[int], when: W
     settings = world.config.privacy
     if not settings.sum_support or not clients or world.protection:
         return None
-    classes = sorted(world.plan.current(when.position))
+    classes = world.current_classes(when)
     replies = {c: count_reply(c, world.client(c, when).y_list) for c in clients}
-    sums = sum_replies(replies, {NAME: Counts()}, classes, settings, world.config.seed, channel, when)
+    expected = count_reply(clients[0], classes)
+    sums = sum_replies(replies, expected, {NAME: Counts()}, classes, settings, world.config.seed, channel, when)
     if not sums:
         return frozenset(classes)
     counts = sums[0].blocks[NAME].tensors["count"].tolist()

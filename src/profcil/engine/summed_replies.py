@@ -25,7 +25,9 @@ from profcil.randomness import derive_bytes
 
 if TYPE_CHECKING:
     from profcil.privacy.protection import Protection
+    from profcil.privacy.secure_sum.collection import SecureSum
     from profcil.privacy.secure_sum.fixed_point import Real, Ring
+    from profcil.privacy.secure_sum.protocol import Terms
     from profcil.privacy.secure_sum.shares import Draw
     from profcil.privacy.summed_noise import SumNoise
     from profcil.resolve import RunConfig
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 NOISE_KEY_BYTES = 16
 NOT_SUMMED = "extra_bytes"  # a note on the memory of one client, of which the largest is wanted
 SAMPLES = "samples"
+NOTES = "notes/"  # starts the names of the arrays of notes
 
 
 class Addend(Protocol):
@@ -46,6 +49,7 @@ class Addend(Protocol):
 
 
 Additive = Mapping[str, Addend]  # by the name of a block
+Shapes = Mapping[str, tuple[int, ...]]  # of the arrays of a sum, by name
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class SumLayout:
     """The arrays of a sum, the same for all its clients. They follow from method, model and round."""
 
     blocks: Mapping[str, Block]  # a block of each name, for its kind and its labels
-    shapes: Mapping[str, tuple[int, ...]]  # of the arrays, by name
+    shapes: Shapes
     classes: tuple[int, ...]  # that any client may have examples of
 
 
@@ -73,6 +77,8 @@ def check_secure_sums(config: RunConfig, additive: Additive, others: Callable[[]
             "privacy.secure_sum hides single replies, which robust.aggregation has to compare; set aggregation = mean, "
             "or privacy.secure_sum = false"
         )
+    if settings.unit != "none" and settings.sum_range:
+        raise ConfigError("noise needs numbers of 8 bytes in a secure sum; leave out privacy.sum_range")
     if config.transfer == "full":
         raise ConfigError(
             'privacy.secure_sum sends what has changed, not the accounting of transfer = "full"; set transfer = changed'
@@ -90,6 +96,7 @@ def check_secure_sums(config: RunConfig, additive: Additive, others: Callable[[]
 
 def sum_replies(
     replies: Mapping[int, Reply],
+    expected: Reply,
     additive: Additive,
     classes: Sequence[int],
     settings: PrivacySettings,
@@ -100,19 +107,19 @@ def sum_replies(
     update_bound: float = 0.0,
 ) -> list[Reply]:
     """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
-    too few clients to hide in a sum. With a protection the sum has its noise; `update_bound` is
-    then that of model updates."""
+    too few clients to hide in a sum. `expected` has all blocks and notes that a client may have: what a server knows
+    that sees no single reply. With a protection the sum has its noise; `update_bound` is then that of model updates."""
     clients = tuple(sorted(replies))
     if not clients:
         return []
-    if not any(reply.blocks for reply in replies.values()):
+    layout = layout_of(expected, additive, classes)
+    if not layout.shapes:
         return [Reply(clients[0], 0, members=clients)]
     if len(clients) < settings.sum_clients:
         channel.facts["skipped_sums"] += 1
         return []
     arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
-    layout = layout_of(replies, arrays, classes)
-    noise = sum_noise(protection, layout, settings, len(clients), update_bound) if protection else None
+    noise = sum_noise(protection, layout, settings, when, len(clients), update_bound) if protection else None
     total, members = add_arrays(arrays, layout, settings, seed, channel, when, noise)
     return [reply_of(total, layout, additive, members, noise)]
 
@@ -125,7 +132,7 @@ def arrays_of(reply: Reply, additive: Additive, classes: Sequence[int]) -> dict[
     arrays = {SAMPLES: np.array(float(reply.samples))}
     for name, value in sorted(reply.notes.items()):
         if name != NOT_SUMMED:
-            arrays[f"notes/{name}"] = np.array(float(value))
+            arrays[f"{NOTES}{name}"] = np.array(float(value))
     for name, block in sorted(reply.blocks.items()):
         if name not in additive:
             raise Failure(
@@ -136,9 +143,27 @@ def arrays_of(reply: Reply, additive: Additive, classes: Sequence[int]) -> dict[
     return arrays
 
 
-def with_zeros(arrays: Mapping[str, Real], layout: SumLayout) -> dict[str, Real]:
-    """The arrays of a client in the order of the layout, with zeros for those that it does not have."""
-    return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in layout.shapes.items()}
+def with_zeros(arrays: Mapping[str, Real], shapes: Shapes, client: int) -> dict[str, Real]:
+    """The arrays of a client in the order of a sum, with zeros for those that it does not have. Notes that the sum does
+    not have are left out."""
+    for name, array in arrays.items():
+        if name.startswith(NOTES) or (name == SAMPLES and not shapes):
+            continue
+        if name not in shapes:
+            raise Failure(f"client {client} adds {name} to a secure sum that has no such array")
+        if array.shape != shapes[name]:
+            raise Failure(f"client {client} adds {name} of shape {array.shape} to a secure sum of {shapes[name]}")
+    return {name: arrays[name] if name in arrays else np.zeros(shape) for name, shape in shapes.items()}
+
+
+def vector_of(
+    arrays: Mapping[str, Real], shapes: Shapes, settings: PrivacySettings, members: int, client: int, width: int
+) -> Ring:
+    """A client's arrays as the vector that it adds to a sum of so many members."""
+    from profcil.privacy.secure_sum import fixed_point
+
+    complete = with_zeros(arrays, shapes, client)
+    return fixed_point.encode(complete, settings.sum_bits, members, client, width)
 
 
 def with_noise(vector: Ring, layout: SumLayout, noise: SumNoise, draw: Draw) -> Ring:
@@ -152,30 +177,44 @@ def with_noise(vector: Ring, layout: SumLayout, noise: SumNoise, draw: Draw) -> 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-def layout_of(
-    replies: Mapping[int, Reply], arrays: Mapping[int, Mapping[str, Real]], classes: Sequence[int]
-) -> SumLayout:
-    """All blocks and arrays of any client."""
-    blocks: dict[str, Block] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for client in sorted(replies):
-        blocks = {**replies[client].blocks, **blocks}
-        shapes = {**{name: array.shape for name, array in arrays[client].items()}, **shapes}
-    return SumLayout(blocks, dict(sorted(shapes.items())), tuple(classes))
+def layout_of(expected: Reply, additive: Additive, classes: Sequence[int]) -> SumLayout:
+    """The blocks and arrays of a reply that has all that a client may have. No arrays if it has no block."""
+    arrays = arrays_of(expected, additive, classes) if expected.blocks else {}
+    shapes = {name: arrays[name].shape for name in sorted(arrays)}
+    return SumLayout(expected.blocks, shapes, tuple(classes))
 
 
-def threshold_of(settings: PrivacySettings, clients: int) -> int:
-    """How many of the clients of a sum must stay to the end."""
-    return min(clients, math.floor(settings.sum_threshold * clients) + 1)
+def terms_of(settings: PrivacySettings, members: int, when: When) -> Terms:
+    """What the members of a sum must agree on. Each of them computes it from its own settings."""
+    from profcil.privacy.secure_sum.fixed_point import width_for
+    from profcil.privacy.secure_sum.protocol import Terms
+
+    threshold = min(members, math.floor(settings.sum_threshold * members) + 1)
+    name = f"{when.stage} {when.round + 1} of position {when.position + 1}"
+    width = width_for(settings.sum_range, settings.sum_bits, members)
+    return Terms(name, threshold, settings.sum_clients, width)
+
+
+def reply_of_sum(done: SecureSum, layout: SumLayout, additive: Additive, terms: Terms, bits: int) -> Reply:
+    """The summed reply in a completed sum."""
+    from profcil.privacy.secure_sum import fixed_point
+
+    total = fixed_point.decode(done.total, layout.shapes, bits, terms.width)
+    return reply_of(total, layout, additive, done.clients)
 
 
 def sum_noise(
-    protection: Protection, layout: SumLayout, settings: PrivacySettings, clients: int, update_bound: float
+    protection: Protection,
+    layout: SumLayout,
+    settings: PrivacySettings,
+    when: When,
+    clients: int,
+    update_bound: float,
 ) -> SumNoise:
     """The noise of a sum of so many clients. It is whole if only as many stay as must."""
     from profcil.privacy.summed_noise import noise_of_sum
 
-    staying = max(threshold_of(settings, clients), settings.sum_clients)
+    staying = terms_of(settings, clients, when).needed
     return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits, update_bound)
 
 
@@ -190,14 +229,11 @@ def add_arrays(
 ) -> tuple[dict[str, Real], tuple[int, ...]]:
     """The sums of the clients' arrays by the protocol, and the clients in them. The ledger counts all messages."""
     from profcil.privacy.secure_sum import fixed_point
-    from profcil.privacy.secure_sum.protocol import Terms
     from profcil.privacy.secure_sum.simulation import add_securely
 
     count = len(arrays)
-    bits = settings.sum_bits
-    name = f"{when.stage} {when.round + 1} of position {when.position + 1}"
-    terms = Terms(name, threshold_of(settings, count), settings.sum_clients)
-    vectors = {c: fixed_point.encode(with_zeros(parts, layout), bits, count, c) for c, parts in arrays.items()}
+    terms = terms_of(settings, count, when)
+    vectors = {c: vector_of(parts, layout.shapes, settings, count, c, terms.width) for c, parts in arrays.items()}
     number = len(channel.ledger.entries)  # differs between two sums of one round
 
     def draw_of(client: int) -> Draw:
@@ -208,7 +244,7 @@ def add_arrays(
     done = add_securely(vectors, terms, draw_of)
     for message in done.sent:
         channel.record(when, message.client, message.direction, {message.kind: message.bytes})
-    return fixed_point.decode(done.total, layout.shapes, bits), done.clients
+    return fixed_point.decode(done.total, layout.shapes, settings.sum_bits, terms.width), done.clients
 
 
 def reply_of(
@@ -224,7 +260,7 @@ def reply_of(
 
         total = counted(total, noise)
     samples = float(total[SAMPLES])
-    notes = {name.removeprefix("notes/"): float(sums) for name, sums in total.items() if name.startswith("notes/")}
+    notes = {name.removeprefix(NOTES): float(sums) for name, sums in total.items() if name.startswith(NOTES)}
     if "loss" in notes:
         notes["loss"] /= len(members)
     blocks = {}

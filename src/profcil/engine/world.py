@@ -20,15 +20,17 @@ from profcil.config import OWN
 from profcil.data.bundle import Bundle, Examples, to_device
 from profcil.data.loading import load_bundle
 from profcil.engine.build import held_out, make_net
-from profcil.engine.channel import Inbox, Reply, When
+from profcil.engine.channel import Channel, Inbox, Reply, When
 from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
 from profcil.engine.executor import Executor, make_guard, prepare
+from profcil.engine.expected_reply import ReplyForecast
 from profcil.engine.packing import check_channel
 from profcil.engine.server import Server
-from profcil.engine.summed_replies import check_secure_sums
+from profcil.engine.summed_replies import check_secure_sums, sum_replies
 from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
+from profcil.privacy.adaptive_bound import bound_of
 from profcil.privacy.plan import make_protection
 from profcil.privacy.protection import Protection
 from profcil.protocol.plan import Plan, make_plan
@@ -57,6 +59,13 @@ class Fleet(Protocol):
         self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes
     ) -> Mapping[int, Reply]: ...
 
+    def summed(
+        self, world: World, method: Any, channel: Channel, when: When, inboxes: Inboxes, replies: Mapping[int, Reply]
+    ) -> list[Reply]:
+        """The secure sum of the replies as a list of one reply, or of none. The ledger counts its messages. `inboxes`
+        are of all clients that were asked."""
+        ...
+
     def facts(self) -> Mapping[str, float]:
         """Facts of the last round for the log."""
 
@@ -66,6 +75,9 @@ class Fleet(Protocol):
 
 class LocalFleet:
     """All clients in this process. Their private tensors are part of the run's state."""
+
+    def __init__(self) -> None:
+        self.forecast = ReplyForecast()  # of what clients may add to a secure sum
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
         return clients
@@ -82,6 +94,17 @@ class LocalFleet:
             client = world.client(c, when, state.private.get(c))
             replies[c] = world.protected(client, inbox, method.survey(client, inbox))
         return replies
+
+    def summed(
+        self, world: World, method: Any, channel: Channel, when: When, inboxes: Inboxes, replies: Mapping[int, Reply]
+    ) -> list[Reply]:
+        if not replies:
+            return []
+        expected = self.forecast.summed(world, method, when, inboxes)
+        config = world.config
+        addends = (method.additive, world.current_classes(when), config.privacy, config.seed)
+        bound = bound_of(next(iter(inboxes.values())), config.privacy)
+        return sum_replies(replies, expected, *addends, channel, when, world.protection, bound)
 
     def facts(self) -> Mapping[str, float]:
         return {}
@@ -137,6 +160,10 @@ class World:
     def observed(self, client: int, position: int) -> tuple[int, ...]:
         """The classes that a client has at a position, as the plan says, which may grow."""
         return self.plan.observed(client, position)
+
+    def current_classes(self, when: When) -> list[int]:
+        """The classes that any client may have at a position, for the rows of a secure sum. None before the stream."""
+        return [] if when.before_stream else sorted(self.plan.current(when.position))
 
     def client(self, id: int, when: When, private: dict[str, Tensor] | None = None) -> Client:
         """A client at one moment."""

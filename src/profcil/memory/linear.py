@@ -379,9 +379,8 @@ def unpack(triangle: Tensor) -> Tensor:
     root = (8 * triangle.numel() + 1) ** 0.5
     size = int((root - 1) / 2)
     matrix = torch.zeros(size, size, dtype=torch.float64, device=triangle.device)
-    lengths = [*range(size, 0, -1)]
-    for i, row in enumerate(triangle.split(lengths)):
-        matrix[i, i:] = row
+    upper = torch.ones(size, size, dtype=torch.bool, device=triangle.device).triu()
+    matrix.masked_scatter_(upper, triangle.double())
     for a, b in tiles(size):
         tile = matrix[a, b]
         if a == b:

@@ -39,6 +39,7 @@ class PartitionIdentity:
 
     def hello(self, run: str) -> Hello:
         store = SiteStore(self.home, run, self.client)
+        store.forget_sum()  # the server that sends a hello has none open with this node
         return Hello(self.client, store.stored_digests(), execution=execution_facts(config_from_text(self.recipe)))
 
     def make_world(self) -> World:
@@ -89,6 +90,7 @@ class SiteIdentity:
         if reason := declaration_error(site.declaration(), self.terms()):
             raise DataError(f"{self.folder} cannot take part: {reason}; correct its manifest")
         store = SiteStore(self.home, run, site.client)
+        store.forget_sum()
         execution = execution_facts(config_from_text(self.recipe))
         return Hello(site.client, store.stored_digests(), site.declaration(), execution)
 

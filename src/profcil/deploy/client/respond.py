@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import RecordDict
 
 from profcil import registry
+from profcil.config import PrivacySettings
 from profcil.deploy.client import screen
 from profcil.deploy.client.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.client.store import SiteStore, remove_unused
+from profcil.deploy.client.sums import answer, begin_sum, longest_message
 from profcil.deploy.encoded_blocks import coding_at, encoded_reply, received_block
-from profcil.deploy.wire import Request, Response
+from profcil.deploy.sum_messages import SumMessage, read_data, read_sum_head
+from profcil.deploy.wire import Request, Response, UnreadableMessage
 from profcil.engine.channel import Inbox, Reply
 from profcil.engine.client import Client
 from profcil.engine.dictionary import DictionarySearch, dictionary_of
@@ -26,21 +31,26 @@ from profcil.errors import Diverged, Failure, ProfcilError
 def respond(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Response:
     """The response to a request. An error is returned as one sentence and never raised over the network."""
     try:
-        reply = compute(action, request, identity)
+        reply, sum_keys = compute(action, request, identity)
     except ProfcilError as error:
         screen.failed(str(error))
         kind = "diverged" if isinstance(error, Diverged) else "broken"
+        if request.sum and kind == "diverged":
+            error = Diverged(f"client {request.client} diverged")  # without its loss, which nobody else may know
         return Response(Reply(request.client, 0), request.when, error=str(error), error_kind=kind)
-    return Response(replace(reply, private=None), request.when, has_private=reply.private is not None)
+    has_private = reply.private is not None
+    return Response(replace(reply, private=None), request.when, has_private, sum_keys=sum_keys)
 
 
-def compute(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Reply:
-    """The reply to a request as it is sent. Its private tensors are stored here, under the id that the server chose."""
+def compute(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> tuple[Reply, bytes]:
+    """The reply to a request as it is sent. Its private tensors are stored here, under the id that the server chose.
+    For a secure sum the reply stays here, too, and keys are sent in its place."""
     remove_unused(identity.home)
     store = SiteStore(identity.home, request.facts["run"], request.client)
     inbox = load_inbox(store, request)
     world = identity.make_world()
     identity.check_matches_server(world, request.facts)
+    check_is_summed(world.config.privacy, request)
     positions = world.plan.positions
     screen.begins(action, request.when, positions)
     began = time.monotonic()
@@ -51,13 +61,39 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
     world.secret = identity.noise_secret(store)
     reply = world.protected(client, inbox, reply)
+    sum_keys = b""
+    if request.sum:
+        sum_keys = begin_sum(store, request, reply, method.additive, world.config.privacy)
+        reply = replace(reply, samples=0, blocks={}, notes={})
     reply = encoded_reply(reply, coding_at(world.config.channel, request.when))
     if reply.private is not None:
         store.write_private(request.next_private_id, reply.private, request.private_id)
     screen.ends(action, request.when, positions, time.monotonic() - began)
-    if request.private_id and private is None:  # the private tensors were lost, so the client started without them
-        return replace(reply, notes={**reply.notes, "memories_lost": 1.0})
-    return reply
+    if request.private_id and private is None and not request.sum:  # they were lost, so the client started without them
+        reply = replace(reply, notes={**reply.notes, "memories_lost": 1.0})
+    return reply, sum_keys
+
+
+def check_is_summed(settings: PrivacySettings, request: Request) -> None:
+    """Refuses to send a single reply where the settings say that replies are summed."""
+    if settings.secure_sum and request.sum is None:
+        raise Failure(
+            f"client {request.client} is asked for its own reply, but privacy.secure_sum = true: it only adds to sums"
+        )
+    if request.sum and not settings.secure_sum:
+        raise Failure(f"client {request.client} is asked for a secure sum, but privacy.secure_sum = false")
+
+
+def respond_to_sum(content: RecordDict, home: Path) -> SumMessage:
+    """The answer to a message of a secure sum after the first. An error is one sentence in it."""
+    message = read_sum_head(content)
+    store = SiteStore(home, message.run, message.client)
+    try:
+        data = answer(store, message, read_data(content, longest_message(store, message)))
+    except (ProfcilError, UnreadableMessage) as error:
+        screen.failed(str(error))
+        return replace(message, error=str(error))
+    return replace(message, data=data)
 
 
 def load_inbox(store: SiteStore, request: Request) -> Inbox:

@@ -2,7 +2,8 @@
 
 Each message may be handled by a new process, so everything is on disk, in `run/client`, written atomically. Private
 tensors are stored under an id. The server's next request gives the id that belongs to the last accepted reply. So a
-turn whose reply was lost, or that a restarted server requests again, starts from the same tensors as before.
+turn whose reply was lost, or that a restarted server requests again, starts from the same tensors as before. During a
+secure sum the folder has the client's secrets, too.
 """
 
 from __future__ import annotations
@@ -101,6 +102,21 @@ class SiteStore:
         if not path.exists():
             write_text(path, secrets.token_hex(SECRET_BYTES))
         return int(path.read_text(), 16)
+
+    @property
+    def sum_state(self) -> Path:
+        """The file with the secrets of an open secure sum (`client/sums`)."""
+        return self.path / "open-sum.json"
+
+    @property
+    def sum_vector(self) -> Path:
+        """The file with the numbers that are to be added."""
+        return self.path / "open-sum-vector"
+
+    def forget_sum(self) -> None:
+        """Removes what is stored of an open secure sum."""
+        for path in self.path.glob("open-sum*"):
+            path.unlink(missing_ok=True)
 
     def block_path(self, name: str) -> Path:
         return self.path / f"block-{short_hash(name)}.safetensors"

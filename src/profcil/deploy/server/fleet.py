@@ -8,20 +8,24 @@ the client. The server only knows the id of those that belong to the client's la
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from flwr.app import Message
 
 from profcil.deploy.encoded_blocks import as_received, coding_at
 from profcil.deploy.policy import Policy
 from profcil.deploy.server.exchange import Exchange
-from profcil.deploy.server.expected_reply import ReplyForecast
 from profcil.deploy.server.mailbox import Mailbox, event_fields
 from profcil.deploy.server.node_registry import NodeRegistry, RecordEvent
-from profcil.deploy.wire import Request
-from profcil.engine.channel import Coding, Reply, When
+from profcil.deploy.server.sum_collector import SumCollector
+from profcil.deploy.server.sums import RemoteSum
+from profcil.deploy.wire import Request, SumRequest
+from profcil.engine.channel import Channel, Coding, Reply, When
+from profcil.engine.expected_reply import ReplyForecast
 from profcil.engine.loop import RunState
 from profcil.engine.packing import ClientBlocks
-from profcil.engine.world import World
+from profcil.engine.world import Inboxes, World
 from profcil.errors import Diverged, Failure
 
 POLL_SECONDS = 0.2  # between two queries for new messages
@@ -55,12 +59,13 @@ class FlowerFleet:
         self.started = False
         self.false: dict[int, str] = {}  # clients with false replies since the loop last asked, and the reasons
         self.sites: dict[str, Mapping[str, str]] = {}  # how each client that was connected computes
+        self.sums = SumCollector(self)
 
     # -- connected clients ------------------------------------------------------------------------------------------
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
         """The connected ones of some clients. Waits for all of them at the start, later only for the minimum."""
-        needed = min(self.policy.min_replies, len(clients))
+        needed = self.needed(world, clients)
         connected = self.wait_for(clients, needed if self.started else len(clients))
         if len(connected) < needed:
             raise TooFewClients(
@@ -73,6 +78,12 @@ class FlowerFleet:
             self.forget_missing_blocks(state, client, coding_at(world.config.channel, when))
             self.note_execution(client)
         return connected
+
+    def needed(self, world: World, clients: Sequence[int]) -> int:
+        """How many of some clients a round needs: for a secure sum, where they are enough for one, enough for one."""
+        settings = world.config.privacy
+        least = max(self.policy.min_replies, settings.sum_clients if settings.secure_sum else 0)
+        return least if least <= len(clients) else min(self.policy.min_replies, len(clients))
 
     def wait_for(self, clients: Sequence[int], enough: int) -> list[int]:
         """The connected clients, as soon as there are enough or the time to join has passed."""
@@ -114,6 +125,8 @@ class FlowerFleet:
         """Requests replies until there are enough. Clients without a usable reply are asked again in each attempt."""
         if not inboxes:
             return {}
+        if world.config.privacy.secure_sum:
+            return self.sums.collect(action, world, method, state, when, inboxes)
         limit = self.policy.norm_limit
         terms = {c: self.forecast.terms(action, world, method, when, c, inbox, limit) for c, inbox in inboxes.items()}
         accepted: dict[int, Reply] = {}
@@ -144,7 +157,13 @@ class FlowerFleet:
         )
 
     def make_request(
-        self, world: World, state: RunState, when: When, client: int, blocks_for_client: ClientBlocks
+        self,
+        world: World,
+        state: RunState,
+        when: When,
+        client: int,
+        blocks_for_client: ClientBlocks,
+        summed: SumRequest | None = None,
     ) -> Request:
         return Request(
             client=client,
@@ -156,6 +175,7 @@ class FlowerFleet:
             next_private_id=when.position * when.rounds + when.round + 1,
             seen=() if when.before_stream else tuple(sorted(world.plan.seen(when.position))),
             facts={**self.run_facts, **self.site_facts(world, client)},
+            sum=summed,
         )
 
     def site_facts(self, world: World, client: int) -> dict[str, str]:
@@ -170,19 +190,33 @@ class FlowerFleet:
         nodes = {c: node for c in exchange.requests if (node := self.registry.node_of(c)) is not None}
         ttl = 2 * self.policy.deadline
         pending, exchange.wire["down"] = self.mailbox.send(exchange.action, exchange.requests, nodes, ttl)
+        self.wait(pending, exchange.receive, exchange.when)
+        self.record_event(exchange.as_event(time.monotonic() - start))
+
+    def wait(self, pending: dict[str, int], receive: Callable[[int, Message], None], when: When) -> None:
+        """Waits until all messages have been answered or the deadline has passed."""
         end = time.monotonic() + self.policy.deadline
         while True:
             for id, message in self.mailbox.fetch(pending).items():
-                exchange.receive(pending.pop(id), message)
+                receive(pending.pop(id), message)
             if not pending or time.monotonic() > end:
                 break
             time.sleep(POLL_SECONDS)
         for id, client in pending.items():
-            self.mailbox.overdue[id] = (client, exchange.when)
-            self.registry.remove(nodes[client])  # it is sent a hello before it is asked again
-        self.record_event(exchange.as_event(time.monotonic() - start))
+            self.mailbox.overdue[id] = (client, when)
+            node = self.registry.node_of(client)
+            if node is not None:
+                self.registry.remove(node)  # it is sent a hello before it is asked again
 
-    def update_books(self, exchange: Exchange, state: RunState, again: bool) -> None:
+    def summed(
+        self, world: World, method: Any, channel: Channel, when: When, inboxes: Inboxes, replies: Mapping[int, Reply]
+    ) -> list[Reply]:
+        """The secure sum that `turns` or `surveys` collected."""
+        return self.sums.take(channel, when)
+
+    # -- accounts -----------------------------------------------------------------------------------------------------
+
+    def update_books(self, exchange: Exchange | RemoteSum, state: RunState, again: bool) -> None:
         """Updates which blocks each client holds, and the counts of the round."""
         for c in exchange.with_private:
             state.held[c] = {**state.held.get(c, {}), PRIVATE_ID: exchange.requests[c].next_private_id}

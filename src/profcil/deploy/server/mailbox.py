@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, RecordDict
 
 from profcil.deploy.server.node_registry import RecordEvent
 from profcil.deploy.texts import one_line
@@ -46,14 +46,22 @@ class Mailbox:
         self, action: str, requests: Mapping[int, Request], nodes: Mapping[int, int], ttl: float
     ) -> tuple[dict[str, int], int]:
         """Sends one message to each client. Returns the client of each message id, and the bytes on the wire."""
-        messages = [self.make_message(action, request, nodes[c], ttl) for c, request in requests.items()]
-        ids = self.grid.push_messages(messages)
-        return {id: c for id, c in zip(ids, requests, strict=True) if id}, wire_bytes(messages)
+        return self.post({c: self.make_message(action, request, nodes[c], ttl) for c, request in requests.items()})
+
+    def post(self, messages: Mapping[int, Message]) -> tuple[dict[str, int], int]:
+        """Sends a message to each client. Returns the client of each message id, and the bytes on the wire."""
+        ids = self.grid.push_messages(list(messages.values()))
+        return {id: c for id, c in zip(ids, messages, strict=True) if id}, wire_bytes(messages.values())
 
     def make_message(self, action: str, request: Request, node: int, ttl: float) -> Message:
+        """The message of a request."""
         arrays = {name: self.arrays(name, block) for name, block in request.blocks.items()}
-        group = f"{request.when.stage} {request.when.position}.{request.when.round}"
-        return Message(request_records(request, arrays), node, MESSAGE_TYPES[action], ttl=ttl, group_id=group)
+        return self.address(request_records(request, arrays), node, MESSAGE_TYPES[action], ttl, request.when)
+
+    def address(self, content: RecordDict, node: int, kind: str, ttl: float, when: When) -> Message:
+        """A message to a node."""
+        group = f"{when.stage} {when.position}.{when.round}"
+        return Message(content, node, kind, ttl=ttl, group_id=group)
 
     def fetch(self, pending: Mapping[str, int]) -> dict[str, Message]:
         """New replies to pending messages, by message id. Duplicates and replies to overdue messages are dropped."""

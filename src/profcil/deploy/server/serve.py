@@ -22,7 +22,7 @@ from profcil.deploy.server.growth import SiteGrowth
 from profcil.deploy.server.mailbox import Mailbox
 from profcil.deploy.server.node_registry import NodeRegistry
 from profcil.engine import dictionary
-from profcil.engine.channel import When
+from profcil.engine.channel import ServerState, When
 from profcil.engine.device import device_of
 from profcil.engine.dictionary import prepare_dictionary
 from profcil.engine.evaluation import task_totals
@@ -119,7 +119,7 @@ def begin_run(recorder: DeploymentRecorder, method: Any, events: EventBuffer) ->
     world = recorder.world
     scores = Scores.empty(world.plan.positions, task_totals(world))
     # Events are recorded with a state, so there is a provisional one during the warm-up.
-    recorder.hold(initial_state(method, initial_weights(world), scores, Ledger()))
+    recorder.hold(RunState(ServerState().put_weights(initial_weights(world)), scores, Ledger()))
     events.attach(recorder)
     recorder.record({"event": "started", "pid": os.getpid()})
     warmed = warm_up(recorder)

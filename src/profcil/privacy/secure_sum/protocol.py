@@ -23,12 +23,14 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from profcil.errors import Failure
 from profcil.privacy.secure_sum import masks, shares
-from profcil.privacy.secure_sum.fixed_point import Ring
+from profcil.privacy.secure_sum.fixed_point import WIDEST, Ring
 from profcil.privacy.secure_sum.masks import KEY_BYTES
 from profcil.privacy.secure_sum.shares import SHARE_BYTES, Draw
 
 Messages = Mapping[int, bytes]  # by client
 ID_BYTES = 4  # of a client's id in front of its message
+KEYS_BYTES = 2 * KEY_BYTES + 32  # two public keys and a digest
+SECRETS_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag of the cipher
 NONCE = bytes(12)  # each key encrypts one message
 
 
@@ -43,6 +45,12 @@ class Terms:
     name: str  # differs from sum to sum
     threshold: int  # shares that recover a secret
     least: int  # clients that a sum must have
+    width: int = WIDEST  # bytes of a number
+
+    @property
+    def needed(self) -> int:
+        """Clients that must stay to the end."""
+        return max(self.threshold, self.least)
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,10 @@ def size_of(messages: Messages) -> int:
 
 def check_enough(clients: Collection[int], terms: Terms, action: str) -> None:
     """Raises an error if so few clients are left that a sum would fail or reveal too much."""
-    needed = max(terms.threshold, terms.least)
-    if len(clients) < needed:
+    if len(clients) < terms.needed:
         raise SumFailed(
-            f"the secure sum of {terms.name} was given up: {len(clients)} clients {action}, {needed} are needed; no "
-            "reply was revealed, resume the run when more clients can take part"
+            f"the secure sum of {terms.name} was given up: {len(clients)} clients {action}, {terms.needed} are needed; "
+            "no reply was revealed, resume the run when more clients can take part"
         )
 
 
@@ -106,7 +113,7 @@ def mask(state: ClientState, encrypted: Messages, vector: Ring) -> tuple[ClientS
     """Returns the client's vector with its masks: its own, and one with each client that has sent shares."""
     check_enough({state.id, *encrypted}, state.terms, "sent shares")
     held = {client: decrypt(state, client, message) for client, message in encrypted.items()}
-    masked = vector + masks.stream(state.seed, state.terms.name, len(vector))
+    masked = vector + masks.stream(state.seed, state.terms.name, len(vector), state.terms.width)
     for other in held:
         add_pair_mask(masked, state.mask_key, state.keys[other], state.terms, state.id < other)
     return replace(state, held={**state.held, **held}), masked
@@ -165,7 +172,7 @@ def unmask(
     for client in sharing:
         secret = recover_secret(terms, keys, client, client in masked, revealed)
         if client in masked:
-            total -= masks.stream(secret, terms.name, len(total))
+            total -= masks.stream(secret, terms.name, len(total), terms.width)
         else:
             for other in masked:
                 add_pair_mask(total, secret, keys[other], terms, client < other)
@@ -176,9 +183,12 @@ def recover_secret(terms: Terms, keys: Messages, client: int, arrived: bool, rev
     """The seed of a client, or its mask key if its vector is missing. It must agree with the client's first message."""
     found = {helper + 1: messages[client] for helper, messages in sorted(revealed.items())}
     chosen = dict(list(found.items())[: terms.threshold])
-    secret = shares.recover(chosen)
-    made = digest(secret) if arrived else masks.public_key(secret)
     known = keys[client][2 * KEY_BYTES :] if arrived else keys[client][:KEY_BYTES]
+    try:
+        secret = shares.recover(chosen)
+        made = digest(secret) if arrived else masks.public_key(secret)
+    except Failure:
+        made = b""
     if made != known:
         raise SumFailed(
             f"the secure sum of {terms.name} was given up: the shares of client {client}'s secret do not fit its "
@@ -194,7 +204,7 @@ def add_pair_mask(vector: Ring, mask_key: bytes, keys: bytes, terms: Terms, posi
     """Adds the mask of two clients to a vector, or subtracts it. One of them is given by its mask key, the other by its
     public keys."""
     secret = masks.agree(mask_key, keys[:KEY_BYTES])
-    stream = masks.stream(secret, terms.name, len(vector))
+    stream = masks.stream(secret, terms.name, len(vector), terms.width)
     if positive:
         vector += stream
     else:
