@@ -34,6 +34,7 @@ $(VENV)/triton: $(VENV)/installed
 
 demo: $(VENV)/installed
 	$(BIN)/profcil study demo --out runs/demo
+	$(BIN)/profcil report runs/demo --out runs/demo/page.html --title "Three methods on handwritten digits"
 	$(BIN)/profcil data examples digits --count 3 --out runs/demo/examples > /dev/null
 	$(BIN)/profcil predict $$(ls -dt runs/demo/*-prolin-*/ | head -1) runs/demo/examples
 
@@ -63,15 +64,19 @@ coverage: $(VENV)/triton
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-report=html:build/coverage
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests docs/site_hooks.py
-	$(BIN)/ruff format --check src tests docs/site_hooks.py
+	$(BIN)/ruff check src tests docs/*.py
+	$(BIN)/ruff format --check src tests docs/*.py
 	$(BIN)/mypy
 
 $(VENV)/docs: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
 
-docs: $(VENV)/docs
+# Pictures of every figure, the page and the live view, in build/gallery and on the site. Screenshots need Chromium.
+build/gallery/pictures.json: $(VENV)/installed docs/gallery.py $(shell find src/profcil/reporting src/profcil/live -type f)
+	$(BIN)/python docs/gallery.py build/gallery
+
+docs: $(VENV)/docs build/gallery/pictures.json
 	$(BIN)/mkdocs build --strict
 
 # Needs uv (`pipx install uv`). Versions of constraints.txt stay; new dependencies get the newest. `--no-emit-package`

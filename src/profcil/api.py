@@ -120,8 +120,8 @@ def write_data(data: Any, folder: Path) -> Path:
             data = dict(zip("xy", data, strict=True))
         if not isinstance(data, Mapping) or not data:
             raise DataError("data is not understood; give a path, a Bundle, a pair (x, y) or a mapping with x and y")
-        first = next(iter(data.values()))
-        if len(first) and isinstance(first[0], str):
+        inputs = [values for key, values in data.items() if key == "x" or key.endswith("_x")]
+        if inputs and len(inputs[0]) and isinstance(inputs[0][0], str):
             own.save_texts(folder / "data.jsonl", data)
             return folder / "data.jsonl"
         own.save_arrays(folder / "data.npz", data)

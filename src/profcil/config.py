@@ -139,7 +139,7 @@ class RobustSettings(Checked):
     aggregation: str = setting(
         "mean",
         "how replies are combined: by the method alone, or after a rule that limits what false ones can do",
-        choices=("mean", "clipped", "median", "trimmed", "krum"),
+        choices=("mean", "clipped", "median", "trimmed", "krum", "geometric"),
     )
     quarantine: int = setting(
         3, "rounds with a dropped reply after which a client is not asked again; 0 = it always is", low=0

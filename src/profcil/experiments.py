@@ -34,6 +34,7 @@ def study(
     `datasets` and `settings` change it as the flags of `profcil study` do. `jobs` runs are computed at a time, each in
     a process of its own. A run that fails does not stop the others; `failures` of the table says why.
     """
+    from profcil.diagnostics.mismatch import write_mismatch
     from profcil.reporting.study_table import summarise, table_cells
     from profcil.studies.definition import list_cells, load_study
     from profcil.studies.selection import narrow_study
@@ -43,6 +44,7 @@ def study(
     chosen = narrow_study(loaded, seeds, methods, datasets, sets)
     cells = list_cells(chosen)
     failures = run_unfinished(cells, Path(out), data_root(data), jobs, chosen.diagnose)
+    write_mismatch(cells, Path(out))
     rows = summarise(cells, Path(out))
     return result_table(rows, table_cells(rows), Path(out), failures)
 

@@ -117,3 +117,13 @@ def test_a_method_file_from_python(tmp_path):
     run = profcil.run(data=rows(), method="mine.py", settings=QUICK)
     assert run.config["method"] == str(tmp_path / "mine.py")
     assert not [name for name in sys.modules if name == "mine"]
+
+
+def test_names_may_come_first_and_are_those_of_texts_too():
+    x = np.random.default_rng(0).integers(0, 256, (40, 8, 8)).astype(np.uint8)
+    y = np.arange(40) % 2
+    run = profcil.run(data={"names": ["no", "yes"], "x": x, "y": y}, method="fedavg", settings=QUICK)
+    assert run.config["own"]["modality"] == "image" and profcil.load_model(run.path).names == ("no", "yes")
+    texts = [f"{'sun' if i % 2 else 'rain'} {i}" for i in range(40)]
+    run = profcil.run(data={"x": texts, "y": y, "names": ["bad", "good"]}, method="fedavg", settings=QUICK)
+    assert profcil.load_model(run.path).names == ("bad", "good")

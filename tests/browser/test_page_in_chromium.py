@@ -315,3 +315,23 @@ def test_rows_of_a_results_store_are_shown_without_their_stream(browser: Any, pa
         tab.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})  # a resize draws the stream again
         tab.select_option("#run-choice", "2")
         assert tab.locator("#stream svg path").count() == 6  # a folder on the page has the same plan
+
+
+def test_the_ranking_is_not_clipped_on_a_telephone(page: Any) -> None:
+    page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    page.wait_for_timeout(200)
+    for card in page.locator("#rankings .scroll").all()[:1]:
+        assert card.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+        assert "NormComm" in card.inner_text()
+
+
+def test_a_privacy_budget_has_a_column_and_an_explanation(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    runs = [load_run(page_file.parent / name) for name in ("fedavg-0", "promax-0")]
+    runs[1] = replace(runs[1], facts={**runs[1].facts, "privacy": {"epsilon": 4.0}})
+    write_page(tmp_path / "private.html", render_page(runs))
+    with opened(browser, tmp_path / "private.html") as tab:
+        table = tab.locator(".ranked table").first
+        heads = table.locator("th").all_inner_texts()
+        row = table.locator("tbody tr", has_text="PRO-MAX").locator("td").all_inner_texts()
+        assert row[heads.index("ε")].strip() == "4.00" and "dropped" not in heads
+        assert "budget" in tab.inner_text("#definitions")

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from profcil.cli.main import VERBS, main
 
 # Verbs that could compute for long or use the network get a word that they refuse, or a flag that computes nothing.
-HARMLESS = {"run": ["--dry-run"], "study": ["--dry-run"], "bench": ["--no-such-flag"], "doctor": ["--no-such-flag"]}
+REFUSED = ["--no-such-flag"]
+HARMLESS = {
+    "run": ["--dry-run"],
+    "study": ["--dry-run"],
+    "bench": REFUSED,
+    "doctor": REFUSED,
+    "serve": REFUSED,  # it serves until it is stopped
+}
 LEFT_OUT = ("check", "data", "diagnose", "resume")
 FLAGS = [
     *("--dataset", "--method", "--setting", "--seed", "--set", "--json", "--out", "--data", "--data-dir", "--device"),

@@ -26,6 +26,7 @@ from matplotlib.text import Text
 from profcil.errors import ConfigError, RunFolderError
 from profcil.reporting.figures import (
     FIGURES,
+    confusion,
     embedding,
     inputs,
     make_figure,
@@ -41,7 +42,7 @@ from profcil.runs.gather import load_runs
 from profcil.runs.reader import Run, load_run, summarise_run
 from profcil.runs.results.store import add_runs
 
-FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "ranking", "bytes", "communication")
+FROM_RUNS = ("heatmap", "final", "accuracy", "cta", "explain", "ranking", "bytes", "clients", "communication")
 
 
 def numbers_of(name: str, path: Path, out: Path) -> dict:
@@ -493,3 +494,47 @@ def test_drawing_from_runs_does_not_import_torch(runs: Path, tmp_path: Path) -> 
     code = "import sys; from pathlib import Path; from profcil.reporting.figures import make_figure; "
     code += "make_figure('final', [sys.argv[1]], Path(sys.argv[2]), ['svg'], print); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(runs), str(tmp_path)], check=True)
+
+
+def test_clients_have_the_accuracies_of_their_runs_and_the_worst_is_marked(runs: Path, tmp_path: Path) -> None:
+    (found,) = numbers_of("clients", runs, tmp_path).values()
+    for label, method in {"FedAvg": "fedavg", "PRO-MAX": "promax"}.items():
+        own = [load_run(runs / f"{method}-{seed}") for seed in (0, 1)]
+        worst = fmean(run.further_metrics["worst_client"] for run in own)
+        assert found[label]["worst"] == pytest.approx(worst)
+        assert len(found[label]["clients"]) == 2 and found[label]["worst"] <= found[label]["mean"]
+
+
+def test_a_legend_is_read_line_by_line_and_evenly_filled() -> None:
+    assert style.by_column(["a", "b", "c", "d", "e"], 3) == ["a", "d", "b", "e", "c"]
+    with rc_context(style.STYLE):
+        figure, (ax,) = style.panels(1, 1, style.PAGE, 2.0)
+        for number in range(8):
+            ax.plot([0, 1], [0, number], label=f"method {number}")
+        style.legend_below(figure, [ax], columns=7)
+    (legend,) = figure.legends
+    assert legend._ncols == 4
+
+
+def test_rows_with_long_labels_are_higher() -> None:
+    assert style.row_height(["PRO"], 0.24) == 0.24
+    assert style.row_height(["PRO", "a\nb\nc\nd"], 0.24) > 4 * style.SMALL / 72
+
+
+def test_the_confusion_matrix_is_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.csv"
+    file.write_text("class,cat,dog\ncat,3,1\ndog,0,0\n")
+    with rc_context(style.STYLE):
+        figure, numbers = confusion.draw([str(file)], pytest.fail)
+    assert numbers == {"model": {"classes": ["cat", "dog"], "counts": [[3, 1], [0, 0]]}}
+    written = [text.get_text() for text in figure.findobj(Text)]
+    assert {"75", "25", "cat", "dog"} <= set(written) and "nan" not in written  # a class without examples has no share
+
+
+@pytest.mark.parametrize("text", ["", "class,a\n", "class,a,b\na,1\n", "class,a\na,x\n", "class,a\na,-1\n"])
+def test_a_confusion_matrix_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "model.csv"
+    file.write_text(text)
+    for path in (file, tmp_path, tmp_path / "absent.csv"):
+        with pytest.raises(RunFolderError, match="profcil eval RUN --confusion FILE"):
+            confusion.draw([str(path)], pytest.fail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,7 +52,11 @@ def test_the_committed_page_is_up_to_date():
 def test_every_method_has_a_complete_row_and_a_section():
     text = COMMITTED.read_text(encoding="utf-8")
     for name in registry.names("methods"):
-        assert f"\n## {name}\n" in text
+        section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for mark in ("Loss", "Choose it when", "Stored"):
+            assert f"**{mark}:** " in section, name
+        (loss,) = [line for line in section.splitlines() if line.startswith("**Loss:**")]
+        assert loss.count("$`") == loss.count("`$") > 0
         cells = table_row(name, registry.find("methods", name))
         assert "?" not in cells and all(cells)
 
@@ -83,8 +88,9 @@ def test_tests_are_found_by_file_name_or_by_test_name(tmp_path, monkeypatch):
     monkeypatch.setattr(methods.registry, "names", lambda kind: ["one", "two", "three"])
     (tmp_path / "test_one.py").write_text("def test_a_thing():\n    pass\n\n\ndef helper():\n    pass\n")
     (tmp_path / "test_others.py").write_text("def test_two_is_two():\n    pass\n\n\ndef test_x():\n    pass\n")
-    assert describe_tests("one", tmp_path) == "**Verified by** `tests/methods/test_one.py`: a thing."
-    assert describe_tests("two", tmp_path) == "**Verified by** `tests/methods/test_others.py`: two is two."
+    for name, file, test in (("one", "test_one.py", "a thing"), ("two", "test_others.py", "two is two")):
+        title = f"<summary>Verified by 1 test in <code>tests/methods/{file}</code></summary>"
+        assert describe_tests(name, tmp_path) == f"<details>{title}\n{test}.\n</details>"
     assert describe_tests("three", tmp_path) == "**Verified by** the contract tests only."
 
 
@@ -111,3 +117,11 @@ def test_a_file_that_is_not_the_page_is_not_overwritten(tmp_path, capsys, kind):
 def test_an_indented_paragraph_of_a_docstring_is_printed_as_it_is():
     _, paragraphs = split_docstring("Name: what.\n\nFirst.\n\n    step one   does a\n    step two   does b\n\nLast.\n")
     assert paragraphs == [("", "First."), ("", "```\nstep one   does a\nstep two   does b\n```"), ("", "Last.")]
+
+
+def test_formulas_are_valid() -> None:
+    converter = pytest.importorskip("latex2mathml.converter", reason="latex2mathml is not installed")
+    formulas = re.findall(r"\$`(.+?)`\$", COMMITTED.read_text(encoding="utf-8"))
+    assert len(formulas) > 40
+    for formula in formulas:
+        assert converter.convert(formula).startswith("<math"), formula

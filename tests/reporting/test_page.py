@@ -219,3 +219,12 @@ def test_a_device_or_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, write
     assert os.read(reader, 100) == b"<html>"
     os.close(reader)
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_budget_and_dropped_replies_are_on_the_page_where_a_run_has_them(loaded: list[Run]) -> None:
+    private = replace(loaded[0], facts={**loaded[0].facts, "privacy": {"epsilon": 4.0}})
+    data = page_data([private, *loaded[1:]])
+    groups = {group["label"]: group["values"]["epsilon"] for group in data["groups"]}
+    assert data["names"]["epsilon"]["short"] == "ε" and "dropped" not in data["names"]
+    assert groups["PRO-MAX"] is None
+    assert "epsilon" not in page_data(loaded)["names"]

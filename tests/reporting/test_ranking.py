@@ -7,6 +7,8 @@ from statistics import fmean, stdev
 import pytest
 from test_run_tables import make_run
 
+from profcil.reporting.groups import label_of
+from profcil.reporting.presets import named_differences
 from profcil.reporting.ranking import rank_runs
 from profcil.reporting.significance import holm, paired_p
 from profcil.reporting.tables import render
@@ -84,3 +86,19 @@ def test_equal_differences_have_no_test() -> None:
 def test_own_data_of_two_files_is_not_ranked_together() -> None:
     runs = [make_run("fedavg", dataset="own", own={"name": name}) for name in ("reviews", "letters")]
     assert list(rank_runs(runs)) == ["own letters, severe", "own reviews, severe"]
+
+
+def test_a_run_by_a_preset_has_the_name_of_the_preset():
+    config = {"dataset": "cora", "setting": "severe", "method": "promax", "seed": 0}
+    plain = config | {"params": {"covariance": "diagonal", "closed_head": False, "noise": 0.5, "transport": "local"}}
+    plus = {"covariance": "shared", "closed_head": True, "noise": 1.0, "transport": "linear"}
+    ridges = [config | {"params": plus | {"ridge": value}} for value in (0.01, 0.1)]
+    assert named_differences([plain]) == [{}]
+    assert named_differences([plain, ridges[0]]) == [{}, {"preset": "plus"}]
+    both = named_differences([plain, *ridges])
+    assert [label_of("promax", settings) for settings in both] == [
+        "PRO-MAX",
+        "PRO-MAX+ (ridge=0.01)",
+        "PRO-MAX+ (ridge=0.1)",
+    ]
+    assert label_of("fedavg", {"preset": "paper"}) == "FedAvg (literal reading)"

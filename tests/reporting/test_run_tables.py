@@ -205,3 +205,23 @@ def test_runs_that_were_computed_in_different_ways_say_so():
     text = "\n".join(execution_lines(other))
     assert "c: accelerated cuda bf16 H200" in text
     assert "d: not recorded" in text
+
+
+def with_facts(run: Run, **facts: object) -> Run:
+    return replace(run, facts={**run.facts, **facts})
+
+
+def test_budget_and_dropped_replies_are_shown_where_a_run_has_them() -> None:
+    private = [with_facts(make_run("pro", seed), privacy={"epsilon": 2.5 + seed}) for seed in (0, 1)]
+    attacked = with_facts(make_run("promax"), tally={"dropped_replies": 3.0})
+    table = render([*private, attacked])
+    header, *rows = [line.split() for line in table.splitlines()]
+    assert header[-2:] == ["ε", "dropped"]
+    assert rows[0][-2:] == ["2.50", "-"] and rows[2][-2:] == ["-", "3"]
+    assert "3.00 ± 0.71" in table  # the mean over seeds
+    assert "dropped" not in render([make_run("pro")]) and "ε" not in render([make_run("pro")])
+
+
+def test_a_robust_run_without_dropped_replies_says_zero() -> None:
+    assert summarise_run(make_run("pro", robust={"aggregation": "median"}))["dropped"] == 0
+    assert "dropped" not in summarise_run(make_run("pro", robust={"aggregation": "mean"}))

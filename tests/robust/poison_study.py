@@ -26,6 +26,7 @@ from profcil.errors import ProfcilError
 from profcil.resolve import resolve
 
 SHORT = ("task_size=5", "train.rounds=5", "train.epochs=2", "warmup.rounds=2")  # a fifth of the digits recipe's work
+SHORT_CLINC = ("task_size=30", *SHORT[1:])
 METHODS = ("fedavg", "pro", "promax", "prolin")
 TARGETS = {  # what each method sends
     "fedavg": ("model",),
@@ -33,7 +34,7 @@ TARGETS = {  # what each method sends
     "promax": ("model", "rows", "transport"),
     "prolin": ("rows", "matrix", "sums"),
 }
-RULES = ("clipped", "median", "trimmed", "krum")
+RULES = ("clipped", "median", "trimmed", "krum", "geometric")
 WORST = {  # by name, for the curve
     "fedavg": "update x -100",
     "pro": "update with its sign flipped",
@@ -87,10 +88,17 @@ def applicable(method: str) -> list[Attack]:
     return [a for a in found if not (method == "prolin" and a.name.startswith("second moments"))]
 
 
+def short_settings(dataset: str, method: str) -> tuple[str, ...]:
+    """The settings of a short run."""
+    if dataset != "clinc150":
+        return SHORT
+    return (*SHORT_CLINC, "params.dictionary=2000") if method == "prolin" else SHORT_CLINC
+
+
 def mean_accuracy(args: argparse.Namespace, rule: str, attack: Attack | None, liars: Collection[int]) -> float:
     """The mean FAA over seeds. Errors, and replies of honest clients that were dropped, are printed on stderr."""
     more: dict[str, Any] = {"dataset": args.dataset, "setting": args.setting, "data": args.data}
-    more["more"] = SHORT if args.short else ()
+    more["more"] = short_settings(args.dataset, args.method) if args.short else ()
     found = []
     for seed in range(args.seeds):
         facts = poisoned_run(Path(args.folder), args.method, rule, attack, liars, seed=seed, **more)

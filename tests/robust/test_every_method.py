@@ -8,7 +8,7 @@ from profcil import registry
 from profcil.contract.stream import short_server_training
 from profcil.engine import admission
 
-RULES = ("clipped", "median", "trimmed", "krum")
+RULES = ("clipped", "median", "trimmed", "krum", "geometric")
 
 
 def image_methods() -> list[str]:

@@ -9,6 +9,7 @@ import torch
 
 from profcil.engine.channel import Block, Reply
 from profcil.robust.aggregation import robust_replies
+from profcil.robust.rules import geometric_median
 from profcil.robust.screen import out_of_range
 
 WIDTH = 8
@@ -97,6 +98,17 @@ def test_combined_models_are_equal_and_inside_the_honest_range(rule):
     assert all(torch.equal(w, weights[0]) for w in weights)
     honest = torch.stack([r.blocks["base"].tensors["weight"] for r in replies if r.client != 2])
     assert bool((weights[0] <= honest.amax(0)).all())
+
+
+def test_the_geometric_median_is_of_whole_models():
+    replies = models(c2=model(2, size=0.2))
+    kept, _ = robust_replies("geometric", replies, inboxes(), {})
+    for name in BROADCAST.tensors:
+        together = [r.blocks["base"].tensors[name] for r in kept]
+        assert all(torch.equal(t, together[0]) for t in together)
+    assert distance(kept[0].blocks["base"]) < distance(replies[2].blocks["base"]) / 10
+    vectors = [torch.cat([t.flatten() for t in r.blocks["base"].tensors.values()]) for r in (*replies, kept[0])]
+    assert torch.allclose(vectors[-1], geometric_median(torch.stack(vectors[:-1])), atol=1e-6)
 
 
 def test_krum_drops_the_model_without_neighbours():

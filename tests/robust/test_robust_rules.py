@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profcil.robust.rules import COMBINED, krum_choice, median, shrinkage, trimmed_mean
+from profcil.robust.rules import COMBINED, geometric_median, krum_choice, median, shrinkage, trimmed_mean
 
 sizes = st.integers(1, 12)
 seeds = st.integers(0, 1000)
@@ -50,6 +50,32 @@ def test_a_fifth_does_not_move_the_trimmed_mean_out_of_the_honest_range(n, seed,
     stack[:liars] = size
     found = trimmed_mean(stack)
     assert bool((found >= honest.amin(0) - 1e-9).all() and (found <= honest.amax(0) + 1e-9).all())
+
+
+@given(n=st.integers(3, 12), seed=seeds, size=st.floats(-1e6, 1e6))
+def test_a_minority_moves_the_geometric_median_a_bounded_way(n, seed, size):
+    """With a share a of liars, at most 2(1 − a)/(1 − 2a) times the distance of the furthest honest vector."""
+    liars = (n - 1) // 2
+    stack = drawn(n, seed)
+    honest = stack[liars:]
+    centre = honest.mean(0)
+    furthest = float((honest - centre).norm(dim=1).max())
+    stack[:liars] = size
+    share = liars / n
+    bound = 2 * (1 - share) / (1 - 2 * share) * furthest
+    assert float((geometric_median(stack) - centre).norm()) <= 1.01 * bound
+
+
+def test_the_geometric_median_is_nearest_to_all():
+    stack = drawn(7, 3)
+    stack[0] *= 20
+    found = geometric_median(stack)
+
+    def distances(point):
+        return float((stack - point).norm(dim=1).sum())
+
+    others = [stack.mean(0), median(stack), *(found + 0.01 * drawn(1, s)[0] for s in range(20))]
+    assert all(distances(found) <= distances(other) + 1e-9 for other in others)
 
 
 def test_with_half_of_the_vectors_false_the_median_breaks():

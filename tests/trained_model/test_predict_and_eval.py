@@ -156,7 +156,9 @@ def test_a_table_is_read_by_column_names(saved):
     from profcil.data.input_format import InputFormat
 
     form = InputFormat("table", (2,), columns=("b", "a"))
-    model = SimpleNamespace(modality="table", expect=lambda modality: form, like=(torch.zeros(0, 2),), names=("x", "y"))
+    model = SimpleNamespace(
+        header={}, modality="table", expect=lambda modality: form, like=(torch.zeros(0, 2),), names=("x", "y")
+    )
     Path("t.csv").write_text("a,label,b\n1,x,2\n3,y,4\n")
     given = read_inputs(model, ["t.csv"], labelled=True)
     assert given.inputs[0].tolist() == [[2, 1], [4, 3]] and given.labels == ["x", "y"]
@@ -171,11 +173,11 @@ MISTAKES = {
     ("text", "predict", "broken.png"): "this is a model of texts, and broken.png is none",
     ("text", "predict", "empty"): "this is a model of texts, and empty is none",
     ("text", "predict", "absent.csv"): "absent.csv does not exist",
-    ("text", "predict", "other.csv"): "other.csv cannot be read as texts (no 'text')",
+    ("text", "predict", "other.csv"): "other.csv has no column with the name text",
     ("graph", "predict", "text.txt"): "this is a model of graphs, and text.txt has no nodes.csv",
     ("graph", "predict", "empty"): "this is a model of graphs, and empty has no nodes.csv",
     ("text", "eval", "wrong.csv"): "wrong.csv has the label 'eleven', which is not a class of this model",
-    ("text", "eval", "text.txt"): "text.txt cannot be read as texts with labels (no 'label')",
+    ("text", "eval", "text.txt"): "text.txt cannot be read as texts with labels; give a file with a column of labels",
 }
 
 
@@ -184,7 +186,7 @@ def test_a_mistake_is_one_sentence(saved, capsys, modality, verb, path):
     Path("text.txt").write_text("hello\n")
     Path("broken.png").write_bytes(b"no image")
     Path("empty").mkdir()
-    Path("other.csv").write_text("words,label\na,b\n")
+    Path("other.csv").write_text("words,more,label\na,b,c\n")
     Path("wrong.csv").write_text("text,label\nw3,eleven\n")
     arguments = ["--data", path] if verb == "eval" else [path]
     assert main([verb, str(saved(modality).folder), *arguments]) == 2

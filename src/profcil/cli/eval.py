@@ -2,8 +2,8 @@
 
 Without --data this is the part of its own data that the run was scored on (test data).
 
-Data by the model's modality: a folder with one folder of images per class; a .csv, .tsv, .json or .jsonl file with the
-fields `text` and `label`; a table with a column `label`; a folder with nodes.csv (with a column `label`) and edges.csv.
+--data is anything that `profcil run --data` reads, of the modality of the model. Columns are found as they were when
+the model was trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profcil.cli.parser import Parser, data_dir, json_flag, print_json
+from profcil.cli.parser import Parser, data_dir, json_flag, print_json, reading_flag
 from profcil.errors import ConfigError
 
 SHOWN = 10  # classes with the lowest accuracy that are printed
@@ -28,6 +28,7 @@ def add(parser: Parser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="fit the temperature of probabilities to this data, and keep it"
     )
+    reading_flag(parser)
     parser.add_argument("--device", default="cpu", help="torch device: cpu, cuda or cuda:N")
     json_flag(parser)
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from profcil.runs.models.evaluation import rejection_auroc, write_calibration, write_confusion
-    from profcil.runs.models.labelled_inputs import read_inputs
+    from profcil.runs.models.labelled_inputs import read_inputs, reading_settings
     from profcil.runs.models.trained_model import load_model
 
     if args.calibrate and not args.data:
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         found = replace(found, temperature=model.temperature)
     result = found.summary()
     if args.none:
-        outside = model.probabilities(*read_inputs(model, [args.none]).inputs).cpu()
+        none = read_inputs(model, [args.none], settings=reading_settings(model, args.set))
+        outside = model.probabilities(*none.inputs).cpu()
         result["rejection_auroc"] = rejection_auroc(found.probabilities.amax(1), outside.amax(1))
     if args.confusion:
         write_confusion(Path(args.confusion), found)
@@ -62,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
 def evaluation_of(args: argparse.Namespace, model: Any) -> Any:
     """The scores on the data that was given, or on the run's own."""
     from profcil.runs.models.evaluation import evaluate, evaluate_run
-    from profcil.runs.models.labelled_inputs import class_ids, read_inputs
+    from profcil.runs.models.labelled_inputs import class_ids, read_inputs, reading_settings
 
     if not args.data:
         return evaluate_run(args.run, Path(args.data_dir) if args.data_dir else None, model)
-    given = read_inputs(model, [args.data], labelled=True)
+    given = read_inputs(model, [args.data], labelled=True, settings=reading_settings(model, args.set))
     return evaluate(model, given.inputs, class_ids(model, given.labels, args.data))
 
 

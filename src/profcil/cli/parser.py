@@ -82,6 +82,16 @@ def json_flag(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
 
 
+def reading_flag(parser: Parser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="own.KEY=VALUE",
+        help="read files otherwise than the training data: own.label, own.text, own.ignore, own.encoding",
+    )
+
+
 def progress_flags(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(

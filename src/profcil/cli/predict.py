@@ -1,7 +1,8 @@
 """Predict the classes of new inputs with the model of a finished run; no training data is needed.
 
-Inputs by the model's modality: image files or folders; texts, .txt files with one text per line, .csv, .tsv, .json or
-.jsonl files with a field `text`, or - for standard input; .csv or .tsv tables; a folder with nodes.csv and edges.csv.
+Inputs by the model's modality: image files or folders; texts, .txt files with one text per line, or - for standard
+input; a folder with nodes.csv and edges.csv; and for texts and tables whatever `profcil run --data` reads, with the
+columns of the data that the model was trained on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from profcil.cli.parser import Parser, json_flag, print_json
+from profcil.cli.parser import Parser, json_flag, print_json, reading_flag
 from profcil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def add(parser: Parser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="images, texts, tables or a graph folder")
     parser.add_argument("--top", default="1", metavar="N", help="show the N most probable classes (1)")
     parser.add_argument("--reject", default="0", metavar="T", help=f"say '{NONE}' below this probability (0)")
+    reading_flag(parser)
     parser.add_argument("--nodes", metavar="IDS", help="graphs: ids of the nodes to predict, with commas (all)")
     parser.add_argument("--device", default="cpu", help="torch device: cpu, cuda or cuda:N")
     parser.add_argument("--csv", action="store_true", help="print CSV: input, class, probability, rank")
@@ -37,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     threshold = share("--reject", args.reject)
     if args.json and args.csv:
         raise ConfigError("--json and --csv exclude each other; choose one")
-    from profcil.runs.models.labelled_inputs import choose_nodes, read_inputs
+    from profcil.runs.models.labelled_inputs import choose_nodes, read_inputs, reading_settings
     from profcil.runs.models.trained_model import load_model
 
     model = load_model(args.run, device=args.device)
-    given = read_inputs(model, args.inputs)
+    given = read_inputs(model, args.inputs, settings=reading_settings(model, args.set))
     if args.nodes:
         if model.modality != "graph":
             raise ConfigError("--nodes is for models of graphs; leave it out")

@@ -7,7 +7,6 @@ that it was trained on.
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from profcil.data._categories import one_hot
 from profcil.data._numbers import number_columns
+from profcil.data._pixels import read_image
 from profcil.data._tokens import FIRST, UNKNOWN, encode
 from profcil.errors import DataError
 
@@ -66,8 +66,8 @@ class InputFormat:
         ids = [hashed_id(word, self.vocabulary) for word in words[:length]] or [UNKNOWN]
         return ids + [0] * (length - len(ids))
 
-    def read_image(self, path: Path) -> Tensor:
-        """The pixels of an image file, uint8 [channels, height, width]. Another size is resized."""
+    def read_image(self, path: Path | bytes) -> Tensor:
+        """The pixels of an image file or of its content, uint8 [channels, height, width]. Another size is resized."""
         return read_image(path, self.shape)
 
     def encode_columns(self, columns: Mapping[str, Sequence[Any]], where: object) -> Tensor:
@@ -109,20 +109,3 @@ def hashed_id(word: str, vocabulary: int) -> int:
     """A word's token id. It is the same at every site, and no vocabulary has to be exchanged."""
     value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
     return FIRST + value % (vocabulary - FIRST)
-
-
-def read_image(path: Path | bytes, shape: Sequence[int]) -> Tensor:
-    """An image file, or its content, as uint8 [channels, height, width], resized if it has another size."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise DataError("images need the package pillow, which is not installed; `pip install pillow`") from None
-    channels, height, width = shape
-    try:
-        with Image.open(io.BytesIO(path) if isinstance(path, bytes) else path) as image:
-            resized = image.convert("L" if channels == 1 else "RGB").resize((width, height))
-    except (OSError, UnidentifiedImageError) as error:
-        name = "an image" if isinstance(path, bytes) else path
-        raise DataError(f"{name} cannot be read as an image ({error}); remove or replace it") from None
-    pixels = np.asarray(resized, dtype=np.uint8).reshape(height, width, channels)
-    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())

@@ -10,9 +10,10 @@ import torch
 from profcil.config import ChannelSettings
 from profcil.deploy.client.store import SiteStore
 from profcil.deploy.wire import CONTENT_ERRORS, Request, block_digest
-from profcil.engine.changed_rows import patched
+from profcil.engine.changed_rows import has_rows, patched
 from profcil.engine.channel import Block, Coding, Reply, When
-from profcil.errors import Failure, ProfcilError
+from profcil.engine.encoding import coded_name, encoding_of
+from profcil.errors import Failure
 
 Form = dict[str, tuple[torch.dtype, torch.Size]]  # names, types and shapes of tensors
 
@@ -42,21 +43,33 @@ def read_blocks(blocks: Mapping[str, Block], coding: Coding) -> dict[str, Block]
 
 
 def read_block(name: str, block: Block, coding: Coding) -> Block:
-    """One decoded block: encoding it again must give tensors of the same names, types and shapes."""
+    """One decoded block: encoded again it must have tensors of the same names, types and shapes."""
     if block.kind not in coding:
         return block
+    encoding = coding[block.kind]
     try:
         plain = block.decoded()
-        as_sent = plain.encoded(coding)
-    except (*CONTENT_ERRORS, ProfcilError) as error:
+    except CONTENT_ERRORS as error:
         raise WrongEncoding(f"block {name} cannot be decoded ({error})") from None
-    if form(block) != form(as_sent):
-        raise WrongEncoding(f"block {name} is not encoded as {coding[block.kind]} is")
+    if form(block) != encoded_form(plain.tensors, encoding, len(plain.labels)):
+        raise WrongEncoding(f"block {name} is not encoded as {encoding} is")
     return plain
 
 
 def form(block: Block) -> Form:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in block.tensors.items()}
+
+
+def encoded_form(tensors: Mapping[str, torch.Tensor], encoding: str, classes: int) -> Form:
+    """The form of some tensors as they are sent. It is known without computing them, which would take memory."""
+    found: Form = {}
+    for name, tensor in tensors.items():
+        chosen = encoding_of(tensor, encoding, classes)
+        types = {"float32": tensor.dtype, "float16": torch.float16, "bfloat16": torch.int16, "int8": torch.int8}
+        found[name if chosen == "float32" else coded_name(name, chosen)] = (types[chosen], tensor.shape)
+        if chosen == "int8":
+            found[coded_name(name, "scale")] = (torch.float32, tensor.shape[:1])
+    return found
 
 
 def received_block(store: SiteStore, request: Request, name: str) -> Block | None:
@@ -65,7 +78,7 @@ def received_block(store: SiteStore, request: Request, name: str) -> Block | Non
     if name not in request.patches:
         return block
     held = store.latest_block(name)
-    if held is None or form_of_rows(held) != form_of_rows(block):
+    if held is None or form_of_rows(held) != form_of_rows(block) or not has_rows(block):
         return None
     complete = patched(held, block)
     return complete if block_digest(complete) == request.digests[name] else None

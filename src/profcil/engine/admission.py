@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When
-from profcil.engine.encoding import ROUNDING
+from profcil.engine.encoding import LARGEST, ROUNDING
 from profcil.engine.reply_checks import Knowledge, impossible
 from profcil.robust.aggregation import robust_replies
+from profcil.robust.directions import are_few, opposed, without_update
 
 if TYPE_CHECKING:
     from profcil.engine.world import World
@@ -30,7 +31,8 @@ def knowledge(world: World, method: Any, when: When, client: int, inbox: Inbox) 
     confidence = float(getattr(method.params, "neighbours", 1.0))
     noised = world.protection is not None
     rounding = ROUNDING[world.config.channel.statistics]
-    return Knowledge(frozenset(observed | received), len(examples), confidence, noised, rounding)
+    largest = LARGEST[world.config.channel.memory]
+    return Knowledge(frozenset(observed | received), len(examples), confidence, noised, rounding, largest)
 
 
 @torch.no_grad()
@@ -53,9 +55,22 @@ def admit(
             channel.dropped[reply.client] = reason
         else:
             possible.append(reply)
-    kept, dropped = robust_replies(world.config.robust.aggregation, possible, inboxes, server.blocks)
+    rule = world.config.robust.aggregation
+    kept, dropped = robust_replies(rule, possible, inboxes, server.blocks)
     channel.dropped |= dropped
-    return kept
+    return without_opposed(channel, kept, inboxes, world.plan.clients) if rule == "clipped" else kept
+
+
+def without_opposed(
+    channel: Channel, replies: Sequence[Reply], inboxes: Mapping[int, Inbox], clients: int
+) -> list[Reply]:
+    """The replies, without the updates that point against the others, as long as few of all clients have had one."""
+    found = opposed(replies, inboxes)
+    channel.opposed.update(found)
+    if not are_few(len(channel.opposed), clients):
+        return list(replies)
+    channel.pulled_back += found
+    return [without_update(reply, inboxes[reply.client]) if reply.client in found else reply for reply in replies]
 
 
 def still_asked(clients: Sequence[int], strikes: Mapping[int, int], quarantine: int) -> list[int]:

@@ -172,6 +172,8 @@ class Channel:
     kinds: frozenset[str] | None = None  # the kinds of blocks that the method declares; None = all
     held: dict[int, dict[str, int]] = field(default_factory=dict)  # client → block → version it holds
     dropped: dict[int, str] = field(default_factory=dict)  # clients whose replies were not used in this round, and why
+    opposed: set[int] = field(default_factory=set)  # clients that ever had an update against the others (`robust`)
+    pulled_back: list[int] = field(default_factory=list)  # those of them whose update was left out in this round
     facts: Counter[str] = field(default_factory=Counter)  # of the round, for the log
     packing: Packing = field(default_factory=Packing)
 
@@ -181,6 +183,7 @@ class Channel:
         entries = len(self.ledger.entries)
         old_versions = {c: self.held[c] for c in clients if c in self.held}
         histories = dict(self.packing.histories or {})
+        opposed = set(self.opposed)
         try:
             yield
         except BaseException:
@@ -189,6 +192,7 @@ class Channel:
                 self.held.pop(c, None)
             self.held.update(old_versions)
             self.packing.restore(histories)
+            self.opposed = opposed
             raise
 
     def down(self, client: int, state: ServerState, names: Sequence[str], when: When) -> Inbox:

@@ -13,6 +13,7 @@ further error. So encoding again what was received gives the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +28,7 @@ SMALLEST_SCALE = 2.0**-100
 LARGEST_SCALE = 2.0**120  # 127 · scale is finite
 SEPARATOR = ":"
 ROUNDING = {"float32": 1e-3, "float16": 4e-3, "bfloat16": 3e-2}  # relative error that sums may have after encoding
+LARGEST = {"float32": math.inf, "float16": 65504.0, "bfloat16": math.inf, "int8": math.inf}  # finite value it can hold
 
 Tensors = dict[str, Tensor]
 
@@ -47,16 +49,20 @@ def encoding_of(tensor: Tensor, encoding: str, classes: int) -> str:
     return "float16" if encoding == "int8" and not by_class else encoding
 
 
+def coded_name(name: str, encoding: str) -> str:
+    return f"{name}{SEPARATOR}{encoding}"
+
+
 def encoded_tensor(name: str, tensor: Tensor, encoding: str) -> Tensors:
     """The tensors that are sent for one."""
-    coded = f"{name}{SEPARATOR}{encoding}"
+    coded = coded_name(name, encoding)
     if encoding == "float16":
         return {coded: to_float16(name, tensor)}
     if encoding == "bfloat16":
         return {coded: tensor.bfloat16().view(torch.int16)}
     if encoding == "int8":
         whole, scale = to_int8(tensor)
-        return {coded: whole, f"{name}{SEPARATOR}scale": scale}
+        return {coded: whole, coded_name(name, "scale"): scale}
     return {name: tensor}
 
 
@@ -93,7 +99,7 @@ def decoded(tensors: Mapping[str, Tensor]) -> Tensors:
     found: Tensors = {}
     for coded, tensor in tensors.items():
         name, _, encoding = coded.partition(SEPARATOR)
-        scale = tensors.get(f"{name}{SEPARATOR}scale")
+        scale = tensors.get(coded_name(name, "scale"))
         if encoding != "scale":
             found[name] = decoded_tensor(name, tensor, encoding, scale)
     return found

@@ -46,6 +46,7 @@ class RunState:
     client_bytes: int = 0  # largest extra memory that a client needed
     server_bytes: int = 0  # largest memory that the server held beyond the model
     strikes: dict[int, int] = field(default_factory=dict)  # client → rounds in which its replies were dropped
+    opposed: tuple[int, ...] = ()  # clients that had an update against the others in a round
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
     stopping: dict[str, float] = field(default_factory=dict)  # of early stopping: best FAA, rounds since, stopped
     row_histories: dict[str, RowHistory] = field(default_factory=dict)  # of blocks, where changed rows are sent alone
@@ -60,6 +61,7 @@ NOT_SUMMED = {
     "quarantined",
     UPDATE_BOUND,
     WITHIN_BOUND,
+    "opposed",
 }  # facts of a round that are not in the tally
 Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
 
@@ -68,6 +70,7 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
     """Computes the stream from the state's position and round to the end."""
     packing = make_packing(world, method, state.row_histories)
     channel = Channel(state.ledger, world.config.transfer, method.kinds, held=state.held, packing=packing)
+    channel.opposed = set(state.opposed)
     rounds = world.config.train.rounds
     quarantine = world.config.robust.quarantine
     while state.position < world.plan.positions:
@@ -84,6 +87,9 @@ def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunSt
             state.round += 1
             state.server_bytes = max(state.server_bytes, stored_bytes(server.blocks))
             facts |= count_strikes(state.strikes, channel.dropped, quarantine)
+            state.opposed = tuple(sorted(channel.opposed))
+            if channel.pulled_back:
+                facts["opposed"] = sorted(channel.pulled_back)
             for name in facts.keys() - NOT_SUMMED:
                 state.tally[name] = state.tally.get(name, 0.0) + facts[name]
             watch("round", when, facts | stop_early(world, method, state, when))
@@ -128,6 +134,7 @@ def play(
     it. Returns the server's new state and facts for the log."""
     server = world.protection.with_bound(state.server) if world.protection else state.server
     channel.dropped = {}
+    channel.pulled_back = []
     world.forget_features({block.version for block in server.blocks.values()})
     seconds = 0.0  # of training on the server
     if method.opens(server, when):

@@ -28,7 +28,7 @@ LOG_FIELDS = frozenset(
         *("event", "stage", "position", "round", "seconds", "clients", "skipped", "correct", "alignment"),
         *("resident_mb", "server_seconds", "envelope_bytes", "resent_bytes", "refused_replies", "silent_clients"),
         *("late_replies", "client", "node", "reason", "answered", "silent", "refused", "payload", "wire", "pid"),
-        *("dropped", "dropped_replies", "quarantined", "skipped_sums"),
+        *("dropped", "dropped_replies", "quarantined", "opposed", "skipped_sums"),
     }
 )
 ROWS_BY_CLASS = ("statistics", "transport")  # kinds of blocks in which a class has one row
@@ -43,6 +43,7 @@ class Knowledge:
     confidence: float = math.inf  # the largest confidence
     noised: bool = False  # whether it adds noise: counts may then be negative, and moments may not fit each other
     rounding: float = ROUNDING["float32"]  # relative error that its statistics may have
+    largest: float = math.inf  # the largest value of a row by class, which the memory's encoding must hold
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ def wrong_values(block: Block, known: Knowledge) -> Iterator[str]:
     for name, tensor in block.tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             yield f"tensor {name} has values that are not finite"
+        elif block.labels and tensor.is_floating_point() and not within(tensor.abs(), known.largest):
+            yield f"tensor {name} has values above {known.largest:g}, which float16 cannot hold"
         elif known.noised:
             continue
         elif name == "count" and not is_count(tensor, known.most, block):

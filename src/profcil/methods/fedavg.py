@@ -1,6 +1,8 @@
-"""FedAvg (McMahan et al., 2017): local training on the current task, averaging weighted by example counts.
+r"""FedAvg (McMahan et al., 2017): local training on the current task, averaging weighted by example counts.
 
 Kept: everything. It is the base class, unchanged.
+
+Loss: $`\mathcal{L}(w) = \mathrm{CE}_S(f_w(x), y)`$.
 
 Choose it when: you need the baseline that traffic and forgetting are measured against. It keeps little more than the
 last task.

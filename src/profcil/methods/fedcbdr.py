@@ -1,4 +1,4 @@
-"""FedCBDR (Qi et al., NeurIPS 2025): real exemplars chosen by global leverage, and task-aware temperatures.
+r"""FedCBDR (Qi et al., NeurIPS 2025): real exemplars chosen by global leverage, and task-aware temperatures.
 
 Kept: after a position's last round, participants send rotated features XQ of their current examples under the global
 model. The server stacks them, computes leverage scores from one economy SVD, draws examples in proportion to them, and
@@ -6,6 +6,10 @@ sends each client the rows of its examples to store. Raw examples never leave a 
 replayed examples minimises (ω_old/N_old) Σ_replayed CE + (ω_new/N_new) Σ_current CE, both over
 [z_old/τ_old, z_new/τ_new], with the paper's best values. N counts an epoch, so a batch is an unbiased sample of that
 sum.
+
+Loss: $`\mathcal{L} = \frac{\omega_o}{N_o} \sum_{i \in R} \mathrm{CE}_S(f_w(x_i) / \tau, y_i) + \frac{\omega_n}{N_n}
+\sum_{i \in D} \mathrm{CE}_S(f_w(x_i) / \tau, y_i)`$ over replayed examples $`R`$ and current ones $`D`$; $`\tau`$ is
+$`\tau_o`$ for the logits of old classes and $`\tau_n`$ for those of current ones.
 
 Choose it when: clients may store raw examples. It is strong on homogeneous texts and graphs, and loses 12 to 37 points
 on severe streams.

@@ -1,9 +1,12 @@
-"""FedProto (Tan et al., AAAI 2022): clients share class prototypes and pull their features towards them.
+r"""FedProto (Tan et al., AAAI 2022): clients share class prototypes and pull their features towards them.
 
 Kept: the local loss CE + λ·MSE(z, C_y), averaged over batch and dimensions, where a label without a prototype
 contributes zero; prototypes measured under the local model after training; the count-weighted mean over the reporting
 clients (the paper's Eq. 6; the authors' code takes the plain mean); the nearest prototype as the classifier, with
 `predict = "prototype"`.
+
+Loss: $`\mathcal{L} = \mathrm{CE}_S(f_w(x), y) + \frac{\lambda}{d} \min_k \lVert z(x) - p_{yk} \rVert^2`$ with the
+prototypes $`p_{yk}`$ of class $`y`$ and $`\lambda`$ = `pull`.
 
 Choose it when: clients may share class means in addition to the model. On the benchmarks here it forgets as much as
 FedAvg.

@@ -1,6 +1,9 @@
-"""FedProx (Li et al., 2020): FedAvg with a proximal term towards the broadcast model.
+r"""FedProx (Li et al., 2020): FedAvg with a proximal term towards the broadcast model.
 
 Kept: the objective CE + (μ/2)‖w − w_g‖² over all parameters. BatchNorm's running statistics are not in the term.
+
+Loss: $`\mathcal{L}(w) = \mathrm{CE}_S(f_w(x), y) + \frac{\mu}{2} \lVert w - w_g \rVert^2`$ with the broadcast model
+$`w_g`$.
 
 Choose it when: clients drift apart within a round and you want FedAvg with one more term. It does not prevent
 forgetting on the benchmarks here.

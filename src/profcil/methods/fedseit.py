@@ -1,4 +1,4 @@
-"""FedSeIT (Chaudhary et al., Findings of EMNLP 2022): text classification with selective inter-client transfer.
+r"""FedSeIT (Chaudhary et al., Findings of EMNLP 2022): text classification with selective inter-client transfer.
 
 Kept: each filter bank of the TextCNN is θ = B ⊙ sigmoid(m) + A. B is shared and averaged; each task of each client has
 a gate m and a sparse adaptive A. The client's loss is CE + λ₁‖A‖₁ + λ₂ Σ_i ½‖B⊙σ(m_i) + A_i − θ*_i‖² over its past
@@ -6,6 +6,10 @@ tasks. The server stores every A (entries above 1e-3) and the topic of its task:
 vectors, which are means of word vectors. A client gets up to 3 foreign adaptives, those whose tasks are most similar to
 its own by the mean of cos·1[cos > 0.7] over pairs of centroids. They are frozen. Each is a separate convolution, scaled
 by a trainable α that starts at its share of the scores, and is added to the local features through a projection.
+
+Loss: $`\mathcal{L} = \mathrm{CE}_C(f_\theta(x), y) + \lambda_1 \lVert A \rVert_1 + \frac{\lambda_2}{2} \sum_i \lVert B
+\odot \sigma(m_i) + A_i - \theta^{\star}_i \rVert^2`$ with filters $`\theta = B \odot \sigma(m) + A`$ and a sum over the
+client's past tasks.
 
 Choose it when: the data are texts and clients may exchange sparse parameters of their tasks. It is far below its
 authors' figures here.

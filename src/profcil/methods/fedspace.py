@@ -1,4 +1,4 @@
-"""FedSpace (Shenaj et al., CVPR Workshops 2023): asynchronous federated class-incremental learning with prototypes.
+r"""FedSpace (Shenaj et al., CVPR Workshops 2023): asynchronous federated class-incremental learning with prototypes.
 
 Kept: every client has its own task order. The client's loss has three terms: CE(logits/0.1) over the classes it has
 met; 0.01·CE of the head on pseudo-features p̃ = C_y + ρ·N(0, 1) of classes that have a prototype and are not current;
@@ -6,6 +6,10 @@ met; 0.01·CE of the head on pseudo-features p̃ = C_y + ρ·N(0, 1) of classes 
 step, w ← 0.5·average + 0.5·old, and moves prototypes by 0.1 towards the count-weighted mean of the round's reports. The
 radius ρ² = mean_y tr(Σ_y)/d is measured in a client's first position only, over the classes of which it has at least
 two examples; ρ is the example-weighted mean over all clients that have reported so far, each by its latest report.
+
+Loss: $`\mathcal{L} = \mathrm{CE}_M(f_w(x) / t, y) + \alpha \, \mathrm{CE}_{M \cup P}(h_w(\tilde{p}) / t, \tilde{y}) +
+\beta \, \mathrm{SupCon}(z, \tilde{p})`$ with classes $`M`$ that the client has met, classes $`P`$ with a prototype, and
+pseudo-features $`\tilde{p} = p_{\tilde{y}} + \rho \varepsilon`$; $`\alpha`$ = `rehearse`, $`\beta`$ = `contrast`.
 
 Choose it when: clients have orders of their own and only prototypes may be stored. It is strong on severe CLINC150 and
 weak elsewhere.

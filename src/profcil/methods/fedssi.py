@@ -1,8 +1,11 @@
-"""FedSSI (Li et al., ICML 2025): synaptic intelligence on every client, measured along a personalised surrogate.
+r"""FedSSI (Li et al., ICML 2025): synaptic intelligence on every client, measured along a personalised surrogate.
 
 Kept: no rehearsal, and only the model is sent. Each client trains a surrogate v on its data, tied to the global model
 by the rule v ← v − η(∇ℓ + q(v − w^g)) with q = (1 − λ)/2λ. The contribution of each parameter along that path is its
 importance Ω, and later local training adds the penalty c·Σ Ω_i (w_i − w*_i)² for leaving the reference w*.
+
+Loss: $`\mathcal{L}(w) = \mathrm{CE}_S(f_w(x), y) + c \sum_i \Omega_i (w_i - w^{\star}_i)^2`$, where a surrogate's way
+from $`w`$ to $`v`$ adds $`\max(s_i, 0) / ((v_i - w_i)^2 + \xi)`$ to $`\Omega_i`$ for its path integral $`s_i`$.
 
 Choose it when: nothing but the model may be sent and a client can store three models. With its authors' coefficients it
 is level with FedAvg here.

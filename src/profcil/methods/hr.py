@@ -1,4 +1,4 @@
-"""HR, Hybrid Replay (Nori, Kim and Wang, ICLR 2025): replay of latent codes of an autoencoder that also classifies.
+r"""HR, Hybrid Replay (Nori, Kim and Wang, ICLR 2025): replay of latent codes of an autoencoder that also classifies.
 
 Kept: the encoder gets a latent layer (μ, log σ²) and a decoder; a class is predicted by the nearest centroid to μ(x).
 When classes appear, clients send their mean codes, and the server places centroids for them by a Lennard-Jones
@@ -6,6 +6,11 @@ potential; old centroids never move. The loss of an example is ‖x − x̂‖²
 ‖μ − μ_old‖² + ‖x̂ − x̂_old‖² is added. All terms are divided by the size of an image. A client stores up to B codes a
 class, replays them decoded by the old model, and re-encodes them once a position as f_new(g_old(m)). Old classes for
 which it has no codes are decoded from p_y + N(0, 1/(1 + 2λ)), the spread at which λ and the prior balance.
+
+Loss: $`\mathcal{L} = \frac{1}{|x|} \left( \rho \lVert x - \hat{x} \rVert^2 + \mathrm{KL} + \lambda \lVert z - p_y
+\rVert^2 + \delta \lVert \mu - \mu_o \rVert^2 + \delta \lVert \hat{x} - \hat{x}_o \rVert^2 \right)`$ with codes $`\mu`$
+and images $`\hat{x}`$ of the model, $`\mu_o`$ and $`\hat{x}_o`$ of the starting model, and KL from $`N(\mu, \sigma^2)`$
+to $`N(0, 1)`$; $`\rho`$ = `rebuild`, $`\lambda`$ = `pull`, $`\delta`$ = `distill`.
 
 Choose it when: the data are images, and clients may store latent codes and train a decoder.
 

@@ -1,4 +1,4 @@
-"""MFCL (Babakniya et al., NeurIPS 2023): one generator for all tasks, from which clients draw images to replay.
+r"""MFCL (Babakniya et al., NeurIPS 2023): one generator for all tasks, from which clients draw images to replay.
 
 Kept: at a position's end the server continues to train its generator against the frozen global model, with batches of
 128 and Adam at 1e-3. It minimises CE(logits/1000, arg-max) + (1 − H(p̄)/log K) + 50·(mean KL between the Gaussians of
@@ -6,6 +6,11 @@ BatchNorm statistics and of the batch) + 0.001·‖x − blurred x‖². Clients
 arg-max. Their loss has three terms: CE over current classes on real examples; CE of the head alone (features detached)
 over old and current classes on real and generated examples; 0.1·Σ_k (w_k·z − w_k·z*)²/K along the K rows of the old
 head, on both.
+
+Loss: $`\mathcal{L} = \mathrm{CE}_C(f_w(x), y) + \gamma \, \mathrm{CE}_{O \cup C}(h_w(\bar{z}), y) + \frac{\kappa}{K}
+\sum_{k \in O} (w_k z - w_k z^{\star})^2`$: the first term over real examples, the others over real and generated ones,
+with old classes $`O`$, features $`\bar{z}`$ without gradient and $`z^{\star}`$ of the teacher; $`\gamma`$ = `finetune`,
+$`\kappa`$ = `distill`.
 
 Choose it when: the data are images, clients may store nothing, the server may train, and a generator is cheaper to send
 than images.

@@ -1,4 +1,4 @@
-"""MOTION (Wan et al., NeurIPS 2025): a coarsened graph of the past on every client, and updates merged by coordinates.
+r"""MOTION (Wan et al., NeurIPS 2025): a coarsened graph of the past on every client, and updates merged by coordinates.
 
 Kept: a client stores its past as a coarse graph. Nodes are scored by 0.6·(topology) + 0.1·each of 1 − mean cosine,
 MMD, Mahalanobis distance and 1 − correlation. Half of them are retained, every other one is merged into the most
@@ -10,6 +10,9 @@ The released scorer is a mixture of experts over topology and features that is c
 weights and never trained. It is replaced by the mean of five topological quantities, which are computed with tensors
 and without randomness: degree, clustering, PageRank, eigenvector centrality, spread of the neighbours' degrees.
 Betweenness and closeness need all shortest paths and are left out.
+
+Loss: $`\mathcal{L} = \mathrm{CE}_S(f_w(v; G), y_v)`$ over nodes $`v`$ of the coarse graph $`G`$: the current ones, and
+B of each old class.
 
 Choose it when: the data are graphs and clients may store a coarse graph of their past. It is the strongest baseline on
 homogeneous graphs.

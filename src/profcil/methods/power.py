@@ -1,4 +1,4 @@
-"""POWER (Zhu, Hu & Wu, KDD 2025): replay of nodes that cover their class, and distillation on inverted class means.
+r"""POWER (Zhu, Hu & Wu, KDD 2025): replay of nodes that cover their class, and distillation on inverted class means.
 
 Kept: a client minimises β·CE(current nodes) + (1 − β)·CE(buffer), where the buffer has raw features and labels of
 few nodes a class, replayed without edges. They are chosen to cover their class in e = ½ local + ½ global embedding:
@@ -7,6 +7,9 @@ Once a position a client sends, for each class, the gradient of the cross-entrop
 shared random network, with the count; the server infers label and mean from it (L-BFGS). After averaging, it takes a
 few Adam steps that bring the global model's logits on these pseudo-nodes close to those of the clients' models, by
 Σ w·mean|z_g − z_c|.
+
+Loss: $`\mathcal{L} = \beta \, \mathrm{CE}_S(f_w(x), y) + (1 - \beta) \, \mathrm{CE}_S(f_w(x_b), y_b)`$ over current
+nodes $`x`$ and nodes $`x_b`$ of the buffer.
 
 Choose it when: the data are graphs, clients may store raw nodes, and the server may train.
 

@@ -1,4 +1,4 @@
-"""PRO, projected rehearsal orchestration: fit the current task, then rehearse old classes from projected memory.
+r"""PRO, projected rehearsal orchestration: fit the current task, then rehearse old classes from projected memory.
 
 The server stores a mean, a diagonal spread and a count of base features for every class (M^u). A client fits its
 current task; the base moves only in the first `base_rounds` rounds of a position. The client then trains adapter and
@@ -14,6 +14,13 @@ Beyond the paper, `covariance = "shared"` draws pseudo-features with one within-
 share, in place of a diagonal spread per class. With `closed_head` predictions come from a linear discriminant head,
 solved from the remembered means and this matrix, in place of adapter and head. `keep_scores` adds a loss that keeps the
 scores of remembered classes while the base moves. (`shared_covariance`, `pro_evaluation` and `kept_scores` in `parts`.)
+
+Loss: to fit, $`\mathcal{L} = \mathrm{CE}(f_w(x), y) + \eta \, \mathrm{NCE}(a, b) + \lambda \lVert w - w_g \rVert^2`$
+with the contrastive loss NCE between projected features $`a`$ and $`b`$ of two strong views, in plastic rounds only. To
+rehearse, $`\mathcal{L} = \mathrm{CE}(h_w(u), y)`$ over base features $`u`$ of current examples and $`\tilde{u} =
+m_{\tilde{y}} + s \, r_{\tilde{y}} \odot \varepsilon`$ of remembered classes, with mean $`m`$ and spread $`r`$. Which
+classes compete is set by `fit_space` and `rehearse_space`; $`\eta`$ = `auxiliary`, $`\lambda`$ = `proximal`, $`s`$ =
+`noise`.
 
 Choose it when: only class means and spreads may leave a client, and the warmed-up base needs little training.
 

@@ -1,4 +1,4 @@
-"""PRO-BAYES, naive Bayes from class sums: the smallest memory that predicts, made for noise and secure sums.
+r"""PRO-BAYES, naive Bayes from class sums: the smallest memory that predicts, made for noise and secure sums.
 
 Our own method: a dictionary of fixed features, one sum a class, no training by gradient anywhere.
 
@@ -11,6 +11,9 @@ Our own method: a dictionary of fixed features, one sum a class, no training by 
 The result depends on which examples were reported, not on the order of tasks. A report has one row a class where
 PRO-LIN sends second moments. So it is short, it adds up under secure sums as it is, and noise of differential privacy
 is small beside it. The price is that features count as independent.
+
+Loss: none; the prediction is $`\hat{y} = \arg\max_y \sum_j d_j(x) \log(\frac{\bar{n}}{n_y} S_{yj} + a)`$ with the mean
+count $`\bar{n}`$ of classes and $`a`$ = `smoothing`.
 
 Choose it when: every example must be hidden by noise (`privacy.unit = "example"`), or traffic matters more than the
 last points of accuracy. Texts and graphs of words suit it; images do not.

@@ -1,4 +1,4 @@
-"""PRO-LIN, linear projected memory: closed-form heads from sums, over a moving base and a fixed dictionary.
+r"""PRO-LIN, linear projected memory: closed-form heads from sums, over a moving base and a fixed dictionary.
 
 Our own method, based on PRO: aggregated statistics only, no raw data, no generator, no gradient on the server.
 
@@ -18,6 +18,10 @@ So there are three ideas: heads in closed form, a base that moves but keeps its 
 one linear map. With `base_rounds = 0` nothing is trained by gradient, and the result depends on which examples were
 reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it
 reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples.
+
+Loss: $`\mathcal{L} = \mathrm{CE}_C(W h(x) + b, y) + \kappa \, \mathrm{H}_O(W h_s(x) + b, W h(x) + b) + \lambda \lVert w
+- w_g \rVert^2`$ with the starting base $`h_s`$; $`\kappa`$ = `keep_scores`, $`\lambda`$ = `proximal`. It moves the base
+$`h`$ only.
 
 Choose it when: accuracy matters most and second moments of features may leave a client.
 

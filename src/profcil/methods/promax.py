@@ -1,4 +1,4 @@
-"""PRO-MAX: PRO, with transport of old memories as the representation drifts.
+r"""PRO-MAX: PRO, with transport of old memories as the representation drifts.
 
 A client computes base features of a small calibration subset before it fits its current task, and again afterwards.
 Each old mean moves by the drift of the calibration features nearest to it, weighted by closeness. The client rehearses
@@ -15,6 +15,11 @@ base is frozen, clients send sums for a ridge regression of the change of their 
 on the features at its start. The server solves it in closed form, moves all means, and the shared covariance by the
 same map, before it refreshes the classes that clients have now. Until then the server's means are those of the
 position's starting base; a client rehearses from means moved by a regression on its own examples.
+
+Loss: that of PRO, rehearsed from moved means $`m_y + \Delta_y`$ with $`\Delta_y = \sum_i \alpha_i (u'_i - u_i) / \sum_i
+\alpha_i`$ and $`\alpha_i = \exp(-\lVert u_i - m_y \rVert^2 / 2\tau^2)`$ over the $`K`$ calibration features $`u_i`$
+nearest to the mean, which became $`u'_i`$. The server applies $`\sum_c q_{cy} \Delta_{cy} / \sum_c q_{cy}`$ with
+confidences $`q_{cy} = \sum_i \alpha_i`$ of clients $`c`$.
 
 Choose it when: you reproduce or extend the paper, or the base moves and only class means and spreads may leave a
 client. `--preset plus` is its strongest form, for which second moments leave a client, too.

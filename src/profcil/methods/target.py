@@ -1,4 +1,4 @@
-"""TARGET (Zhang et al., ICCV 2023): the server generates images of trained classes, and clients distil on them.
+r"""TARGET (Zhang et al., ICCV 2023): the server generates images of trained classes, and clients distil on them.
 
 Kept: at a position's end the server trains a generator against the frozen global model. A synthesis round clones the
 generator and draws noise and labels. It then takes Adam steps on clone and noise to minimise 10·L_BN + 0.5·CE + L_adv,
@@ -7,6 +7,9 @@ between teacher and student where both predict the same class. The best batch is
 updated by first-order MAML. The student is an encoder with fresh random weights. It learns from the teacher on all
 generated images (T = 20, SGD 0.2). A client minimises CE over its current classes on real examples + 25·KD over old
 classes on generated images (T = 2).
+
+Loss: $`\mathcal{L} = \mathrm{CE}_C(f_w(x), y) + \lambda \, \mathrm{H}_O(t(\hat{x}) / T, f_w(\hat{x}) / T)`$ over real
+examples $`x`$ and generated images $`\hat{x}`$ with the teacher's logits $`t(\hat{x})`$; $`\lambda`$ = `distill`.
 
 Choose it when: the data are images, clients may store nothing, and the server may train a generator.
 

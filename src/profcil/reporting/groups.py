@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from profcil.reporting.paper import method_rank, method_title
-from profcil.runs.differences import describe_settings, differing_settings
+from profcil.reporting.presets import PRESET, named_differences
+from profcil.resolve import preset_title
+from profcil.runs.differences import describe_settings
 from profcil.runs.gather import HasSettings, finished_runs, load_runs, settings_without_seed, stream_name
 from profcil.runs.reader import Run
 
@@ -36,9 +38,19 @@ class Group:
 
 def label_of(method: str, settings: Mapping[str, Any]) -> str:
     """The method as people write it, and settings that distinguish it."""
-    title = method_title(method)
-    texts = describe_settings(settings)
+    title, texts = name_parts(method, settings)
     return f"{title} ({', '.join(texts)})" if texts else title
+
+
+def name_parts(method: str, settings: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The method as people write it, and each setting that distinguishes it. A preset may have a name of its own
+    (PRO-MAX+)."""
+    title = method_title(method)
+    if PRESET not in settings:
+        return title, describe_settings(settings)
+    preset = preset_title(settings[PRESET])
+    texts = describe_settings({key: value for key, value in settings.items() if key != PRESET})
+    return (preset, texts) if title in preset else (title, [preset, *texts])
 
 
 def load_groups(paths: Sequence[str | Path], warn: Callable[[str], None], with_scores: bool = True) -> list[Group]:
@@ -80,10 +92,11 @@ def method_on_stream(run: HasSettings) -> tuple[str, str]:
 
 def variant_groups(stream: str, method: str, variants: Sequence[tuple[Run, ...]]) -> list[Group]:
     """The groups of one method on one stream, ordered by the settings in which they differ."""
-    differing = differing_settings([own[0].config for own in variants])
+    differing = named_differences([own[0].config for own in variants])
     pairs = list(zip(differing, variants, strict=True))
     pairs.sort(key=lambda pair: value_order(pair[0]))
-    return [Group(stream, method, settings, number, own) for number, (settings, own) in enumerate(pairs)]
+    first = 1 if PRESET in pairs[0][0] else 0  # looks the same whether the plain method is beside it or not
+    return [Group(stream, method, settings, number, own) for number, (settings, own) in enumerate(pairs, first)]
 
 
 def value_order(settings: Mapping[str, Any]) -> list[tuple[str, float, str]]:
@@ -119,6 +132,6 @@ def distinguishing_settings(runs: Sequence[HasSettings]) -> list[dict[str, Any]]
         by_method.setdefault(method_on_stream(run), []).append(number)
     settings: dict[int, dict[str, Any]] = {}
     for numbers in by_method.values():
-        differing = differing_settings([runs[number].config for number in numbers])
+        differing = named_differences([runs[number].config for number in numbers])
         settings |= dict(zip(numbers, differing, strict=True))
     return [settings[number] for number in range(len(runs))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import re
 import textwrap
 from collections.abc import Mapping
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.errors import DataError
+from profcil.errors import DataError, count
 from profcil.io.atomic_files import write_text
 from profcil.reporting.markdown import markdown_table
 
-MARKS = ("Choose it", "Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
+MARKS = ("Choose it", "Loss", "Kept", "Stored", "Adapted", "Departed from", "Left out", "Uncertain")
 BEGIN = "<!-- experiments: written by hand -->"
 END = "<!-- end of experiments -->"
 HEAD = """# Methods
@@ -33,6 +34,12 @@ in the table. A budget is per old class, client and local epoch; `regime = "expa
 method passes `tests/contracts/test_methods.py`: resuming gives the same bits, results do not depend on the order of
 execution or on global randomness, every byte is in the ledger, and idle clients, clients with one example, returning
 classes and a single client work.
+
+A loss is that of one step of a client, a mean over a batch $`(x, y)`$ with the model $`f_w`$, its base features $`u`$,
+its features $`z`$ after the adapter and its head $`h_w`$. In the cross-entropy $`\\mathrm{CE}_Y`$ the classes $`Y`$
+compete: the classes $`S`$ seen so far, or the client's current classes $`C`$ (`label_space`). Here
+$`\\mathrm{H}_O(a, b)`$ is the cross-entropy between the soft-max of logits $`a`$ and that of $`b`$ over
+other classes $`O`$, and $`\\varepsilon`$ is standard normal.
 """
 COLUMNS = ("method", "data", "stored on the server", "stored on a client", "sent", "server gradients", "budget")
 
@@ -44,7 +51,7 @@ def render_page(tests: Path, experiments: str) -> str:
     table = markdown_table(COLUMNS, rows)
     sections = [method_section(name, module, tests) for name, module in methods.items()]
     by_hand = f"{BEGIN}\n\n{experiments.strip()}\n\n{END}"
-    return "\n\n".join([HEAD.rstrip(), "## At a glance", table, by_hand, *sections]) + "\n"
+    return "\n\n".join([HEAD.rstrip(), "## At a glance", table, *sections, by_hand]) + "\n"
 
 
 def update(path: Path) -> None:
@@ -131,8 +138,9 @@ def describe_tests(name: str, tests: Path) -> str:
     lines = []
     for file_name, names in tests_by_file.items():
         if names:
-            readable = "; ".join(readable_name(test) for test in names)
-            lines.append(f"**Verified by** `tests/methods/{file_name}`: {readable}.")
+            readable = "; ".join(html.escape(readable_name(test)) for test in names)
+            title = f"Verified by {count(len(names), 'test')} in <code>tests/methods/{file_name}</code>"
+            lines.append(f"<details><summary>{title}</summary>\n{readable}.\n</details>")
     return "\n\n".join(lines) or "**Verified by** the contract tests only."
 
 

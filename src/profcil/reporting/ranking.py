@@ -15,7 +15,8 @@ from profcil.runs.reader import Run
 from profcil.runs.results.stored_run import StoredRun
 
 BETTER = {"faa": 1, "cta": 1, "af": -1}  # whether more or less of it is better
-MEASURED = (*BETTER, "norm_comm", "bytes_total", "probe_warm", "probe_end", "centred")
+OCCASIONAL = ("epsilon", "dropped")  # shown where a run has them
+MEASURED = (*BETTER, "norm_comm", "bytes_total", "probe_warm", "probe_end", "centred", *OCCASIONAL)
 NAMES = {  # how the values are called, and what they are in one line
     "faa": ("FAA", "Final average accuracy: the clients' mean accuracy on all tasks after the last one, in percent"),
     "cta": (
@@ -24,6 +25,8 @@ NAMES = {  # how the values are called, and what they are in one line
     ),
     "af": ("AF", "Average forgetting: points lost since a task was known best; less is better"),
     "norm_comm": ("NormComm", "Traffic of the stream, divided by FedAvg's traffic in the same stream; less is better"),
+    "epsilon": ("ε", "Differential privacy: the budget that the run spent; less reveals less (docs/privacy.md)"),
+    "dropped": ("dropped", "Replies of clients that were out of range and not used (docs/robustness.md)"),
 }
 
 
@@ -87,7 +90,7 @@ def measured_values(group: Group, rows: Mapping[int, Mapping[str, Any]]) -> Valu
     measured = []
     for run in group.runs:
         row = dict(rows[id(run)])
-        measured.append(row | explanations(run))
+        measured.append(dict.fromkeys(OCCASIONAL) | row | explanations(run))
     return {name: spread([row[name] for row in measured]) for name in MEASURED}
 
 

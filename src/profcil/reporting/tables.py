@@ -32,6 +32,7 @@ MEASURED_COLUMNS = {
     "peak_memory_mb": "peak MB",
 }
 FURTHER_COLUMNS = {"worst_client": "worst client", "client_sd": "client sd", "bwt": "BWT", "fwt": "FWT"}
+OCCASIONAL_COLUMNS = {"epsilon": "ε", "dropped": "dropped"}  # shown if a run has them
 NAME_COLUMNS = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
 SPARED = ("peak MB", "warm-up s", "seconds", "MB up", "MB down", "NormComm")  # left out first on a narrow terminal
 FOLD_WIDTH = 12  # columns of text are folded to this many characters at most
@@ -93,11 +94,10 @@ def compared_cells(
 ) -> tuple[list[str], list[list[str]]]:
     """Titles and cells of the comparison."""
     rows = compare(runs, reference)
-    measured = measured_columns(further)
+    occasional = {key: title for key, title in OCCASIONAL_COLUMNS.items() if any(key in row for row in rows)}
+    rows = [dict.fromkeys(occasional) | row for row in rows]
+    measured = measured_columns(further) | occasional
     columns = NAME_COLUMNS | measured
-    if any("epsilon" in row for row in rows):
-        columns |= {"epsilon": "ε"}
-        rows = [{"epsilon": None, **row} for row in rows]
     lines = []
     for row in rows:
         label = label_of(row["method"], row["settings"])

@@ -4,6 +4,7 @@
     clipped   a model block that moved further than the median of the round is pulled back to that distance
     median    every model becomes the median of each coordinate; so does the row of a class with three reporters
     trimmed   the same with the mean without the largest and smallest fifth
+    geometric the same with the point that is nearest to all: of models as a whole, and of each row
     krum      the models are kept that have near neighbours; the others are dropped
 
 All but `mean` first drop replies that are out of range (`screen`). A method that averages equal replies gets what they
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from profcil.engine.channel import Block, Inbox, Reply
 from profcil.robust import rules
+from profcil.robust.directions import products
 from profcil.robust.rules import COMBINED, FEWEST, Combine
 from profcil.robust.screen import COMPARED, out_of_range
 
@@ -37,6 +39,8 @@ def robust_replies(
         kept = clipped(kept, inboxes)
     elif rule == "krum":
         kept = chosen_by_krum(kept)
+    elif rule == "geometric":
+        kept = combined_rows(with_geometric_median(kept, inboxes), COMBINED[rule])
     else:
         kept = combined_rows(combined_models(kept, COMBINED[rule]), COMBINED[rule])
     return kept, dropped
@@ -91,6 +95,24 @@ def combined_models(replies: Sequence[Reply], combine: Combine) -> list[Reply]:
         keys = replies[senders[0]].blocks[name].tensors
         parts = [replies[i].blocks[name].tensors for i in senders]
         together = {key: combine(torch.stack([part[key] for part in parts])) for key in keys}
+        for i in senders:
+            changed[i] = with_block(changed[i], name, together)
+    return changed
+
+
+def with_geometric_median(replies: Sequence[Reply], inboxes: Inboxes) -> list[Reply]:
+    """The replies, all with the geometric median of the models."""
+    changed = list(replies)
+    models = [i for i, reply in enumerate(replies) if reply.weights()]
+    if not models:
+        return changed
+    shares = rules.geometric_shares(products([replies[i] for i in models], inboxes))
+    for name in model_names(replies):
+        senders = senders_of(replies, name)
+        own = shares[[models.index(i) for i in senders]]
+        parts = [replies[i].blocks[name].tensors for i in senders]
+        keys = parts[0].keys()
+        together = {key: rules.weighted(torch.stack([p[key] for p in parts]), own / own.sum()) for key in keys}
         for i in senders:
             changed[i] = with_block(changed[i], name, together)
     return changed

@@ -14,6 +14,7 @@ from torch import Tensor
 
 TRIMMED = 0.2  # the share that a trimmed mean leaves out at each end, and the share of liars that Krum expects
 FEWEST = 3  # with fewer vectors there is no majority
+WEISZFELD_STEPS = 500
 
 Combine = Callable[[Tensor], Tensor]  # [n, ...] → [...]
 
@@ -30,6 +31,33 @@ def trimmed_mean(stack: Tensor) -> Tensor:
     n = len(stack)
     cut = max(1, int(TRIMMED * n)) if n >= FEWEST else 0
     return stack.sort(0).values[cut : n - cut].mean(0)
+
+
+def geometric_median(stack: Tensor) -> Tensor:
+    """The point with the smallest sum of distances to all vectors."""
+    vectors = stack.flatten(1).double()
+    apart = vectors - median(vectors)  # far from the origin, inner products would lose digits
+    return weighted(stack, geometric_shares(apart @ apart.T))
+
+
+def geometric_shares(products: Tensor) -> Tensor:
+    """The share of each vector in the geometric median, by Weiszfeld's algorithm on their inner products [n, n]."""
+    squares = products.diagonal()
+    least = 1e-12 * median(squares).clamp(min=1e-30)
+    shares = torch.full_like(squares, 1 / len(squares))
+    for _ in range(WEISZFELD_STEPS):
+        to_all = products @ shares
+        apart = (squares - 2 * to_all + shares @ to_all).clamp(min=least).sqrt()
+        earlier, shares = shares, (1 / apart) / (1 / apart).sum()
+        if torch.allclose(shares, earlier, rtol=0, atol=1e-12):
+            break
+    return shares
+
+
+def weighted(stack: Tensor, shares: Tensor) -> Tensor:
+    """The sum of vectors times their shares, in float64; of the vectors' type."""
+    together: Tensor = torch.tensordot(shares.to(stack.device), stack.double(), 1)
+    return together.to(stack.dtype)
 
 
 def shrinkage(distances: Tensor, radius: float) -> Tensor:
@@ -62,4 +90,4 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(squares))
 
 
-COMBINED: dict[str, Combine] = {"median": median, "trimmed": trimmed_mean}
+COMBINED: dict[str, Combine] = {"median": median, "trimmed": trimmed_mean, "geometric": geometric_median}

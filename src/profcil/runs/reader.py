@@ -331,10 +331,22 @@ def summarise_run(run: Run) -> dict[str, Any]:
     for name in ("seconds", "warmup_seconds", "peak_memory_mb", "server_memory_bytes", "client_extra_bytes"):
         measured[name] = run.facts.get(name)
     known = {key: finite_or_none(value) if run.done else None for key, value in measured.items()}
-    if privacy := run.facts.get("privacy"):
-        known["epsilon"] = privacy["epsilon"]  # spent so far, also of an unfinished run
+    known |= occasional_values(run)
     computed = describe_execution(run.facts.get("execution", []))
     return {**names, **known, "done": run.done, "path": str(run.path), "computed": computed}
+
+
+def occasional_values(run: Run) -> dict[str, Any]:
+    """What some runs have only: the privacy budget that is spent, and the replies that were not used. Also of a run
+    that is not finished."""
+    found: dict[str, Any] = {}
+    if privacy := run.facts.get("privacy"):
+        found["epsilon"] = privacy["epsilon"]
+    dropped = run.facts.get("tally", {}).get("dropped_replies")
+    is_robust = run.config.get("robust", {}).get("aggregation", "mean") != "mean"
+    if dropped or is_robust:
+        found["dropped"] = int(dropped or 0)
+    return found
 
 
 def dataset_title(config: Mapping[str, Any]) -> str:

@@ -34,6 +34,8 @@ def pack(state: RunState) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     record["ledger"] = state.ledger.to_csv()
     if state.ledger.sealed_bytes:
         record["sealed_bytes"] = state.ledger.sealed_bytes
+    if state.opposed:
+        record["opposed"] = list(state.opposed)
     for name in COUNTERS:
         record[name] = getattr(state, name)
     if state.stopping:
@@ -99,6 +101,7 @@ def unpack(
         ledger=Ledger(Ledger.from_csv(record["ledger"]).entries, record.get("sealed_bytes", 0)),
         held=held,
         strikes=dict(record.get("strikes", [])),
+        opposed=tuple(record.get("opposed", ())),
         private=ClientStore(clients, device, in_memory, in_files),
         stopping=dict(record.get("stopping", {})),
         row_histories={name: RowHistory.from_json(v) for name, v in record.get("row_histories", {}).items()},

@@ -20,6 +20,7 @@ from profcil.errors import DataError
 from profcil.io.npy import npz_names, read_npz
 
 HEADER = "profcil_bundle"  # the member of an npz that describes a Bundle
+MOST_CHANNELS = 4  # of an image; what is more, is a side
 KINDS = {"Rows": Rows, "Nodes": Nodes}
 
 
@@ -43,10 +44,11 @@ def save_arrays(path: Path, given: Mapping[str, Any]) -> None:
 
 def save_texts(path: Path, given: Mapping[str, Any]) -> None:
     """Writes texts and labels of all parts to a JSONL file."""
+    names = tuple(map(str, given.get("names", ())))
     with path.open("w", encoding="utf-8") as file:
         for part, x, y in array_parts(given):
-            for text, label in zip(x, y, strict=True):
-                row = {"text": str(text), "label": str(label)}
+            for text, label in zip(x, np.asarray(y).tolist(), strict=True):
+                row = {"text": str(text), "label": label_name(label, names, "data")}
                 if part:
                     row["split"] = part
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -99,7 +101,7 @@ def read_arrays(path: Path) -> Raw:
     return Raw("table", x, labels, drawn, columns=columns, names=names)
 
 
-def label_name(label: Any, names: Sequence[str], path: Path) -> str:
+def label_name(label: Any, names: Sequence[str], path: object) -> str:
     """The name of a class; with `names`, labels are their indices."""
     if not names:
         return str(label)
@@ -114,7 +116,7 @@ def as_inputs(x: np.ndarray, path: Path) -> np.ndarray:
         return x
     if x.ndim == 3:
         x = x[:, None]
-    channels_last = x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
+    channels_last = x.ndim == 4 and x.shape[1] > MOST_CHANNELS >= x.shape[3]
     if channels_last:
         x = x.transpose(0, 3, 1, 2)
     has_pixel_type = x.dtype.kind == "f" or x.dtype == np.uint8
@@ -162,7 +164,7 @@ def save_bundle(path: Path, bundle: Bundle) -> None:
 
 def is_saved_bundle(path: Path) -> bool:
     """Whether a file is one that `save_bundle` wrote."""
-    return path.suffix == ".npz" and zipfile.is_zipfile(path) and HEADER in array_names(path)
+    return path.suffix.lower() == ".npz" and zipfile.is_zipfile(path) and HEADER in array_names(path)
 
 
 def array_names(path: Path) -> set[str]:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from profcil.config import OwnSettings
 from profcil.data._categories import HASHED, categories_of, is_categorical
+from profcil.data._pixels import read_image
 from profcil.data._tokens import FIRST, encode, vocabulary
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
-from profcil.data.input_format import SPLITTERS, InputFormat, read_image
+from profcil.data.input_format import SPLITTERS, InputFormat
 from profcil.data.own.raw import DataSummary, Raw
 from profcil.data.own.tasks import class_names, tasks_of
 from profcil.errors import DataError

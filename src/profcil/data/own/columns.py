@@ -8,7 +8,7 @@ from typing import Any
 from profcil.config import OwnSettings
 from profcil.data._numbers import is_missing, is_number
 from profcil.data.own.raw import PARTS
-from profcil.data.own.records import Records
+from profcil.data.own.records import NO_LABEL, Records
 from profcil.errors import DataError, nearest
 
 LABELS = ("label", "labels", "class", "target", "category", "intent")
@@ -95,13 +95,26 @@ def labels_of(records: Records, name: str) -> list[str]:
     """The class name of every row. Class ids become names where the file has names."""
     values = records.columns[name]
     names = records.class_names.get(name)
-    if names:
-        return [names[int(value)] for value in values]
-    labels = [str(value).strip() for value in values]
+    labels = [names[int(value)] if names and has_class(value) else cell_text(value).strip() for value in values]
     for row, (label, value) in enumerate(zip(labels, values, strict=True)):
-        if value is None or label == "" or label.lower() == "nan":
+        if label == "" or label.lower() == "nan" or (names and not has_class(value)):
             raise DataError(f"{records.path} has no label in row {row + 1}; fill it in or remove the row")
     return labels
+
+
+def has_class(value: Any) -> bool:
+    """Whether a class id names a class; where a file has class names, -1 and None say that there is none."""
+    return value is not None and value == value and int(value) != NO_LABEL
+
+
+def is_unlabelled(records: Records, name: str) -> bool:
+    """Whether a column of class ids says of every row that it has no class, as test parts of some datasets do."""
+    return name in records.class_names and not any(map(has_class, records.columns[name]))
+
+
+def cell_text(value: Any) -> str:
+    """A cell as text; empty where the file has no value."""
+    return "" if value is None or value != value else str(value)
 
 
 def parts_of(records: Records, part: str) -> list[str]:

@@ -20,10 +20,8 @@ from profcil.errors import DataError
 def read_graph_folder(folder: Path, settings: OwnSettings) -> Raw:
     """One graph. A node without a label is part of the graph, but no example."""
     path = folder / "nodes.csv"
-    nodes = Records(path, read_csv(path, settings.encoding), {})
+    nodes = read_nodes(folder, settings)
     label = label_column(nodes, settings)
-    if "id" not in nodes.columns:
-        raise DataError(f"{path} has no column id; name each node there, as edges.csv names it")
     left_out = {"id", label, split_column(nodes), *settings.ignore}
     names = [name for name in nodes.columns if name not in left_out]
     if not names:
@@ -36,6 +34,15 @@ def read_graph_folder(folder: Path, settings: OwnSettings) -> Raw:
     parts = parts_of(nodes, "")
     drawn = [parts[i] for i in labelled] if parts else []
     return Raw("graph", x, labels, drawn, columns=tuple(names), edges=edges, nodes=labelled)
+
+
+def read_nodes(folder: Path, settings: OwnSettings) -> Records:
+    """The rows of nodes.csv, each with an id."""
+    path = folder / "nodes.csv"
+    nodes = Records(path, read_csv(path, settings.encoding), {})
+    if "id" not in nodes.columns:
+        raise DataError(f"{path} has no column id; name each node there, as edges.csv names it")
+    return nodes
 
 
 def read_edges(path: Path, ids: Sequence[str], encoding: str = "utf-8") -> np.ndarray:

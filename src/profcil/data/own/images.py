@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
-import io
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from profcil.config import OwnSettings
+from profcil.data._pixels import DEEP, FLOATS, header
 from profcil.data.own.raw import PARTS, Raw
 from profcil.errors import DataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LARGEST_SIDE = 64  # pixels; larger images are reduced, since encoders here are for small ones
 SMALLEST_SIDE = 8  # two poolings and a quarter must be left of a side
-GREY = ("1", "L", "I", "F", "I;16")  # modes of pillow
+GREY = ("1", "L", FLOATS, *DEEP)  # modes of pillow
 
 
 def class_images(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    """The class folders of a folder, sorted by name, with their image files, sorted by name."""
+    """The class folders of a folder, sorted by name, with the image files below each, sorted by path."""
     for child in sorted(folder.iterdir()):
-        if child.is_dir() and not child.name.startswith("."):
-            images = [file for file in child.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
-            yield child.name, sorted(images)
+        if child.is_dir() and not is_hidden(child):
+            yield child.name, image_files(child)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The image files below a folder, at any depth, sorted by path."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(Path(name))]
+        found += [Path(parent, name) for name in files if is_image_name(name)]
+    return sorted(found)
+
+
+def is_image_name(name: str) -> bool:
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES and not is_hidden(Path(name))
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a file or folder is none of the user's: hidden ones, and what macOS adds to archives."""
+    return path.name.startswith(".") or path.name == "__MACOSX"
+
+
+def loose_images(folder: Path) -> list[Path]:
+    """The image files in a folder itself, sorted by name."""
+    return sorted(file for file in folder.iterdir() if file.is_file() and is_image_name(file.name))
 
 
 def part_folders(folder: Path) -> dict[Path, str]:
     """The folders train, val and test below a folder, with their parts; empty if there is no train."""
     found = {}
     for child in sorted(folder.iterdir()):
-        if child.is_dir() and child.name in PARTS:
-            found[child] = PARTS[child.name]
+        if child.is_dir() and child.name.lower() in PARTS:
+            found[child] = PARTS[child.name.lower()]
     return found if "train" in found.values() else {}
 
 
@@ -74,20 +97,6 @@ def check_readable(files: Sequence[Path], labels: Sequence[str]) -> None:
                 f"class folder {files[i].parent} has no readable image; replace its files or remove the folder"
             )
     raise DataError(f"{files[unreadable[0]]} cannot be read as an image; remove or replace it")
-
-
-def header(source: Any) -> tuple[str, int, int] | None:
-    """Mode, height and width of an image; None if it cannot be read. The pixels are not decoded."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise DataError("images need the package pillow; install it with pip install 'profcil[images]'") from None
-    try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(file) as image:
-            return image.mode, image.height, image.width
-    except OSError:
-        return None
 
 
 def image_shape(files: Sequence[Any], settings: OwnSettings, where: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:

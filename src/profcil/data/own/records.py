@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from profcil.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 LONGEST_CELL = 2**24  # characters; Python's own limit is too small for long documents
+SEPARATORS = (";", "\t", "|")  # of a CSV, beside the comma
+COMMA_NUMBER = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+NO_LABEL = -1  # the class id of a row without a class, in datasets of Hugging Face
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,10 @@ class Records:
 
 def read_records(path: Path, encoding: str = "utf-8") -> Records:
     """The rows of a file, by its suffix. A file that is not in this encoding raises a UnicodeDecodeError."""
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return read_parquet(path)
-    if path.suffix in (".json", ".jsonl"):
+    if suffix in (".json", ".jsonl"):
         return Records(path, columns_of(read_json(path, encoding), path), {})
     return Records(path, read_csv(path, encoding), {})
 
@@ -41,8 +46,9 @@ def read_csv(path: Path, encoding: str = "utf-8") -> dict[str, Sequence[str]]:
     csv.field_size_limit(LONGEST_CELL)
     if encoding.lower() in ("utf-8", "utf8"):
         encoding = "utf-8-sig"
-    separator = "\t" if path.suffix == ".tsv" else ","
     with path.open(encoding=encoding, newline="") as file:
+        separator = "\t" if path.suffix.lower() == ".tsv" else separator_of(file.readline())
+        file.seek(0)
         reader = csv.reader(file, delimiter=separator)
         header = [name.strip() for name in next(reader, [])]
         rows = [row for row in reader if row]
@@ -53,8 +59,27 @@ def read_csv(path: Path, encoding: str = "utf-8") -> dict[str, Sequence[str]]:
                 f"{path} has {len(row)} cells in row {number + 1} where its header has {len(header)}; put cells that "
                 "contain the separator into double quotes"
             )
-    columns = zip(*rows, strict=True) if rows else ([] for _ in header)
+    columns: Iterable[Sequence[str]] = zip(*rows, strict=True) if rows else ([] for _ in header)
+    if separator == ";":
+        columns = map(with_points, columns)
     return dict(zip(header, columns, strict=True))
+
+
+def with_points(values: Sequence[str]) -> Sequence[str]:
+    """A column with decimal points, if it has decimal commas throughout, as tables with semicolons may have."""
+    present = [value for value in values if value.strip()]
+    if any("," in value for value in present) and all(COMMA_NUMBER.fullmatch(value.strip()) for value in present):
+        return [value.replace(",", ".") for value in values]
+    return values
+
+
+def separator_of(header: str) -> str:
+    """A comma, or what separates the columns of a header that has no comma: a semicolon, a tab or a bar."""
+    if len(next(csv.reader([header]), [])) > 1:
+        return ","
+    columns = {separator: len(next(csv.reader([header], delimiter=separator), [])) for separator in SEPARATORS}
+    most = max(SEPARATORS, key=lambda separator: columns[separator])
+    return most if columns[most] > 1 else ","
 
 
 def check_header(header: Sequence[str], path: Path) -> None:
@@ -69,7 +94,7 @@ def read_json(path: Path, encoding: str = "utf-8") -> list[Any]:
     """The objects of a JSON list, or of a file with one object per line."""
     text = path.read_text(encoding=encoding)
     try:
-        if path.suffix == ".jsonl":
+        if path.suffix.lower() == ".jsonl":
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         rows = json.loads(text)
     except json.JSONDecodeError as error:
@@ -107,7 +132,12 @@ def pyarrow(module: str) -> Any:
 
 
 def read_parquet(path: Path) -> Records:
-    table = pyarrow("parquet").read_table(path)
+    read = pyarrow("parquet").read_table
+    try:
+        table = read(path)
+    except (ValueError, OSError) as error:  # pyarrow's own errors are of these two kinds
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path} cannot be read as Parquet ({reason}); write it again") from None
     return Records(path, arrow_columns(table), {})
 
 
@@ -125,10 +155,14 @@ def arrow_columns(table: Any) -> dict[str, Sequence[Any]]:
 def read_hugging_face(folder: Path) -> list[tuple[str, Records]]:
     """The parts of a dataset that `save_to_disk` wrote, with their names; a dataset without parts has the name ""."""
     splits = folder / "dataset_dict.json"
-    if not splits.exists():
-        return [("", read_arrow_folder(folder))]
-    names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
-    return [(name, read_arrow_folder(folder / name)) for name in names]
+    try:
+        if not splits.exists():
+            return [("", read_arrow_folder(folder))]
+        names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
+        return [(name, read_arrow_folder(folder / name)) for name in names]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(f"{folder} is no complete dataset of Hugging Face ({reason}); save it to disk again") from None
 
 
 def read_arrow_folder(folder: Path) -> Records:
@@ -147,7 +181,7 @@ def read_arrow_folder(folder: Path) -> Records:
             columns[name] = [*columns.get(name, ()), *values]
     info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
     names = {}
-    for key, feature in info.get("features", {}).items():
-        if feature.get("_type") == "ClassLabel":
+    for key, feature in (info.get("features") or {}).items():
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
             names[key] = tuple(feature["names"])
     return Records(folder, columns, names)

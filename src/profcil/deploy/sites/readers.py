@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from profcil.config import OwnSettings
+from profcil.data._pixels import read_image
 from profcil.data.bundle import Examples, Nodes, Rows
-from profcil.data.input_format import read_image
 from profcil.data.own.graphs import read_graph_folder
 from profcil.data.own.images import class_images
 from profcil.data.own.records import read_records

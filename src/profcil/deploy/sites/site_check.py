@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from profcil.config import OwnSettings
+from profcil.data._pixels import header
 from profcil.data.own.graphs import read_graph_folder
-from profcil.data.own.images import class_images, header
+from profcil.data.own.images import class_images
 from profcil.data.own.records import read_records
 from profcil.deploy.sites.federation import LAST_POSITION, Federation, declaration_error, read_federation
 from profcil.deploy.sites.site import KEYS, read_site

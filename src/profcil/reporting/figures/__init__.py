@@ -22,6 +22,8 @@ FIGURES = {
     ),
     "ranking": ("ranking:draw", "final accuracy of every method and seed, and which differ from the best"),
     "bytes": ("tradeoff:draw", "final accuracy against bytes sent, all methods"),
+    "clients": ("clients:draw", "final accuracy of every client, and the worst one"),
+    "confusion": ("confusion:draw", "predicted classes; of the CSV that `profcil eval --confusion` writes"),
     "communication": ("communication:draw", "bytes by kind and direction"),
     "snapshots": ("snapshots:draw", "stored class means in one shared PCA"),
     "embedding": ("embedding:draw", "real and replayed features, t-SNE and UMAP"),

@@ -25,7 +25,8 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     names = [group_name(group, groups) for group in groups]
     sums = [mean_bytes(group) for group in groups]
     kinds = sorted({kind for by_kind in sums for kind, _ in by_kind})
-    height = 0.9 + 0.22 * len(groups)
+    labels = [style.folded(name, 32) for name in names]
+    height = 0.9 + style.row_height(labels, 0.22) * len(groups)
     figure, axes = style.panels(2, 2, style.PAGE * 0.8, height, sharey=True, sharex=True)
     counts = [count for by_kind in sums for count in by_kind.values() if count]
     totals_sent = [sum(in_direction(by_kind, way).values()) for by_kind in sums for way in DIRECTIONS]
@@ -35,7 +36,6 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
         ax.set_title(title)
         ax.set_xlabel("bytes sent in the stream")
         style.bytes_axis(ax, 0.5 * min(counts), 2 * max(totals_sent), steps=(1,))
-    labels = [style.folded(name, 32) for name in names]
     axes[0].set_yticks(range(len(groups)), labels)
     axes[0].set_ylim(len(groups) - 0.5, -0.5)
     style.legend_below(figure, axes, columns=6)

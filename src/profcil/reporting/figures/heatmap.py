@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ def draw_by_position(paths: Sequence[str], warn: Callable[[str], None]) -> tuple
     groups = load_groups(paths, warn)
     tasks = max(group.runs[0].positions for group in groups)
     across = min(len(groups), panels_across(tasks))
+    per_stream = Counter(group.stream for group in groups)
+    if len(set(per_stream.values())) == 1 and max(per_stream.values()) <= across + 1:
+        across = max(per_stream.values())  # a row per stream
     width = style.COLUMN if len(groups) == 1 else style.PAGE
     panel_width = width / across
     figure, axes = style.panels(len(groups), across, width, 0.85 * panel_width + 0.3)
@@ -57,7 +61,8 @@ def draw_final(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figur
         by_stream.setdefault(group.stream, []).append(group)
     rows = [len(own) for own in by_stream.values()]
     width = style.COLUMN if max(rows) < 2 else style.PAGE * 0.7
-    height = 0.62 + 0.22 * sum(rows) / len(rows)  # the title and axis of a panel, and its rows
+    row = style.row_height([style.folded(group.label, 28) for group in groups], 0.22)
+    height = 0.62 + row * sum(rows) / len(rows)  # the title and axis of a panel, and its rows
     figure, axes = style.panels(len(rows), 1, width, height, height_ratios=rows)
     for (stream, own), ax in zip(by_stream.items(), axes, strict=True):
         final = [mean_tasks(group)[-1] for group in own]

@@ -33,7 +33,9 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     rankings = with_several(rank_groups(groups, rows))
     most = max(len(standings) for standings in rankings.values())
     width = style.COLUMN if len(rankings) == 1 else style.PAGE
-    figure, axes = style.panels(len(rankings), 2, width, 0.75 + ROW * most)
+    labels = {stream: [style.folded(one.group.label, 26) for one in own] for stream, own in rankings.items()}
+    row = max(style.row_height(own, ROW) for own in labels.values())
+    figure, axes = style.panels(len(rankings), 2, width, 0.75 + row * most)
     numbers: dict[str, dict[str, Any]] = {}
     for (stream, standings), ax in zip(rankings.items(), axes, strict=True):
         numbers[stream] = {}
@@ -41,11 +43,11 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
             by_seed = faa_by_seed(one.group, rows)
             draw_row(ax, place, one, by_seed)
             numbers[stream][one.group.label] = describe(one, by_seed)
-        ax.set_yticks(range(len(standings)), [style.folded(one.group.label, 26) for one in standings])
+        ax.set_yticks(range(len(standings)), labels[stream])
         ax.set(title=stream_title(stream), xlabel="final average accuracy (%)", xlim=(0, 100))
         ax.set_ylim(most - 0.5, -0.5)  # rows of all panels have the same height
         ax.tick_params(axis="y", length=0)
-    write_explanation(figure)
+    style.explain_below(figure, EXPLANATION)
     return figure, numbers
 
 
@@ -87,11 +89,3 @@ def describe(one: Standing, by_seed: dict[int, float]) -> dict[str, Any]:
     mean = None if value is None else value.mean
     sd = None if value is None else value.sd
     return {"mean": mean, "sd": sd, "seeds": {str(seed): faa for seed, faa in by_seed.items()}, "p": one.p}
-
-
-def write_explanation(figure: Figure) -> None:
-    """What the marks mean, below the panels."""
-    text = style.folded(EXPLANATION, int(15 * figure.get_figwidth()))
-    lines = text.count("\n") + 1
-    figure.set_figheight(figure.get_figheight() + 0.15 * lines)
-    figure.supxlabel(text, fontsize=style.SMALL, color="#555555")

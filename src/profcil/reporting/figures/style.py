@@ -30,6 +30,7 @@ WITHOUT_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"Creat
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SMALL = 7  # points
 NORMAL = 8
+LINE_HEIGHT = 0.125  # inches, of small text
 STYLE: dict[Any, Any] = {
     "font.size": NORMAL,
     "axes.titlesize": NORMAL,
@@ -104,6 +105,12 @@ def folded(label: str, width: int) -> str:
     return "\n".join(wrap(label, width, break_long_words=False))
 
 
+def row_height(labels: Sequence[str], least: float) -> float:
+    """The height in inches of a row whose label may have several lines."""
+    most = max((label.count("\n") + 1 for label in labels), default=1)
+    return max(least, 0.03 + LINE_HEIGHT * most)
+
+
 def to_list(values: np.ndarray) -> list[float | None]:
     """The values for JSON, with None in place of NaN."""
     rounded: list[float | None] = []
@@ -148,7 +155,7 @@ def ordered_labels(groups: Sequence[Group]) -> list[str]:
 
 
 def legend_below(
-    figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 4, order: Sequence[str] = ()
+    figure: Figure, axes: Sequence[Axes], title: str | None = None, columns: int = 7, order: Sequence[str] = ()
 ) -> None:
     """One legend for all panels below them, with every label once. The figure grows by the height of the legend."""
     handle_by_label: dict[str, Any] = {}
@@ -161,13 +168,28 @@ def legend_below(
     longest = max(map(len, handle_by_label), default=1)
     column_width = 0.36 + 0.055 * longest  # inches
     fit = max(1, int(figure.get_figwidth() / column_width))
-    columns = max(1, min(columns, fit, len(handle_by_label)))
-    lines = ceil(len(handle_by_label) / columns)
+    count = len(handle_by_label)
+    columns = max(1, min(columns, fit, count))
+    lines = ceil(count / columns)
+    columns = ceil(count / lines)  # evenly filled
+    labels = by_column(list(handle_by_label), columns)
     if title is not None:
         lines += 1
     figure.set_figheight(figure.get_figheight() + 0.15 * lines + 0.1)
-    handles = list(handle_by_label.values())
-    figure.legend(handles, list(handle_by_label), loc="outside lower center", ncols=columns, title=title)
+    handles = [handle_by_label[label] for label in labels]
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, title=title)
+
+
+def by_column(labels: Sequence[str], columns: int) -> list[str]:
+    """The labels in the order in which a legend is filled, column by column, so that they are read line by line."""
+    return [label for first in range(columns) for label in labels[first::columns]]
+
+
+def explain_below(figure: Figure, text: str) -> None:
+    """What the marks mean, below the panels. The figure grows by its height."""
+    lines = folded(text, int(15 * figure.get_figwidth()))
+    figure.set_figheight(figure.get_figheight() + 0.15 * (lines.count("\n") + 1))
+    figure.supxlabel(lines, fontsize=SMALL, color="#555555")
 
 
 def parse_formats(text: str) -> list[str]:

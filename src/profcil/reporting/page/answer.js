@@ -1,5 +1,7 @@
 // The answer: for each dataset and setting the methods by mean FAA, the best in bold, and one sentence about the winner.
 const RANKED = [["faa", 1], ["cta", 1], ["af", 1], ["norm_comm", 3]];
+const LONG = 60; // characters of a name; of a longer one the settings are in small letters
+const OCCASIONAL = [["epsilon", 2], ["dropped", 0]]; // where one of the methods has them
 
 function methodCell(group) {
   const settings = group.settings.length ? el("small", {}, group.settings.join(", ")) : null;
@@ -20,11 +22,12 @@ function valueCell(group, key, places) {
 }
 
 function rankingTable(groups) {
-  const heads = [el("th", { class: "number" }, "#"), el("th", {}, "method"),
-    ...RANKED.map(([key]) => el("th", { class: "number" }, term(key))), el("th", { class: "number" }, "seeds")];
+  const ranked = [...RANKED, ...OCCASIONAL.filter(([key]) => groups.some((group) => group.values[key]))];
+  const heads = [el("th", { class: "number rank" }, "#"), el("th", {}, "method"),
+    ...ranked.map(([key]) => el("th", { class: "number" }, term(key))), el("th", { class: "number seeds" }, "seeds")];
   const rows = groups.map((group, i) => el("tr", {}, el("td", { class: "number rank" }, i + 1), methodCell(group),
-    ...RANKED.map(([key, places]) => valueCell(group, key, places)),
-    el("td", { class: "number" }, group.seeds.length)));
+    ...ranked.map(([key, places]) => valueCell(group, key, places)),
+    el("td", { class: "number seeds" }, group.seeds.length)));
   return el("table", { class: "ranking" }, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
 }
 
@@ -36,7 +39,7 @@ function reasons([first, second]) {
   const parts = [];
   if (best && next) {
     const lead = best.mean - next.mean;
-    const far = `${formatNumber(lead, 1)} ${formatNumber(lead, 1) === "1.0" ? "point" : "points"} above ${second.label}`;
+    const far = `${formatNumber(lead, 1)} ${formatNumber(lead, 1) === "1.0" ? "point" : "points"} above ${second.label.length > LONG ? `${second.title} with other settings` : second.label}`;
     const spreads = [best.sd, next.sd].filter((sd) => sd !== null);
     const near = spreads.length && lead <= Math.max(...spreads);
     parts.push(second.p !== null ? `${far} (${pText(second.p)})` : near ? `${far}, within one standard deviation` : far);
@@ -52,9 +55,12 @@ function verdict(groups) {
   const best = groups[0].values.faa;
   if (!best) return el("p", { class: "verdict" }, "No FAA is known.");
   const spread = best.sd === null ? " %" : ` ± ${formatNumber(best.sd, 1)} %`;
-  return el("p", { class: "verdict" }, el("span", { class: "winner" }, iconOf(groups[0]), groups[0].label),
-    el("span", { class: "winner value" }, formatNumber(best.mean, 1)), el("span", { class: "hint" }, spread, " ", term("faa")),
-    el("span", { class: "reasons" }, reasons(groups)));
+  const { label, title } = groups[0];
+  const isLong = label.length > LONG;
+  const name = el("span", { class: "winner" }, iconOf(groups[0]), isLong ? title : label);
+  const about = isLong ? el("span", { class: "reasons" }, groups[0].settings.join(", ")) : null;
+  return el("p", { class: "verdict" }, name, el("span", { class: "winner value" }, formatNumber(best.mean, 1)),
+    el("span", { class: "hint" }, spread, " ", term("faa")), about, el("span", { class: "reasons" }, reasons(groups)));
 }
 
 function rankingCard(setting) {

@@ -4,7 +4,7 @@ const HEIGHT = 260;
 const LINES = {
   seen: { title: "accuracy on the tasks met so far, % (ends at FAA)", places: 1 },
   current: { title: "accuracy on the current task, % (its mean is CTA)", places: 1 },
-  alignment: { title: "alignment: cosine between stored and true class means, centred", places: 3 },
+  alignment: { title: "stored against true class means (centred cosine)", places: 3 },
 };
 
 function limits(groups, which) {

@@ -12,10 +12,10 @@ import numpy as np
 
 from profcil.protocol.plan import Plan
 from profcil.reporting import series
-from profcil.reporting.groups import Group, describe_settings, distinguishing_settings, group_runs
+from profcil.reporting.groups import Group, distinguishing_settings, group_runs, name_parts
 from profcil.reporting.looks import look_number, method_look
-from profcil.reporting.paper import method_title, stream_title
-from profcil.reporting.ranking import NAMES, Spread, Standing, rank_groups
+from profcil.reporting.paper import stream_title
+from profcil.reporting.ranking import NAMES, OCCASIONAL, Spread, Standing, rank_groups
 from profcil.reporting.tables import compare
 from profcil.runs.gather import stream_name
 from profcil.runs.reader import Run, dataset_title, finite_or_none
@@ -51,7 +51,8 @@ def page_data(runs: Sequence[Run], warnings: Sequence[str] = ()) -> dict[str, An
     described_plans = {digest: describe_plan(plan) for digest, plan in plans.items()}
     names = {}
     for key, (short, long) in NAMES.items():
-        names[key] = {"short": short, "long": long}
+        if key not in OCCASIONAL or any(row.get(key) is not None for row in rows):
+            names[key] = {"short": short, "long": long}
     return {
         "runs": described,
         "groups": describe_groups(runs, rows),
@@ -88,9 +89,9 @@ def describe_run(run: Run, row: dict[str, Any], name: str, settings: dict[str, A
     if has_scores:
         played = series.scored_positions(run)
         tasks = to_lists(series.task_accuracy(run))
-    title = method_title(run.config["method"])
+    title, texts = name_parts(run.config["method"], settings)
     look = look_number(run.config["method"])
-    variant = ", ".join(describe_settings(settings))
+    variant = ", ".join(texts)
     described = {"name": name, "title": title, "look": look, "variant": variant, "done": run.done}
     described |= {"played": played, "stream": stream_name(run), **names, **measured, "tasks": tasks}
     described |= {"plan": run.plan.digest, "ledger": describe_ledger(run), "config": config}
@@ -137,8 +138,7 @@ def describe_standing(standing: Standing) -> dict[str, Any]:
     stream = stream_title(group.stream)
     dataset = stream_title(dataset_title(config))
     setting = stream.removeprefix(f"{dataset}, ")
-    title = method_title(group.method)
-    settings = describe_settings(group.settings)
+    title, settings = name_parts(group.method, group.settings)
     described: dict[str, Any] = {
         "stream": stream,
         "dataset": dataset,

@@ -23,7 +23,8 @@ function progressText(run) {
   if (!run.total) return `${run.stage === "before the stream" ? "warm-up" : run.stage}: the stream has not begun`;
   const position = Math.min(run.positions, Math.floor(run.done / run.rounds) + 1);
   const round = run.done - (position - 1) * run.rounds;
-  return `position ${position} of ${run.positions}, round ${round} of ${run.rounds}`;
+  const where = `position ${position} of ${run.positions}`;
+  return round ? `${where}, round ${round} of ${run.rounds}` : `${where}, first of ${run.rounds} rounds`;
 }
 
 function leftText(run) {

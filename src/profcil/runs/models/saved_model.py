@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil import __version__
-from profcil.config import plain
+from profcil.config import OwnSettings, plain
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import digest, read_tensors, write_tensors
 from profcil.runs.state import pack_server
@@ -37,6 +37,7 @@ FACTS = (
     "views",
     "encoder",
 )  # what models and methods read of a dataset's facts
+READING = ("label", "text", "ignore", "encoding")  # of own data: the settings by which new files are read, too
 
 
 def save_model(folder: Path, world: World, method: Method, server: ServerState, metrics: Mapping[str, float]) -> None:
@@ -46,7 +47,7 @@ def save_model(folder: Path, world: World, method: Method, server: ServerState, 
     with torch.no_grad():
         deployed = method.deployed(server)
     tensors, blocks = pack_server(deployed)
-    header = header_of(world)
+    header = header_of(world) | reading_of(world.config.own)
     header |= {"blocks": blocks, "clock": deployed.clock, "metrics": dict(metrics)}
     header |= {"temperature": method.temperature(deployed)}
     write_tensors(Path(folder) / NAME, tensors, header)
@@ -77,6 +78,13 @@ def header_of(world: World) -> dict[str, Any]:
         "names": bundle.names,
         "seen": sorted(world.plan.seen(last)),
     }
+
+
+def reading_of(own: OwnSettings) -> dict[str, Any]:
+    """The settings that say how the run's own data was read; none if they are the usual ones."""
+    usual = OwnSettings()
+    chosen = {name: getattr(own, name) for name in READING if getattr(own, name) != getattr(usual, name)}
+    return {"reading": chosen} if chosen else {}
 
 
 def empty_inputs(bundle: Bundle) -> Inputs:

@@ -115,12 +115,12 @@ class Model:
         """Texts as the token ids that the model takes."""
         return self.expect("text").encode_texts(list(texts))
 
-    def read_images(self, paths: Sequence[str | Path]) -> Tensor:
-        """Image files as the pixels that the model takes. Images of another size are resized."""
+    def read_images(self, paths: Sequence[str | Path | bytes]) -> Tensor:
+        """Image files, or their contents, as the pixels that the model takes. Images of another size are resized."""
         import torch
 
         form = self.expect("image")
-        images = [form.read_image(Path(path)) for path in paths]
+        images = [form.read_image(path if isinstance(path, bytes) else Path(path)) for path in paths]
         x = torch.stack(images) if images else torch.zeros(0, *form.shape, dtype=torch.uint8)
         return x.float() / 255 if self.like[0].is_floating_point() else x
 
@@ -145,6 +145,7 @@ class Model:
 
         device = next(self.net.parameters()).device
         given = [torch.as_tensor(x).to(device) for x in inputs]
+        given = [with_precision(x, like) for x, like in zip(given, self.like, strict=False)]
         is_graph = len(self.like) == 3
         if is_graph and len(given) == 2:
             given.append(torch.arange(len(given[0]), device=device))
@@ -172,6 +173,12 @@ def probabilities_of(scores: Tensor, temperature: float | None) -> Tensor:
     scores = scores.double()
     below = scores - scores.amax(1, keepdim=True)  # first, since a class without statistics has the lowest number
     return (below / (temperature or 1.0)).softmax(1)
+
+
+def with_precision(x: Tensor, like: Tensor) -> Tensor:
+    """Numbers with a fraction in the precision of the model: arrays of numpy have float64."""
+    both_fractions = x.is_floating_point() and like.is_floating_point()
+    return x.to(like.dtype) if both_fractions else x
 
 
 def fits(x: Tensor, like: Tensor, is_edges: bool) -> bool:

@@ -1,0 +1,47 @@
+"""The preset by which a run was made. `--preset plus` is not recorded, but the settings of the preset are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from profcil.errors import ConfigError
+from profcil.resolve import preset_names, read_preset
+from profcil.runs.differences import differing_settings
+from profcil.runs.settings_check import flatten_settings
+
+PRESET = "preset"  # stands for all settings of a preset
+
+
+def named_differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As `differing_settings`, but a run by a preset has the setting `preset`, also if no other run differs from it.
+    Further settings are those in which it differs from other runs by the same preset."""
+    presets = [preset_of(config) for config in configs]
+    named: list[dict[str, Any]] = [{} for _ in configs]
+    for preset in dict.fromkeys(presets):
+        places = [place for place, found in enumerate(presets) if found == preset]
+        differing = differing_settings([configs[place] for place in places])
+        for place, settings in zip(places, differing, strict=True):
+            named[place] = {PRESET: preset, **settings} if preset else settings
+    return named
+
+
+def preset_of(config: Mapping[str, Any]) -> str:
+    """The name of the preset whose settings a run has; empty if there is none."""
+    dataset, setting, method = (str(config[name]) for name in ("dataset", "setting", "method"))
+    own = flatten_settings(config)
+    for preset in preset_names():
+        wanted = settings_of(preset, dataset, method, setting)
+        if wanted and all(own.get(key) == value for key, value in wanted.items()):
+            return preset
+    return ""
+
+
+@cache
+def settings_of(preset: str, dataset: str, method: str, setting: str) -> dict[str, Any]:
+    """The settings of a preset by their dotted names; empty if it has none for this method."""
+    with suppress(ConfigError):
+        return flatten_settings(read_preset(preset, dataset, method, setting))
+    return {}
