@@ -39,7 +39,12 @@ def test_minimum_support_sends_no_single_example_but_hides_no_member(rows):
     assert rows["member", "minimum support 2"]["value"] == rows["member", "none"]["value"]
 
 
-@pytest.mark.parametrize("protection", ["noise, ε = 1", "as the run was"])
+def test_a_sum_hides_an_example_among_others_of_its_class(rows):
+    assert rows["identify", "secure sum"]["value"] < 0.5
+    assert rows["rebuild", "secure sum"]["value"] < rows["rebuild", "none"]["value"]
+
+
+@pytest.mark.parametrize("protection", ["noise, ε = 1", "both, ε = 1", "as the run was"])
 def test_noise_hides_examples(rows, protection):
     assert rows["identify", protection]["value"] <= 0.15
     assert rows["rebuild", protection]["value"] < rows["rebuild", protection]["guessing"]

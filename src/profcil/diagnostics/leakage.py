@@ -9,7 +9,9 @@
                 was trained on.
 
 The attacker knows the model, and test data of the same kind. Reports come from the method's own `survey`, as a client
-would send them; the features of an input are the report of a client that has this input alone.
+would send them; the features of an input are the report of a client that has this input alone. A secure sum is like the
+report of one client with the examples of all: the others have examples of the same class, of which the attacker knows
+the number, and takes as many times the mean of the class in its test data off the sum.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ GROUP = 5  # examples of a class in a report
 RIDGE = 1e-3  # of the attacker's regression, as a share of the mean diagonal
 EPSILONS = (8.0, 1.0)
 SUPPORT = 2
+OTHERS = 20  # examples of a class at the other clients of a secure sum
+KNOWN = 40  # test examples of a class, from which the attacker knows its mean
 
 
 @dataclass(frozen=True)
@@ -48,24 +52,31 @@ class Shield:
     name: str
     min_support: int = 1
     protection: Protection | None = None
+    summed: bool = False  # whether reports are seen in secure sums alone
 
 
 def shields(settings: PrivacySettings) -> list[Shield]:
-    """No protection, minimum support, and noise, with the bound of a run's settings."""
+    """No protection, minimum support, secure sums, and noise, with the bound of a run's settings."""
     found = [Shield("none"), Shield(f"minimum support {SUPPORT}", min_support=SUPPORT)]
+    found.append(Shield("secure sum", summed=True))
     for epsilon in EPSILONS:
-        chosen = replace(settings, unit="example", epsilon=epsilon)
+        chosen = replace(settings, unit="example", epsilon=epsilon, secure_sum=False)
         noise = Protection(chosen, multiplier_of(epsilon, settings.delta), 1)
         found.append(Shield(f"noise, ε = {epsilon:g}", protection=noise))
+        found.append(Shield(f"both, ε = {epsilon:g}", protection=noise, summed=True))
     return found
 
 
 def own_shield(world: World) -> list[Shield]:
     """The protection of the run itself, if it has any."""
     limits = world.limits()
-    if world.protection is None and limits["min_support"] == 1:
+    settings = world.config.privacy
+    if world.protection is None and limits["min_support"] == 1 and not settings.secure_sum:
         return []
-    return [Shield("as the run was", limits["min_support"], world.protection)]
+    noise = world.protection
+    if noise:  # the noise of a sum is added to the report that stands for it
+        noise = replace(noise, settings=replace(noise.settings, secure_sum=False))
+    return [Shield("as the run was", limits["min_support"], noise, settings.secure_sum)]
 
 
 @dataclass
@@ -81,6 +92,7 @@ class Attacker:
         """What a client with these examples would report under the final model."""
         when = When("refresh", self.world.plan.positions - 1, 0, 1)
         bound = shield.protection.settings.bound if shield.protection else math.inf
+        rows = [*rows, *self.others(examples, rows, shield)]
         current = torch.tensor(list(rows), device=self.world.device)
         some = self.world.client(0, when)
         client = replace(
@@ -92,6 +104,29 @@ class Attacker:
             return reply
         secret = derive_seed(self.world.config.seed, "audit", number)
         return shield.protection.protect(reply, {}, when, len(rows), secret)
+
+    def others(self, examples: Examples, rows: Sequence[int], shield: Shield) -> list[int]:
+        """The examples of the same class at the other clients of a secure sum."""
+        if not shield.summed:
+            return []
+        same = self.of_class(examples, int(examples.y[rows[0]]))
+        return [row for row in same if row not in rows][:OTHERS]
+
+    def of_class(self, examples: Examples, label: int) -> list[int]:
+        """The examples of a class."""
+        found: list[int] = torch.nonzero(examples.y == label).flatten().tolist()
+        return found
+
+    def seen_row(self, examples: Examples, rows: Sequence[int], shield: Shield, number: int) -> Tensor | None:
+        """What the attacker gets of the mean of these examples. None if nothing is sent."""
+        reply = self.report(examples, rows, shield, number)
+        others = len(self.others(examples, rows, shield))
+        mean = self.class_row(reply, len(rows))
+        if mean is None or not others:
+            return mean
+        test = self.world.bundle.test
+        known = self.of_class(test, int(examples.y[rows[0]]))[:KNOWN]
+        return mean - self.features(test, known, shield).mean(0) * others / len(rows)
 
     def inbox(self, when: When) -> Inbox:
         """The blocks that a survey needs, without those that say who has reported."""
@@ -144,7 +179,7 @@ def identify(attacker: Attacker, shield: Shield, trials: int) -> Iterator[dict[s
     likeness = []
     sent = 0
     for number in range(min(trials, len(chosen))):
-        row = attacker.class_row(attacker.report(train, [chosen[number]], shield, number))
+        row = attacker.seen_row(train, [chosen[number]], shield, number)
         if row is None:
             continue
         sent += 1
@@ -203,7 +238,7 @@ def member(attacker: Attacker, shield: Shield, trials: int) -> dict[str, Any]:
         if len(ids) < 2 * GROUP:
             continue
         rows = rng.choice(ids, size=2 * GROUP, replace=False).tolist()
-        row = attacker.class_row(attacker.report(train, rows[:GROUP], shield, number), GROUP)
+        row = attacker.seen_row(train, rows[:GROUP], shield, number)
         if row is None:
             continue
         features = attacker.features(train, rows, shield)

@@ -56,6 +56,7 @@ class Client:
     extra_bytes: int = 0  # client memory that the method used in this turn
     bound: float = math.inf  # norm to which rows are clipped before they are summed
     min_support: int = 1  # a class with fewer examples is in no statistics
+    withheld: frozenset[int] = frozenset()  # classes that are in no statistics, being rare in a sum of clients
     summed: bool = False  # whether its replies are summed with those of others, so that statistics must be sums
 
     def once(self, name: Hashable, make: Callable[[], Fact]) -> Fact:
@@ -155,11 +156,16 @@ class Client:
             return embed(self.net, lens, self.examples, index)
         return embed_once(self.net, lens, self.examples, self.current, self.cache, self.id)
 
-    def with_support(self, features: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """The features of the current examples whose class has at least `min_support` of them; for each the index of
-        its class; and these classes."""
+    @property
+    def supported(self) -> tuple[int, ...]:
+        """The classes with enough examples for statistics."""
         count = Counter(self.y_list)
-        labels = tuple(y for y in self.labels if count[y] >= self.min_support)
+        return tuple(y for y in self.labels if count[y] >= self.min_support and y not in self.withheld)
+
+    def with_support(self, features: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """The features of the current examples whose class is supported; for each the index of its class; and these
+        classes."""
+        labels = self.supported
         if labels == self.labels:
             return features, self.rank, labels
         row = {label: i for i, label in enumerate(labels)}

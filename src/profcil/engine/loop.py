@@ -18,10 +18,14 @@ from profcil.engine.client_store import ClientStore
 from profcil.engine.early_stop import stop_early
 from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, examine, sum_by_task
 from profcil.engine.packing import make_packing
+from profcil.engine.sum_support import rare_classes
 from profcil.engine.world import World
 from profcil.methods.base import Method
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
+from profcil.privacy.adaptive_bound import NAME as UPDATE_BOUND
+from profcil.privacy.adaptive_bound import NOTE as WITHIN_BOUND
+from profcil.privacy.adaptive_bound import bound_of
 from profcil.privacy.meter import Meter
 from profcil.privacy.support import without_rare_classes
 from profcil.protocol.participation import participants
@@ -59,6 +63,8 @@ NOT_SUMMED = {
     "loss",
     "dropped",
     "quarantined",
+    UPDATE_BOUND,
+    WITHIN_BOUND,
     "opposed",
     "simulated_time",
 }  # facts of a round that are not in the tally
@@ -133,7 +139,7 @@ def play(
 ) -> tuple[ServerState, dict[str, Any]]:
     """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
     it. Returns the server's new state and facts for the log."""
-    server = state.server
+    server = world.protection.with_bound(state.server) if world.protection else state.server
     channel.dropped = {}
     channel.pulled_back = []
     world.forget_features({block.version for block in server.blocks.values()})
@@ -144,10 +150,14 @@ def play(
     replies = turns(world, method, state, channel, clients, when, server)
     with torch.no_grad():
         server = method.aggregate(server, replies, when)
+    if world.protection:
+        server = world.protection.adapted(server, replies)
     if method.surveys(when):
         server = refresh(world, method, state, channel, clients, when, server)
     server, more_seconds = train_server(world, method, server, when)
     facts = round_facts(clients, replies)
+    if UPDATE_BOUND in server.blocks:
+        facts[UPDATE_BOUND] = bound_of(server.blocks, world.config.privacy)
     if method.server_gradients:
         facts["server_seconds"] = seconds + more_seconds
     return server, {**facts, **channel.take_facts(), **world.fleet.facts()}
@@ -201,7 +211,9 @@ def refresh(
         names = method.survey_blocks(server, asked)
         reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, asked, clients))
         inboxes = {c: channel.down(c, server, names, asked) for c in reached}
+        world.withheld = rare_classes(world, channel, reached, asked)
         done = world.fleet.surveys(world, method, state, asked, inboxes)
+        world.withheld = None
         note_memory(state, done)
         statistics = receive(world, method, channel, server, inboxes, done, asked)
         if world.protection:
@@ -222,7 +234,8 @@ def turns(
     of client ids, whatever the order of execution; with secure sums it is one reply."""
     server = server or state.server
     reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, when, clients))
-    inboxes = {c: channel.down(c, server, method.broadcast_to(c, server, when), when) for c in reached}
+    bound = (UPDATE_BOUND,) if UPDATE_BOUND in server.blocks else ()
+    inboxes = {c: channel.down(c, server, (*method.broadcast_to(c, server, when), *bound), when) for c in reached}
     done = world.fleet.turns(world, method, state, when, inboxes)
     for c in sorted(done):
         if done[c].private is not None:

@@ -24,12 +24,15 @@ from profcil.errors import ConfigError, Failure
 from profcil.randomness import derive_bytes
 
 if TYPE_CHECKING:
+    from profcil.privacy.protection import Protection
     from profcil.privacy.secure_sum.collection import SecureSum
     from profcil.privacy.secure_sum.fixed_point import Real, Ring
     from profcil.privacy.secure_sum.protocol import Terms
     from profcil.privacy.secure_sum.shares import Draw
+    from profcil.privacy.summed_noise import SumNoise
     from profcil.resolve import RunConfig
 
+NOISE_KEY_BYTES = 16
 NOT_SUMMED = "extra_bytes"  # a note on the memory of one client, of which the largest is wanted
 SAMPLES = "samples"
 NOTES = "notes/"  # starts the names of the arrays of notes
@@ -74,6 +77,8 @@ def check_secure_sums(config: RunConfig, additive: Additive, others: Callable[[]
             "privacy.secure_sum hides single replies, which robust.aggregation has to compare; set aggregation = mean, "
             "or privacy.secure_sum = false"
         )
+    if settings.unit != "none" and settings.sum_range:
+        raise ConfigError("noise needs numbers of 8 bytes in a secure sum; leave out privacy.sum_range")
     if config.transfer == "full":
         raise ConfigError(
             'privacy.secure_sum sends what has changed, not the accounting of transfer = "full"; set transfer = changed'
@@ -98,10 +103,12 @@ def sum_replies(
     seed: int,
     channel: Channel,
     when: When,
+    protection: Protection | None = None,
+    update_bound: float = 0.0,
 ) -> list[Reply]:
     """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
     too few clients to hide in a sum. `expected` has all blocks and notes that a client may have: what a server knows
-    that sees no single reply."""
+    that sees no single reply. With a protection the sum has its noise; `update_bound` is then that of model updates."""
     clients = tuple(sorted(replies))
     if not clients:
         return []
@@ -112,8 +119,9 @@ def sum_replies(
         channel.facts["skipped_sums"] += 1
         return []
     arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
-    total, members = add_arrays(arrays, layout, settings, seed, channel, when)
-    return [reply_of(total, layout, additive, members)]
+    noise = sum_noise(protection, layout, settings, when, len(clients), update_bound) if protection else None
+    total, members = add_arrays(arrays, layout, settings, seed, channel, when, noise)
+    return [reply_of(total, layout, additive, members, noise)]
 
 
 # -- the client -------------------------------------------------------------------------------------------------------
@@ -158,6 +166,14 @@ def vector_of(
     return fixed_point.encode(complete, settings.sum_bits, members, client, width)
 
 
+def with_noise(vector: Ring, layout: SumLayout, noise: SumNoise, draw: Draw) -> Ring:
+    """The numbers of a client with its share of the noise."""
+    from profcil.privacy.discrete_noise import words_of
+
+    words = words_of(draw("noise", NOISE_KEY_BYTES))
+    return vector + noise.drawn(layout.shapes, words).view(np.uint64)
+
+
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +203,21 @@ def reply_of_sum(done: SecureSum, layout: SumLayout, additive: Additive, terms: 
     return reply_of(total, layout, additive, done.clients)
 
 
+def sum_noise(
+    protection: Protection,
+    layout: SumLayout,
+    settings: PrivacySettings,
+    when: When,
+    clients: int,
+    update_bound: float,
+) -> SumNoise:
+    """The noise of a sum of so many clients. It is whole if only as many stay as must."""
+    from profcil.privacy.summed_noise import noise_of_sum
+
+    staying = terms_of(settings, clients, when).needed
+    return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits, update_bound)
+
+
 def add_arrays(
     arrays: Mapping[int, Mapping[str, Real]],
     layout: SumLayout,
@@ -194,6 +225,7 @@ def add_arrays(
     seed: int,
     channel: Channel,
     when: When,
+    noise: SumNoise | None,
 ) -> tuple[dict[str, Real], tuple[int, ...]]:
     """The sums of the clients' arrays by the protocol, and the clients in them. The ledger counts all messages."""
     from profcil.privacy.secure_sum import fixed_point
@@ -207,14 +239,26 @@ def add_arrays(
     def draw_of(client: int) -> Draw:
         return lambda purpose, size: derive_bytes(seed, "secure sum", terms.name, number, client, purpose, size=size)
 
+    if noise:
+        vectors = {c: with_noise(vector, layout, noise, draw_of(c)) for c, vector in vectors.items()}
     done = add_securely(vectors, terms, draw_of)
     for message in done.sent:
         channel.record(when, message.client, message.direction, {message.kind: message.bytes})
     return fixed_point.decode(done.total, layout.shapes, settings.sum_bits, terms.width), done.clients
 
 
-def reply_of(total: Mapping[str, Real], layout: SumLayout, additive: Additive, members: tuple[int, ...]) -> Reply:
+def reply_of(
+    total: Mapping[str, Real],
+    layout: SumLayout,
+    additive: Additive,
+    members: tuple[int, ...],
+    noise: SumNoise | None = None,
+) -> Reply:
     """The summed reply. Its loss is the mean over the clients; other notes are sums."""
+    if noise:
+        from profcil.privacy.summed_noise import counted, noised_block
+
+        total = counted(total, noise)
     samples = float(total[SAMPLES])
     notes = {name.removeprefix(NOTES): float(sums) for name, sums in total.items() if name.startswith(NOTES)}
     if "loss" in notes:
@@ -228,6 +272,8 @@ def reply_of(total: Mapping[str, Real], layout: SumLayout, additive: Additive, m
             if part.startswith(f"{name}/")
         }
         block = additive[name].block(sums, like, samples, layout.classes)
+        if noise:
+            block = noised_block(name, block or like.rows(()), noise, len(members))
         if block is not None:
             blocks[name] = block
     return Reply(members[0], round(samples), blocks, notes=notes, members=members)

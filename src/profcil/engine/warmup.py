@@ -123,7 +123,7 @@ def cache_key(world: World) -> str:
         facts["aggregation"] = c.robust.aggregation
     if world.protection:
         facts["privacy"] = [plain(c.privacy), world.protection.multiplier, world.protection.clients]
-    if c.privacy.secure_sum:
+    elif c.privacy.secure_sum:
         facts["privacy"] = plain(c.privacy)
     if from_plugin := registry.origin("encoders", encoder):
         facts["brought"] = from_plugin  # the key is part of the hash

@@ -31,6 +31,7 @@ from profcil.engine.server import Server
 from profcil.engine.summed_replies import check_secure_sums, sum_replies
 from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
+from profcil.privacy.adaptive_bound import bound_of
 from profcil.privacy.plan import make_protection
 from profcil.privacy.protection import Protection
 from profcil.protocol.plan import Plan, make_plan
@@ -102,8 +103,9 @@ class LocalFleet:
             return []
         expected = self.forecast.summed(world, method, when, inboxes)
         config = world.config
-        classes = world.current_classes(when)
-        return sum_replies(replies, expected, method.additive, classes, config.privacy, config.seed, channel, when)
+        addends = (method.additive, world.current_classes(when), config.privacy, config.seed)
+        bound = bound_of(next(iter(inboxes.values())), config.privacy)
+        return sum_replies(replies, expected, *addends, channel, when, world.protection, bound)
 
     def facts(self) -> Mapping[str, float]:
         return {}
@@ -143,6 +145,7 @@ class World:
     growth: Growth | None = None
     protection: Protection | None = None  # noise on replies, if there is any
     secret: int | None = None  # from which the noise is drawn; None = the run's seed
+    withheld: frozenset[int] | None = None  # classes that are rare in the secure sum being made; None = not known
 
     @property
     def device(self) -> torch.device:
@@ -194,6 +197,8 @@ class World:
         a client leaves out would reveal an example."""
         settings = self.config.privacy
         if self.protection is None:
+            if self.withheld is not None:
+                return {"withheld": self.withheld}
             return {"min_support": settings.min_support}
         return {"bound": settings.bound, "min_support": settings.min_support if self.protection.by_client else 1}
 

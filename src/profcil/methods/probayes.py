@@ -38,12 +38,12 @@ from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import BlockFeatures, Client, Lens
 from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Turn
-from profcil.memory import bayes, linear
+from profcil.memory import bayes
 from profcil.methods.base import Method
 from profcil.methods.parts import solved_head
 from profcil.methods.parts.addends import ClassRows
 from profcil.methods.parts.reported_clients import NAME as REPORTED
-from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
+from profcil.methods.parts.reported_clients import has_reported, put_answered, reported_clients
 from profcil.methods.parts.summaries import has_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.net import MODEL, Net, Weights
@@ -103,7 +103,7 @@ class ProBayes(Method):
         if has_reported(client.id, inbox):
             return Reply(client.id, len(client.current))
         features = self.dictionary_features(inbox["dictionary"], client.features)
-        rows = linear.support_mask(client.y, client.min_support)
+        rows = client.allowed(client.supported)[client.y]
         notes = {"extra_bytes": float(inbox["dictionary"].bytes)}
         if not bool(rows.any()):
             return Reply(client.id, len(client.current), notes=notes)
@@ -145,10 +145,10 @@ class ProBayes(Method):
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Adds the reports to the sums."""
+        state = put_answered(state, replies)
         reports = [r for r in replies if has_report(r.blocks)]
         if not reports:
             return state
-        state = put_reported(state, reports, state.blocks[SUMS].tensors["count"].device)
         return self.add_sums(state, reports)
 
     def add_sums(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:

@@ -56,7 +56,7 @@ from profcil.methods.base import Method, reply
 from profcil.methods.parts import late_reports, mean_uncertainty, solved_head
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
 from profcil.methods.parts.inertia import count_examples, interpolate_base
-from profcil.methods.parts.reported_clients import has_reported, put_reported, reported_clients
+from profcil.methods.parts.reported_clients import has_reported, put_answered, reported_clients
 from profcil.methods.parts.summaries import has_report, put_summary, report, stored_summary, summary_of_report
 from profcil.model.dictionary import TEXT_ENTRIES, Dictionary, make_dictionary
 from profcil.model.losses import cross_entropy, soft_cross_entropy
@@ -124,6 +124,8 @@ class ProLin(Method):
             return mean_uncertainty.REFUSED
         if unit == "example" and not self.params.base_rounds:
             return ""
+        if unit == "client" and self.params.base_rounds and self.params.transport == "linear":
+            return "a linear map that is fitted to noised sums does not exist; set params.transport = none"
         return super().exposed(unit)
 
     def releases(self, rounds: Sequence[When]) -> int:
@@ -190,8 +192,7 @@ class ProLin(Method):
         """
         if has_reported(client.id, inbox):
             return Reply(client.id, len(client.current))
-        least = max(self.params.min_support, client.min_support)
-        rows = linear.support_mask(client.y, least)
+        rows = linear.support_mask(client.y, self.params.min_support) & client.allowed(client.supported)[client.y]
         if "known_classes" in inbox:
             known = client.allowed(inbox["known_classes"].labels)
             rows &= ~known[client.y]
@@ -300,6 +301,7 @@ class ProLin(Method):
         reports = [r for r in replies if has_report(r.blocks)]
         if self.opens(state, when):
             return self.open_position(state, reports) if replies else state
+        state = put_answered(state, replies)
         return self.add_reports(state, reports) if reports else state
 
     def open_position(self, state: ServerState, reports: Sequence[Reply]) -> ServerState:
@@ -329,7 +331,6 @@ class ProLin(Method):
         if self.uncertain:
             variance = linear.within_class_variance(total)[: self.width(state)]
             state = mean_uncertainty.with_clients(state, [r.blocks["class_means"] for r in reports], variance)
-        state = put_reported(state, reports, total.count.device)
         return put_summary(state, "reported", total)
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
@@ -391,7 +392,7 @@ class ProLin(Method):
             elif late.opening:
                 state = store_opening(state, [late.reply])
             else:
-                state = self.add_reports(state, [late.reply])
+                state = self.add_reports(put_answered(state, [late.reply]), [late.reply])
         return state
 
     def join_memory(self, state: ServerState, late: LateStatistics) -> ServerState:

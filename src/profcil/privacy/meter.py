@@ -3,7 +3,8 @@
 A release is a reply with anything but a header. An example belongs to one position, so releases of different positions
 concern different examples: for the unit example the position with the most counts, and the stages before the stream are
 added. For the unit client all releases of a client add up. There the noise is that of a sum of replies; where fewer
-clients answer than planned, a release counts for more.
+clients answer than planned, a release counts for more. A secure sum always has the whole noise, and is one release of
+each of its clients.
 """
 
 from __future__ import annotations
@@ -127,15 +128,18 @@ def releases_at(entries: Iterable[Entry], position: int) -> list[int]:
     return found
 
 
-def planned_releases(method: Any, plan: Plan, rounds: int, warmup_rounds: int, by_client: bool) -> float:
-    """The most releases that an example or a client takes part in over a whole run, if all clients answer."""
+def planned_releases(
+    method: Any, plan: Plan, rounds: int, warmup_rounds: int, by_client: bool, summed: bool = False
+) -> float:
+    """The most releases that an example or a client takes part in over a whole run, if all clients answer. Secure sums
+    have the whole noise, however many clients answer."""
     totals: Counter[int] = Counter()
     for r in range(warmup_rounds):
         totals.update(warmup_participants(plan, r))
     by_position = [planned_at(method, plan, position, rounds) for position in range(plan.positions)]
     if not by_client:
         return float(max((max(found.values(), default=0) for found in by_position), default=0))
-    planned = plan.settings.participants
+    planned = 1 if summed else plan.settings.participants
     weighted = {client: float(count) for client, count in totals.items()}
     for position, found in enumerate(by_position):
         answering = len(participants(plan, position, 0)) or 1

@@ -25,11 +25,13 @@ def make_protection(config: Any, method: Any, plan: Plan, net: Net, like: Inputs
     by_client = settings.unit == "client"
     multiplier = settings.noise_multiplier
     if not multiplier:
-        if by_client and config.dataset == SITES:
+        if by_client and config.dataset == SITES and not settings.secure_sum:
             raise ConfigError("sites do not know how often others take part; give privacy.noise_multiplier")
-        releases = planned_releases(method, plan, config.train.rounds, config.warmup.rounds, by_client)
+        rounds = (config.train.rounds, config.warmup.rounds)
+        releases = planned_releases(method, plan, *rounds, by_client, settings.secure_sum)
         multiplier = multiplier_of(settings.epsilon, settings.delta, max(1.0, releases))
-    return Protection(settings, multiplier, config.stream.participants if by_client else 1)
+    shared = by_client and not settings.secure_sum  # by as many clients as planned, else a sum or a reply has it all
+    return Protection(settings, multiplier, config.stream.participants if shared else 1)
 
 
 def unprotected_parts(config: Any, method: Any, net: Net, like: Inputs) -> str:

@@ -24,9 +24,14 @@ def has_reported(client: int, inbox: Inbox) -> bool:
     return block is not None and client in block.tensors["clients"]
 
 
-def put_reported(state: ServerState, reports: Sequence[Reply], device: torch.device) -> ServerState:
-    """The state with the clients of these reports added."""
-    fresh = [client for reply in reports for client in reply.clients]
+def put_answered(state: ServerState, replies: Sequence[Reply]) -> ServerState:
+    """The state with the clients that sent a report now. They are not asked again, even if noise has left no class of
+    their report: it has been paid for."""
+    sent = [reply for reply in replies if "class_means" in reply.blocks]
+    if not sent:
+        return state
+    fresh = [client for reply in sent for client in reply.clients]
     ids = sorted(fresh + reported_clients(state))
+    device = sent[0].blocks["class_means"].tensors["count"].device
     clients = torch.tensor(ids, dtype=torch.int32, device=device)
     return state.put(**{NAME: Block("memory", {"clients": clients})})

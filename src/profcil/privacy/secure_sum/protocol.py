@@ -47,6 +47,11 @@ class Terms:
     least: int  # clients that a sum must have
     width: int = WIDEST  # bytes of a number
 
+    @property
+    def needed(self) -> int:
+        """Clients that must stay to the end."""
+        return max(self.threshold, self.least)
+
 
 @dataclass(frozen=True)
 class ClientState:
@@ -69,11 +74,10 @@ def size_of(messages: Messages) -> int:
 
 def check_enough(clients: Collection[int], terms: Terms, action: str) -> None:
     """Raises an error if so few clients are left that a sum would fail or reveal too much."""
-    needed = max(terms.threshold, terms.least)
-    if len(clients) < needed:
+    if len(clients) < terms.needed:
         raise SumFailed(
-            f"the secure sum of {terms.name} was given up: {len(clients)} clients {action}, {needed} are needed; no "
-            "reply was revealed, resume the run when more clients can take part"
+            f"the secure sum of {terms.name} was given up: {len(clients)} clients {action}, {terms.needed} are needed; "
+            "no reply was revealed, resume the run when more clients can take part"
         )
 
 

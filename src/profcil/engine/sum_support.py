@@ -1,0 +1,60 @@
+"""Minimum support over the clients of a secure sum: before their statistics are added, their counts are.
+
+Clients send how many examples of each class of the position they have, by a secure sum of its own. The server tells
+them which classes have too few in all; they leave these out of everything that they add. So a class with one example at
+each of many clients is used, and one with a single example in all of them is in no sum.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from profcil.engine.channel import Block, Channel, Reply, When
+from profcil.engine.summed_replies import sum_replies
+
+if TYPE_CHECKING:
+    from profcil.engine.world import World
+
+NAME = "support"
+
+
+class Counts:
+    """Examples of each class."""
+
+    def parts(self, block: Block, samples: int, classes: Sequence[int]) -> dict[str, Tensor]:
+        found = torch.zeros(len(classes), dtype=torch.float64)
+        for label, count in zip(block.labels, block.tensors["count"].tolist(), strict=True):
+            found[classes.index(label)] = count
+        return {"count": found}
+
+    def block(self, sums: Mapping[str, Tensor], like: Block, samples: float, classes: Sequence[int]) -> Block:
+        return replace(like, tensors={"count": sums["count"].round().long()}, labels=tuple(classes))
+
+
+def rare_classes(world: World, channel: Channel, clients: Sequence[int], when: When) -> frozenset[int] | None:
+    """The classes of the position with too few examples at these clients together. None if this is not to be known: by
+    the settings, or since noise is added and the noised counts say it."""
+    settings = world.config.privacy
+    if not settings.sum_support or not clients or world.protection:
+        return None
+    classes = world.current_classes(when)
+    replies = {c: count_reply(c, world.client(c, when).y_list) for c in clients}
+    expected = count_reply(clients[0], classes)
+    sums = sum_replies(replies, expected, {NAME: Counts()}, classes, settings, world.config.seed, channel, when)
+    if not sums:
+        return frozenset(classes)
+    counts = sums[0].blocks[NAME].tensors["count"].tolist()
+    return frozenset(label for label, count in zip(classes, counts, strict=True) if count < settings.min_support)
+
+
+def count_reply(client: int, labels: Sequence[int]) -> Reply:
+    """How many examples of each class a client has."""
+    counts = sorted(Counter(labels).items())
+    tensors = {"count": torch.tensor([count for _, count in counts], dtype=torch.int32)}
+    return Reply(client, 0, {NAME: Block("statistics", tensors, tuple(label for label, _ in counts))})
