@@ -21,7 +21,7 @@ from test_sites import (
 
 from profcil.cli.main import main
 from profcil.deploy.app_folder import settings_table
-from profcil.deploy.run_config import sites_config
+from profcil.deploy.run_config import config_from_text, config_to_text, sites_config
 from profcil.deploy.server import entry
 from profcil.deploy.sites.federation import read_federation
 from profcil.deploy.sites.simulation import read_simulated_sites
@@ -173,3 +173,12 @@ def test_mistakes_are_one_sentence_and_leave_nothing_behind(tmp_path, monkeypatc
 def test_the_data_of_a_real_deployment_is_not_here(tmp_path):
     with pytest.raises(ProfcilError, match="at its sites"):
         read_simulated_sites(tmp_path / "data.csv")
+
+
+def test_sites_leave_out_classes_with_one_example_by_default():
+    """That such a class is in no statistics: tests/privacy. Here: that sites, and the app that they run, have this set."""
+    federation = read_federation(federation_text("text"))
+    config = sites_config(federation, None, {"method": "prolin"}, [])
+    assert config_from_text(config_to_text(config)).privacy.min_support == 2
+    off = sites_config(federation, None, {"method": "prolin"}, ["privacy.min_support=1"])
+    assert config_from_text(config_to_text(off)).privacy.min_support == 1

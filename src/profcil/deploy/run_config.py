@@ -10,6 +10,8 @@ from profcil.deploy.sites.federation import Federation
 from profcil.errors import ConfigError
 from profcil.resolve import RunConfig, chosen_setting, finish, merge, read_preset, read_recipe, to_toml
 
+SUPPORT_AT_SITES = 2  # the data of sites may be of persons, and the mean of a class with one example is that example
+
 
 def config_to_text(config: RunConfig) -> str:
     """The configuration as TOML."""
@@ -50,11 +52,12 @@ def check_deployable(config: RunConfig) -> None:
 
 
 def sites_config(federation: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:
-    """The configuration of a run on the sites' own data. The federation sets dataset, clients and task size."""
+    """The configuration of a run on the sites' own data. The federation sets dataset, clients and task size.
+    Unlike elsewhere, classes with one example at a site are in no statistics by default."""
     chosen = {k: v for k, v in flags.items() if v is not None and k != "dataset"}
     sites = len(federation.sites)
     longest = max(map(len, federation.tasks))
-    defaults = {"stream": {"participants": sites}}
+    defaults = {"stream": {"participants": sites}, "privacy": {"min_support": SUPPORT_AT_SITES}}
     fixed = {"dataset": "sites", "stream": {"clients": sites, "task_size": longest}}
     preset = chosen.pop("preset", None)
     given = read_recipe(recipe, chosen)
