@@ -176,7 +176,7 @@ def test_the_data_of_a_real_deployment_is_not_here(tmp_path):
 
 
 def test_sites_leave_out_classes_with_one_example_by_default():
-    """That such a class is in no statistics: tests/privacy. Here: that sites, and the app that they run, have this set."""
+    """That such a class is in no statistics is tested in tests/privacy; this is about the setting of sites."""
     federation = read_federation(federation_text("text"))
     config = sites_config(federation, None, {"method": "prolin"}, [])
     assert config_from_text(config_to_text(config)).privacy.min_support == 2

@@ -211,7 +211,8 @@ def refresh(
         names = method.survey_blocks(server, asked)
         reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, asked, clients))
         inboxes = {c: channel.down(c, server, names, asked) for c in reached}
-        world.withheld = rare_classes(world, channel, reached, asked)
+        if world.config.privacy.sum_support:
+            world.withheld = rare_classes(world, channel, reached, asked)
         done = world.fleet.surveys(world, method, state, asked, inboxes)
         world.withheld = None
         note_memory(state, done)

@@ -38,10 +38,10 @@ class Counts:
 
 
 def rare_classes(world: World, channel: Channel, clients: Sequence[int], when: When) -> frozenset[int] | None:
-    """The classes of the position with too few examples at these clients together. None if this is not to be known: by
-    the settings, or since noise is added and the noised counts say it."""
+    """The classes of the position with too few examples at these clients together. None if noise is added: the noised
+    counts say it then."""
     settings = world.config.privacy
-    if not settings.sum_support or not clients or world.protection:
+    if not clients or world.protection:
         return None
     classes = world.current_classes(when)
     replies = {c: count_reply(c, world.client(c, when).y_list) for c in clients}
