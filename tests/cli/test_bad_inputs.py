@@ -121,5 +121,5 @@ def test_a_model_asked_for_another_modality(model, capsys):
         assert_one_sentence(capsys.readouterr().err, "this is a model of texts")
     write_table(Path("numbers.csv"))
     assert main(["eval", model, "--data", "numbers.csv"]) == 2
-    assert_one_sentence(capsys.readouterr().err, "numbers.csv cannot be read as texts")
+    assert_one_sentence(capsys.readouterr().err, "numbers.csv has no column with the name text")
     assert json.loads(Path("run/run.json").read_text())["done"]

@@ -12,6 +12,7 @@ from profcil.engine import loop
 from profcil.engine.channel import Block, When
 from profcil.errors import ConfigError
 from profcil.memory import linear
+from profcil.methods.parts.reported_clients import put_answered
 from profcil.methods.parts.summaries import report, summary_of_report
 from profcil.methods.prolin import ProLin
 from profcil.metrics.client_first import summary
@@ -407,8 +408,12 @@ def test_reports_of_several_rounds_are_added(fresh):
     inbox = dict(run.server.blocks)
     clients = run.clients(1, 1)
     replies = [run.method.survey(run.client(c, 1, 1), inbox) for c in clients]
-    once = run.method.add_reports(run.server, replies)
-    twice = run.method.add_reports(run.method.add_reports(run.server, replies[:2]), replies[2:])
+
+    def added(state, some):
+        return run.method.add_reports(put_answered(state, some), some)
+
+    once = added(run.server, replies)
+    twice = added(added(run.server, replies[:2]), replies[2:])
     assert once.blocks["reported_clients"].tensors["clients"].tolist() == list(clients)
     for name in ("reported_clients", "reported", "reported_gram"):
         for k, t in once.blocks[name].tensors.items():

@@ -10,7 +10,10 @@ from pathlib import Path
 import profcil
 
 ROOT = Path(profcil.__file__).parent
-WITH_TORCH = ("profcil.runs.models.export",)  # what it exports is a torch module; only `profcil export` imports it
+WITH_TORCH = (
+    "profcil.runs.models.export",  # what it exports is a torch module; only `profcil export` imports it
+    "profcil.runs.models.input_files",  # it reads files into tensors; only `predict` and `eval` import it
+)
 MODULES = sorted(path for package in ("reporting", "runs", "studies") for path in (ROOT / package).rglob("*.py"))
 
 
