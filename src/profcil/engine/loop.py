@@ -57,17 +57,10 @@ class RunState:
     evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
 
-NOT_SUMMED = {
-    "clients",
-    "skipped",
-    "loss",
-    "dropped",
-    "quarantined",
-    UPDATE_BOUND,
-    WITHIN_BOUND,
-    "opposed",
-    "simulated_time",
-}  # facts of a round that are not in the tally
+NOT_SUMMED = {  # facts of a round that are not in the tally
+    *("clients", "skipped", "loss", "dropped", "quarantined", "opposed", "simulated_time"),
+    *(UPDATE_BOUND, WITHIN_BOUND),
+}
 Watch = Callable[[str, When, dict[str, Any]], None]  # called after every round and position: progress, log, saving
 Play = Callable[[World, Method, RunState, Channel, Sequence[int], When], tuple[ServerState, dict[str, Any]]]
 
