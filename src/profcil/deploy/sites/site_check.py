@@ -276,8 +276,8 @@ def check_declared(result: SiteCheck, terms: Federation) -> None:
             )
         if result.classes.get(name) == 1:
             result.notes.append(
-                f"class '{name}' has a single example, whose features its mean would be; statistics leave it out unless "
-                "privacy.min_support = 1"
+                f"class '{name}' has a single example, whose features its mean would be; statistics leave it out "
+                "unless privacy.min_support = 1"
             )
     known = {name: count for name, count in result.classes.items() if name in terms.classes}
     result.left_out = {name: count for name, count in known.items() if name not in declared}
