@@ -118,6 +118,22 @@ def test_runs_by_a_preset_have_a_row_with_its_title(store):
     assert every == {"PRO-MAX", "PRO-MAX+", "PRO-MAX (params.noise=0.5)"}
 
 
+def test_a_table_of_a_larger_budget_has_its_runs_and_those_without_a_budget(store):
+    rows, recipes = [], {}
+    for method, budgets in (("fedcbdr", ("matched", "expanded")), ("prolin", ("matched",))):
+        recipe = recipe_settings("cora", "severe", method)
+        recipes[hash_recipe(recipe)] = recipe
+        for budget in budgets:
+            settings = describe_differences(recipe_settings("cora", "severe", method, regime=budget), recipe)
+            faa = f"{10 * len(rows)}.0"
+            rows.append(row(method, len(rows), recipe=hash_recipe(recipe), settings=settings, faa=faa))
+    assert [cells["settings"] for cells in rows] == ["", "params.budget=100", ""]
+    write_contents({"cora": Content(rows, recipes)}, store)
+    for budget, faa in (("matched", "0.0"), ("expanded", "10.0")):
+        shown = lines(table(store, f"dataset=cora settings=severe regime={budget}"))
+        assert [cells[1:4] for cells in shown] == [["FedCBDR", "1", faa], ["PRO-LIN", "1", "**20.0**"]]
+
+
 def test_a_table_without_an_end_is_refused(store):
     page = store.parent / "page.md"
     for text in (f"{BEGIN} dataset=cora -->\n", f"{BEGIN} dataset=cora -->\n{BEGIN} dataset=cora -->\n<!-- end -->\n"):

@@ -98,7 +98,7 @@ def test_a_row_has_the_results_of_its_run(folders, store):
 
 def test_a_row_has_the_settings_of_its_run(folders, store):
     for run, row in zip(folders, load_store(store), strict=True):
-        without_effect = ("threads", "workers", "accelerate", "keep_states")
+        without_effect = ("threads", "workers", "accelerate", "keep_states", "regime")
         shown = {key: value for key, value in run.config.items() if key not in without_effect}
         assert row.config == shown
         assert row.values["settings"].split() == sorted(

@@ -12,6 +12,7 @@ columns    names of COLUMNS (faa,cta,af)
 part       test or validation (test)
 variants   none: only runs by the recipe; presets: also runs by a preset, e.g. PRO-MAX+; all: also runs with other
            settings, each kind in a row of its own (none)
+regime     the budget for replay of the runs by the recipe: matched or expanded (matched)
 
 Values are mean ± standard deviation over seeds. The paper's value follows in brackets. The best FAA, CTA and AF of a
 dataset and setting are bold. Of several versions the newest is shown.
@@ -21,20 +22,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil import registry
 from profcil.errors import ConfigError, StoreError, unknown
 from profcil.io.atomic_files import write_text
 from profcil.reporting.grid import METRICS, measure_runs
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import method_rank, method_title, paper_value
 from profcil.reporting.store_tables import group_rows
-from profcil.resolve import preset_names, preset_title
+from profcil.resolve import REGIMES, preset_names, preset_title
 from profcil.runs.results.store import load_store, newest_runs
 from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.results.stored_settings import comparable_settings, recipe_settings
@@ -64,12 +66,14 @@ DEFAULTS = {
     "columns": ",".join(MAIN),
     "part": "test",
     "variants": "none",
+    "regime": "matched",
 }
 ALLOWED = {  # the names after some keys
     "columns": tuple(COLUMNS),
     "settings": ("severe", "homogeneous"),
     "part": ("test", "validation"),
     "variants": ("none", "presets", "all"),
+    "regime": REGIMES,
 }
 
 
@@ -164,7 +168,8 @@ def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Li
             own = [run for run in shown if is_run_of(run, setting, method)]
             for group in group_rows(own) or [[]]:
                 values = [values_of(run, measured[id(run)]) for run in group]
-                lines.append(Line(dataset, setting, method, label_of(group), group, values))
+                label = label_of(group, chosen["regime"][0])
+                lines.append(Line(dataset, setting, method, label, group, values))
     return lines
 
 
@@ -172,34 +177,52 @@ def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
     return run.config["setting"] == setting and run.config["method"] == method
 
 
-def label_of(group: Sequence[StoredRun]) -> str:
+def label_of(group: Sequence[StoredRun], regime: str) -> str:
     """What a row is called if its runs depart from the recipe: the title of a preset, or the method and the settings
     that differ. Empty if they do not depart."""
     settings = group[0].values["settings"] if group else ""
-    if not settings:
+    if not settings or is_by_recipe(group[0], regime):
         return ""
     title = method_title(group[0].config["method"])
     return preset_of(group[0]) or f"{title} ({settings})"
 
 
 def preset_of(run: StoredRun) -> str:
-    """The title of the preset that a run was made by; empty if there is none. Settings that were added or removed since
-    do not count."""
+    """The title of the preset that a run was made by; empty if there is none."""
     dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
-    own = comparable_settings(run.config)
     for preset in preset_names():
         with suppress(ConfigError):  # presets that are not for this method
-            wanted = recipe_settings(dataset, setting, method, preset)
-            if all(own[key] == wanted[key] for key in own.keys() & wanted.keys()):
+            if agrees_with(run, recipe_settings(dataset, setting, method, preset)):
                 return preset_title(preset)
     return ""
 
 
+def agrees_with(run: StoredRun, wanted: Mapping[str, Any]) -> bool:
+    """Whether a run has these settings. Settings that were added or removed since do not count."""
+    own = comparable_settings(run.config)
+    return all(own[key] == wanted[key] for key in own.keys() & wanted.keys())
+
+
+def is_by_recipe(run: StoredRun, regime: str) -> bool:
+    """Whether a run has the settings of its recipe with this budget."""
+    if not run.values["settings"]:
+        return regime == "matched" or not has_budget(run.config["method"], regime)
+    if regime == "matched":
+        return False
+    dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
+    return agrees_with(run, recipe_settings(dataset, setting, method, regime=regime))
+
+
+def has_budget(method: str, regime: str) -> bool:
+    """Whether a regime changes settings of a method."""
+    return bool(registry.find("methods", method).METHOD.regimes.get(regime))
+
+
 def is_chosen(run: StoredRun, chosen: dict[str, list[str]]) -> bool:
-    """Whether a run is of the part and the variants that a table shows."""
+    """Whether a run is of the part, the budget and the variants that a table shows."""
     if run.values["part"] not in chosen["part"]:
         return False
-    if not run.values["settings"] or chosen["variants"] == ["all"]:
+    if is_by_recipe(run, chosen["regime"][0]) or chosen["variants"] == ["all"]:
         return True
     return chosen["variants"] == ["presets"] and bool(preset_of(run))
 

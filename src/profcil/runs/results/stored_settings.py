@@ -18,7 +18,8 @@ from profcil.errors import StoreError
 from profcil.runs.settings_check import MACHINE, flatten_settings
 
 NAMES = ("dataset", "method", "setting", "seed", "evaluate")  # have columns of their own
-WITHOUT_EFFECT = (*MACHINE, "keep_memories", "keep_states")
+# `regime` only changes settings of the method, which count.
+WITHOUT_EFFECT = (*MACHINE, "keep_memories", "keep_states", "regime")
 PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.+-]*")
 
 
@@ -28,13 +29,16 @@ def comparable_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: flat[key] for key in sorted(flat) if key not in (*NAMES, *WITHOUT_EFFECT)}
 
 
-def recipe_settings(dataset: str, setting: str, method: str, preset: str | None = None) -> dict[str, Any]:
-    """The settings that a run without any `--set` has now, by the recipe alone or by a preset."""
+def recipe_settings(
+    dataset: str, setting: str, method: str, preset: str | None = None, regime: str | None = None
+) -> dict[str, Any]:
+    """The settings that a run has now by the recipe alone, by a preset, or by the recipe with another budget."""
     from profcil.resolve import resolve, to_toml
 
     if dataset == OWN:
         raise StoreError("a run on own data has no recipe to compare with; a results store holds named datasets only")
-    config = resolve(None, {"dataset": dataset, "setting": setting, "method": method, "preset": preset})
+    sets = [f"regime={regime}"] if regime else []
+    config = resolve(None, {"dataset": dataset, "setting": setting, "method": method, "preset": preset}, sets)
     return comparable_settings(tomllib.loads(to_toml(config)))
 
 
