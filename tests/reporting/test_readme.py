@@ -10,7 +10,7 @@ import pytest
 
 from profcil.reporting.groups import group_runs
 from profcil.reporting.results_page import preset_of
-from profcil.runs.results.store import load_store, newest_runs
+from profcil.runs.results.store import load_store, rows_of_one_version
 
 ROOT = Path(__file__).parents[2]
 DATASETS = {
@@ -40,7 +40,7 @@ def table() -> dict[str, dict[str, list[float]]]:
 
 def mean_faa(dataset: str, setting: str, label: str) -> float:
     """Of the runs by the recipe or by a preset."""
-    runs = newest_runs(load_store(ROOT / "results" / f"{dataset}.csv"))
+    runs = rows_of_one_version(load_store(ROOT / "results" / f"{dataset}.csv"))
     runs = [run for run in runs if run.values["part"] == "test" and run.config["setting"] == setting]
     groups = group_runs([run for run in runs if not run.values["settings"] or preset_of(run)])
     (found,) = [group for group in groups if group.label == label]

@@ -76,6 +76,13 @@ def test_settings_without_effect_on_traffic_do_not_hide_norm_comm() -> None:
     assert [r["norm_comm"] for r in compare(runs)] == [1.0, 1.0, None]
 
 
+def test_a_setting_of_the_stream_that_an_older_version_lacks_does_not_hide_norm_comm() -> None:
+    older = make_run("pro", stream={"clients": 2})
+    rare = make_run("pro", stream={"clients": 2, "rare": 0.5})
+    runs = [make_run("fedavg", stream={"clients": 2, "rare": 0.0, "rare_examples": 3}), older, rare]
+    assert [r["norm_comm"] for r in compare(runs)] == [1.0, 1.0, None]
+
+
 def test_only_seeds_of_the_same_settings_are_averaged() -> None:
     runs = [
         make_run("pro", 0, right=4),

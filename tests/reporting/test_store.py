@@ -27,7 +27,7 @@ from profcil.reporting.tables import compare
 from profcil.resolve import resolve
 from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import FURTHER, Run, load_run
-from profcil.runs.results.store import add_runs, load_store, newest_runs
+from profcil.runs.results.store import add_runs, load_store, rows_of_one_version
 from profcil.runs.results.stored_run import COLUMNS, KEY
 from profcil.runs.results.stored_settings import apply_differences, describe_differences, format_value, parse_value
 
@@ -490,14 +490,32 @@ def error_of_figure(capsys: pytest.CaptureFixture[str], store: Path) -> str:
     return capsys.readouterr().err
 
 
-def test_of_several_versions_the_newest_is_shown(folders, store):
-    fields = {name: getattr(folders[2], name) for name in ("path", "config", "scores", "ledger", "plan")}
-    add_runs([Run(facts=folders[2].facts | {"version": "0.10.0"}, **fields)], store)
+def as_version(run: Run, version: str, seed: int | None = None) -> Run:
+    """A finished run as if another version, or another seed, had computed it."""
+    config = run.config if seed is None else run.config | {"seed": seed}
+    fields = {name: getattr(run, name) for name in ("path", "scores", "ledger", "plan")}
+    return Run(config=config, facts=run.facts | {"version": version}, **fields)
+
+
+def versions_shown(store: Path, sentences: list[str]) -> list[tuple[str, int, str]]:
+    kept = rows_of_one_version(load_store(store), sentences.append)
+    return [(run.config["method"], run.values["seed"], run.values["profcil"]) for run in kept]
+
+
+def test_of_versions_with_as_many_seeds_the_newest_is_shown(folders, store):
+    seeds = [run.config["seed"] for run in folders[2:]]
+    add_runs([as_version(folders[2], "0.10.0", seed) for seed in seeds], store)
     sentences: list[str] = []
-    kept = newest_runs(load_store(store), sentences.append)
-    versions = [(run.config["method"], run.values["profcil"]) for run in kept]
-    assert versions == [("fedavg", folders[0].facts["version"])] * 2 + [("promax", "0.10.0")]
-    assert "left out: 2 rows" in sentences[0]
+    shown = versions_shown(store, sentences)
+    assert [row for row in shown if row[0] == "promax"] == [("promax", seed, "0.10.0") for seed in seeds]
+    assert f"left out: {len(seeds)} rows" in sentences[0]
+
+
+def test_a_newer_version_with_fewer_seeds_does_not_hide_the_others(folders, store):
+    before = versions_shown(store, [])
+    add_runs([as_version(folders[2], "0.10.0")], store)
+    assert len(folders) - 2 > 1
+    assert versions_shown(store, []) == before
 
 
 def test_rows_with_settings_that_no_longer_exist_are_shown_with_them(folders, store, capsys):

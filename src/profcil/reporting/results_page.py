@@ -15,7 +15,7 @@ variants   none: only runs by the recipe; presets: also runs by a preset, e.g. P
 regime     the budget for replay of the runs by the recipe: matched or expanded (matched)
 
 Values are mean ± standard deviation over seeds. The paper's value follows in brackets. The best FAA, CTA and AF of a
-dataset and setting are bold. Of several versions the newest is shown.
+dataset and setting are bold. Of several versions that with the most seeds is shown, or the newest of several such.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import method_rank, method_title, paper_value
 from profcil.reporting.store_tables import group_rows
 from profcil.resolve import REGIMES, preset_names, preset_title
-from profcil.runs.results.store import load_store, newest_runs
+from profcil.runs.results.store import load_store, rows_of_one_version
 from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.results.stored_settings import comparable_settings, recipe_settings
 
@@ -157,7 +157,7 @@ def render_table(chosen: dict[str, list[str]], store: Path, path: Path) -> str:
 def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Line]:
     """The rows of one dataset, by setting and then in the order of the paper."""
     file = store / f"{dataset}.csv"
-    runs = newest_runs(load_store(file)) if file.exists() else []
+    runs = rows_of_one_version(load_store(file)) if file.exists() else []
     measured = dict(zip(map(id, runs), measure_runs(runs), strict=True))  # of all, as NormComm needs FedAvg
     shown = [run for run in runs if is_chosen(run, chosen)]
     in_store = {run.config["method"] for run in shown}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from statistics import fmean, stdev
 from typing import Any
 
+from profcil.protocol.settings import StreamSettings
 from profcil.reporting.groups import distinguishing_settings, label_of
 from profcil.runs.gather import settings_without_seed
 from profcil.runs.reader import Run, dataset_title, summarise_run
@@ -36,6 +38,7 @@ OCCASIONAL_COLUMNS = {"epsilon": "ε", "dropped": "dropped", "simulated_seconds"
 NAME_COLUMNS = {"method": "method", "dataset": "dataset", "setting": "setting", "seed": "seed"}
 SPARED = ("peak MB", "warm-up s", "seconds", "MB up", "MB down", "NormComm")  # left out first on a narrow terminal
 FOLD_WIDTH = 12  # columns of text are folded to this many characters at most
+STREAM_DEFAULTS = {field.name: field.default for field in fields(StreamSettings)}
 WORD_WIDTH = 24  # words of up to this many characters are not broken
 PADDING = 2  # characters between two columns
 
@@ -71,12 +74,16 @@ def relative_traffic(
 
 
 def protocol(run: Run) -> tuple[Any, ...]:
-    """What two runs must share for their traffic to be comparable. The setting `transfer` may differ."""
+    """What two runs must share for their traffic to be comparable. The setting `transfer` may differ.
+
+    A setting of the stream that did not exist when a run was made has its default.
+    """
     c = run.config
+    stream = STREAM_DEFAULTS | c["stream"]
     sizes = dict(c["model"])
     for key in ("head", "precision"):
         sizes.pop(key, None)
-    return (dataset_title(c), c["setting"], c["stream"], c["train"]["rounds"], sizes)
+    return (dataset_title(c), c["setting"], stream, c["train"]["rounds"], sizes)
 
 
 def render(runs: Sequence[Run], reference: str = "fedavg", further: bool = False) -> str:

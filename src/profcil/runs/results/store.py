@@ -95,15 +95,24 @@ def load_store(path: str | Path) -> list[StoredRun]:
     return runs
 
 
-def newest_runs(runs: Sequence[StoredRun], warn: Callable[[str], None] = lambda sentence: None) -> list[StoredRun]:
-    """The runs without those of which the same method and settings were also run by a newer version."""
-    newest: dict[tuple[str, ...], list[int]] = {}
+def rows_of_one_version(
+    runs: Sequence[StoredRun], warn: Callable[[str], None] = lambda sentence: None
+) -> list[StoredRun]:
+    """Of each method and settings the rows of one version: of that with the most seeds, or the newest of several such.
+
+    Versions are not averaged, as their code differs.
+    """
+    seeds: dict[tuple[str, ...], dict[str, set[int]]] = {}
     for run in runs:
-        key = without_seed(run)
-        newest[key] = max(newest.get(key, []), version_numbers(run))
-    kept = [run for run in runs if version_numbers(run) == newest[without_seed(run)]]
+        versions = seeds.setdefault(without_seed(run), {})
+        versions.setdefault(run.values["profcil"], set()).add(run.values["seed"])
+    shown: dict[tuple[str, ...], str] = {}
+    for key, versions in seeds.items():
+        shown[key] = max(versions, key=lambda version: (len(versions[version]), version_numbers(version)))
+    kept = [run for run in runs if run.values["profcil"] == shown[without_seed(run)]]
     if len(kept) < len(runs):
-        warn(f"left out: {count(len(runs) - len(kept), 'row')} of a results store that a newer version has run again")
+        left_out = count(len(runs) - len(kept), "row")
+        warn(f"left out: {left_out} of a results store; another version has run the same with as many seeds or more")
     return kept
 
 
@@ -113,8 +122,8 @@ def without_seed(run: StoredRun) -> tuple[str, ...]:
     return tuple(run.values[name] for name in names)
 
 
-def version_numbers(run: StoredRun) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", run.values["profcil"])]
+def version_numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def read_content(file: Path) -> Content:
