@@ -382,7 +382,8 @@ def recipe_of(dataset: str) -> dict[str, Any]:
 def read_preset(name: str | None, dataset: str, method: str, setting: str) -> dict[str, Any]:
     """The values of a preset for a dataset, a method and a heterogeneity setting; empty without a name.
 
-    The settings of the method are under `params`, so that they also override a recipe that a run has written.
+    The settings of the method are under `params`, so that they also override a recipe that a run has written. Tables
+    of a method that are named like sections of a recipe (model, train) are such sections, for this method alone.
     """
     if name is None:
         return {}
@@ -394,8 +395,11 @@ def read_preset(name: str | None, dataset: str, method: str, setting: str) -> di
     values = merge(values, datasets.get(dataset, {}))
     methods = values.pop("methods", {})
     if not values and method not in methods:
-        raise ConfigError(f"the preset {name} has nothing for {method}; it is for {', '.join(sorted(methods))}")
-    return {**values, "params": in_setting(methods.get(method, {}), setting)}
+        others = ", ".join(sorted(methods)) or "other datasets"
+        raise ConfigError(f"the preset {name} has nothing for {method} on {dataset}; it is for {others}")
+    params = in_setting(methods.get(method, {}), setting)
+    sections = {key: params.pop(key) for key in SECTIONS if key in params}
+    return {**merge(values, sections), "params": params}
 
 
 def preset_title(name: str) -> str:

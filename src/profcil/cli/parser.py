@@ -18,7 +18,8 @@ SELECTION = {
     "setting": "heterogeneity of the stream: homogeneous or severe",
     "seed": "seed of all random numbers",
     "evaluate": "part of the dataset that is scored: test or validation",
-    "preset": "settings that override the recipe: paper (its literal reading), or plus (PRO-MAX+, beyond the paper)",
+    "preset": "settings that override the recipe: paper (its literal reading), plus (PRO-MAX+, beyond the paper), or "
+    "chosen (baselines as chosen on validation data)",
 }
 OWN_DATA = ("data", "tasks")
 MACHINE = {

@@ -29,14 +29,16 @@ def named_differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def preset_of(config: Mapping[str, Any]) -> str:
-    """The name of the preset whose settings a run has; empty if there is none."""
+    """The name of the preset whose settings a run has, of several that with the most settings; empty if there is
+    none."""
     dataset, setting, method = (str(config[name]) for name in ("dataset", "setting", "method"))
     own = flatten_settings(config)
+    found = {"": 0}
     for preset in preset_names():
         wanted = settings_of(preset, dataset, method, setting)
-        if wanted and all(own.get(key) == value for key, value in wanted.items()):
-            return preset
-    return ""
+        if all(own.get(key) == value for key, value in wanted.items()):
+            found[preset] = len(wanted)
+    return max(found, key=lambda preset: found[preset])
 
 
 @cache

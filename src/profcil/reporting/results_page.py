@@ -33,10 +33,12 @@ from profcil import registry
 from profcil.errors import ConfigError, StoreError, unknown
 from profcil.io.atomic_files import write_text
 from profcil.reporting.grid import METRICS, measure_runs
+from profcil.reporting.groups import label_of as name_with_settings
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.paper import method_rank, method_title, paper_value
+from profcil.reporting.presets import PRESET
 from profcil.reporting.store_tables import group_rows
-from profcil.resolve import REGIMES, preset_names, preset_title
+from profcil.resolve import REGIMES, preset_names
 from profcil.runs.results.store import load_store, rows_of_one_version
 from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.results.stored_settings import comparable_settings, recipe_settings
@@ -178,22 +180,23 @@ def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
 
 
 def label_of(group: Sequence[StoredRun], regime: str) -> str:
-    """What a row is called if its runs depart from the recipe: the title of a preset, or the method and the settings
-    that differ. Empty if they do not depart."""
+    """What a row is called if its runs depart from the recipe: the method and the preset, or the settings that differ.
+    Empty if they do not depart."""
     settings = group[0].values["settings"] if group else ""
     if not settings or is_by_recipe(group[0], regime):
         return ""
-    title = method_title(group[0].config["method"])
-    return preset_of(group[0]) or f"{title} ({settings})"
+    method = group[0].config["method"]
+    preset = preset_of(group[0])
+    return name_with_settings(method, {PRESET: preset}) if preset else f"{method_title(method)} ({settings})"
 
 
 def preset_of(run: StoredRun) -> str:
-    """The title of the preset that a run was made by; empty if there is none."""
+    """The name of the preset that a run was made by; empty if there is none."""
     dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
     for preset in preset_names():
         with suppress(ConfigError):  # presets that are not for this method
             if agrees_with(run, recipe_settings(dataset, setting, method, preset)):
-                return preset_title(preset)
+                return preset
     return ""
 
 

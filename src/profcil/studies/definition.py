@@ -35,6 +35,7 @@ class Variant(Checked):
     methods: tuple[str, ...] | str = ()  # empty: all of the study
     datasets: tuple[str, ...] = ()  # empty: all of the study
     settings: tuple[str, ...] = ()  # empty: all of the study
+    preset: str = ""
     set: tuple[str, ...] = ()
 
 
@@ -175,7 +176,8 @@ def with_differences(cells: Sequence[Cell]) -> list[Cell]:
 def variant_cells(study: Study, variant: Variant, dataset: str, heterogeneity: str) -> Iterator[Cell]:
     """The runs of one variant on one dataset: every method with every seed."""
     for method in expand_methods(variant.methods or study.methods):
-        flags = {"dataset": dataset, "setting": heterogeneity, "method": method}
+        preset = variant.preset or None
+        flags = {"dataset": dataset, "setting": heterogeneity, "method": method, "preset": preset}
         config = resolve(None, flags, [*study.set, *variant.set])
         applicable = supports_modality(method, dataset)
         for seed in study.seeds:
