@@ -396,7 +396,7 @@ def read_preset(name: str | None, dataset: str, method: str, setting: str) -> di
     methods = values.pop("methods", {})
     if not values and method not in methods:
         others = ", ".join(sorted(methods)) or "other datasets"
-        raise ConfigError(f"the preset {name} has nothing for {method} on {dataset}; it is for {others}")
+        raise ConfigError(f"the preset {name} has nothing for {method} on {dataset}, it is for {others}; leave it out")
     params = in_setting(methods.get(method, {}), setting)
     sections = {key: params.pop(key) for key in SECTIONS if key in params}
     return {**merge(values, sections), "params": params}

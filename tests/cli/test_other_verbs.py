@@ -11,7 +11,7 @@ import pytest
 from profcil import registry
 from profcil.cli.main import main
 from profcil.cli.progress import plain_download
-from profcil.resolve import recipe_names
+from profcil.resolve import preset_names, recipe_names
 
 KEYS = {"method", "dataset", "setting", "seed", "faa", "cta", "af", "bytes_down", "bytes_up", "norm_comm", "seconds"}
 KEYS |= {"warmup_seconds", "peak_memory_mb"}
@@ -31,6 +31,7 @@ def printed(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> 
         ("datasets", registry.names("data")),
         ("encoders", registry.names("encoders")),
         ("recipes", recipe_names()),
+        ("presets", preset_names()),
     ],
 )
 def test_list(capsys: pytest.CaptureFixture[str], kind: str, names: list[str]) -> None:

@@ -140,7 +140,7 @@ def test_a_preset_may_differ_by_heterogeneity(setting: str, weight: float) -> No
 
 
 def test_a_preset_without_settings_for_a_method_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the preset plus has nothing for fedavg on cora; it is for promax"):
+    with pytest.raises(ConfigError, match="the preset plus has nothing for fedavg on cora, it is for promax; leave it"):
         resolve("cora", {"preset": "plus", "method": "fedavg"})
 
 
@@ -151,7 +151,7 @@ def test_a_preset_may_have_settings_of_sections_for_one_method() -> None:
     found = resolve("digits", {**flags, "setting": "homogeneous"})
     assert (found.model.head, found.params.label_space) == ("linear", "local")
     assert resolve("digits", {"preset": "chosen", "method": "fedprox"}).model.head == "linear"
-    with pytest.raises(ConfigError, match="the preset chosen has nothing for fedavg on ogbn_arxiv; it is for other"):
+    with pytest.raises(ConfigError, match="chosen has nothing for fedavg on ogbn_arxiv, it is for other datasets"):
         resolve("ogbn_arxiv", flags)
 
 

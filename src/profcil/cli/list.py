@@ -1,4 +1,4 @@
-"""List methods, datasets, recipes, studies, encoders, loggers or settings.
+"""List methods, datasets, recipes, presets, studies, encoders, loggers or settings.
 
 `list settings` shows the settings of every run and of all methods. --method shows one method only, and --dataset the
 values of a run on that dataset instead of the defaults.
@@ -19,7 +19,7 @@ SPARED = ("of", "type", "allowed", "with_setting")  # columns that are left out 
 
 def add(parser: Parser) -> None:
     parser.add_argument(
-        "kind", metavar="KIND", help="methods, datasets, recipes, studies, encoders, loggers or settings"
+        "kind", metavar="KIND", help="methods, datasets, recipes, presets, studies, encoders, loggers or settings"
     )
     parser.add_argument("--page", metavar="FILE", help="methods, settings: write the documentation page to FILE")
     parser.add_argument("--method", help="settings: those of this method and of every run")
@@ -131,6 +131,21 @@ def recipes() -> list[dict[str, Any]]:
     return rows
 
 
+def presets() -> list[dict[str, Any]]:
+    """Every preset with the methods and the datasets that it has settings for."""
+    from profcil import resolve
+
+    rows = []
+    for name in resolve.preset_names():
+        values = resolve.load_toml(resolve.PRESETS / f"{name}.toml")
+        datasets = values.get("datasets", {})
+        tables = [values.get("methods", {}), *(table.get("methods", {}) for table in datasets.values())]
+        for_methods = dict.fromkeys(method for table in tables for method in table)
+        for_datasets = list(datasets) if not values.get("methods") else ["all"]
+        rows.append({"name": name, "title": values["title"], "methods": list(for_methods), "datasets": for_datasets})
+    return rows
+
+
 def settings(method: str | None = None, dataset: str | None = None) -> list[dict[str, Any]]:
     from profcil.reporting.settings import list_settings
 
@@ -142,6 +157,7 @@ KINDS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "methods": methods,
     "datasets": datasets,
     "recipes": recipes,
+    "presets": presets,
     "studies": studies,
     "encoders": encoders,
     "loggers": loggers,
