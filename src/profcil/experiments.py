@@ -36,14 +36,16 @@ def study(
     """
     from profcil.diagnostics.mismatch import write_mismatch
     from profcil.reporting.study_table import summarise, table_cells
-    from profcil.studies.definition import list_cells, load_study
-    from profcil.studies.selection import narrow_study
+    from profcil.studies.definition import list_all_cells, list_cells
+    from profcil.studies.selection import select_studies
 
-    loaded = load_study(study if isinstance(study, Mapping) else str(study), scale)
+    name = study if isinstance(study, Mapping) else str(study)
     sets = [f"{key}={set_text(value)}" for key, value in (settings or {}).items()]
-    chosen = narrow_study(loaded, seeds, methods, datasets, sets)
-    cells = list_cells(chosen)
-    failures = run_unfinished(cells, Path(out), data_root(data), jobs, chosen.diagnose)
+    chosen = select_studies(name, scale, seeds, methods, datasets, sets)
+    cells = list_all_cells(chosen)
+    failures: dict[str, str] = {}
+    for one in chosen:
+        failures |= run_unfinished(list_cells(one), Path(out), data_root(data), jobs, one.diagnose)
     write_mismatch(cells, Path(out))
     rows = summarise(cells, Path(out))
     return result_table(rows, table_cells(rows), Path(out), failures)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -16,13 +17,14 @@ import pytest
 
 from profcil import registry
 from profcil.cli.main import main
+from profcil.cli.study import selected_studies
 from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.study_table import COLUMNS, best_variants, markdown, mean_and_deviation, paper_metrics, summarise
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
 from profcil.runs.identity import hash_settings
 from profcil.runs.reader import is_locked
-from profcil.studies.definition import Cell, expand_methods, list_cells, load_study, study_names
+from profcil.studies.definition import Cell, expand_methods, list_cells, load_study, study_names, study_values
 from profcil.studies.scheduler import estimate_seconds, measure_speeds
 from profcil.studies.selection import narrow_study
 
@@ -196,6 +198,58 @@ def test_a_study_can_be_narrowed_and_changed(study):
     assert [c.variant for c in planned] == ["", "no noise"]
 
 
+@pytest.fixture
+def several(study: str, tmp_path: Path) -> str:
+    """A file that names two studies, which share a run."""
+    fedavg = tmp_path / "fedavg.toml"
+    fedavg.write_text(f'title = "FedAvg alone"\nmethods = ["fedavg", "fedprox"]\nseeds = [0, 1]\nset = {SMALL}\n')
+    path = tmp_path / "several.toml"
+    path.write_text(f'title = "Two studies"\nstudies = ["{study}", "{fedavg}"]\n')
+    return str(path)
+
+
+def test_a_file_may_name_several_studies_whose_shared_runs_are_run_once(several, capsys):
+    line = ["study", several, "--out", "cells", "--scale", "short", "--methods", "fedavg"]
+    assert main(line) == 0
+    out, err = capsys.readouterr()
+    assert "1 run, 1 of them to do" in err and "FedAvg alone:" in err and out.count("| fedavg | 1 |") == 2
+    assert len(list(Path("cells").glob("*/run.json"))) == 1
+    assert main([*line, "--json"]) == 0
+    assert [row["method"] for row in json.loads(capsys.readouterr().out)] == ["fedavg", "fedavg"]
+
+
+def test_of_several_studies_only_those_with_the_methods_asked_for_are_run(several, capsys):
+    assert main(["study", several, "--methods", "promax", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert "4 runs, 4 of them to do" in err and "FedAvg alone" not in out + err
+    assert main(["study", several, "--datasets", "cora", "--dry-run"]) == 2
+    assert "none of the studies has cora" in capsys.readouterr().err
+    assert main(["study", several, "--methods", "fedavgg"]) == 2
+    assert "did you mean fedavg" in capsys.readouterr().err
+
+
+def test_the_whole_paper_is_one_study(capsys):
+    assert main(["study", "paper", "--scale", "short", "--dry-run", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"cifar100", "tinyimagenet", "ogbn_arxiv"} <= {row["dataset"] for row in rows}
+    named = {name for layout in LAYOUTS.values() for name in layout.studies}
+    assert named <= set(study_values("paper")["studies"])
+
+
+def test_the_device_of_all_runs(study):
+    flags = {"scale": "short", "seeds": None, "methods": "fedavg", "datasets": None, "set": ["lr=0.3"]}
+    (one,) = selected_studies(study, Namespace(**flags, device="cuda:1"))
+    assert [(c.config.device, c.config.train.lr) for c in list_cells(one)] == [("cuda:1", 0.3)]
+    (one,) = selected_studies(study, Namespace(**flags, device=None))
+    assert [c.config.device for c in list_cells(one)] == ["cpu"]
+
+
+def test_short_is_the_first_seed(study):
+    found = list_cells(load_study(study, "short"))
+    first = [cell for cell in list_cells(load_study(study)) if cell.config.seed == 0]
+    assert [cell.name for cell in found] == [cell.name for cell in first]
+
+
 def test_a_method_of_another_modality_is_not_applicable(study, capsys, monkeypatch):
     monkeypatch.setattr(registry.find("methods", "fedavg").METHOD, "modalities", frozenset({"text"}))
     assert main(["study", study, "--out", "cells", "--dry-run", "--seeds", "0"]) == 0
@@ -349,7 +403,7 @@ def test_every_table_has_studies_with_a_smoke_scale():
         (["study", "missing.toml"], "does not exist"),
         (["study"], "study"),
         (["study", "demo", "--scale", "smoke"], "no [smoke] table"),
-        (["study", "severe", "--scale", "tiny"], "paper, smoke"),
+        (["study", "severe", "--scale", "tiny"], "paper, short, smoke"),
         (["study", "demo", "--seeds", "a"], "whole numbers"),
         (["study", "demo", "--jobs", "0"], "at least 1"),
         (
@@ -374,6 +428,9 @@ def test_errors_are_sentences(line, message, capsys):
     ("text", "message"),
     [
         ("seeds = []", "has no seeds"),
+        ("studies = []", "allowed are a list of names of studies"),
+        ('studies = ["demo"]\nseeds = [0]', "has seeds, studies, allowed are a list"),
+        ('studies = ["demmo"]', "did you mean demo?"),
         ("smoke = 3", "smoke = 3, which is not a table"),
         ("variants = [3]", "is not a table"),
         ('[[variants]]\ndatasets = ["corra"]', "unknown dataset 'corra'; did you mean cora?"),

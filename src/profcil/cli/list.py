@@ -107,10 +107,13 @@ def with_broken(group: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def studies() -> list[dict[str, Any]]:
-    from profcil.studies.definition import STUDIES, list_cells, load_study
+    from profcil.studies.definition import list_all_cells, load_studies, study_names, study_values
 
-    found = {path.stem: load_study(path.stem) for path in sorted(STUDIES.glob("*.toml"))}
-    return [{"name": name, "title": study.title, "runs": len(list_cells(study))} for name, study in found.items()]
+    rows = []
+    for name in study_names():
+        cells = list_all_cells(load_studies(name))
+        rows.append({"name": name, "title": study_values(name)["title"], "runs": len(cells)})
+    return rows
 
 
 def recipes() -> list[dict[str, Any]]:

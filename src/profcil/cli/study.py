@@ -33,38 +33,73 @@ def add(parser: Parser) -> None:
 
 def add_selection_flags(parser: Parser) -> None:
     """Flags that change or reduce a study; `table` has the same."""
-    parser.add_argument("--scale", default="paper", help="paper, or smoke: tiny runs on digits (paper)")
+    parser.add_argument(
+        "--scale", default="paper", help="paper; short: the first seed only; smoke: tiny runs on digits (paper)"
+    )
     parser.add_argument("--seeds", help="only these seeds, e.g. 0,1")
     parser.add_argument("--methods", help="only these methods, e.g. fedavg,promax")
     parser.add_argument("--datasets", help="these datasets instead of the study's, e.g. clinc150")
+    parser.add_argument("--device", help="torch device of all runs: cpu, cuda or cuda:N")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one setting of all runs"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from profcil.reporting.study_table import best_variants, summarise, table_cells, table_text
+    from profcil.reporting.study_table import best_variants, summarise
     from profcil.studies.checks import group_notes
-    from profcil.studies.definition import list_cells
+    from profcil.studies.definition import list_all_cells
 
     announce("reading the study")
     check_jobs(args.jobs)
-    study = selected_study(args.study, args)
-    cells = list_cells(study)
+    studies = selected_studies(args.study, args)
+    cells = list_all_cells(studies)
     out = Path(args.out)
-    for note in group_notes(study):
+    for note in dict.fromkeys(note for study in studies for note in group_notes(study)):
         print(note, file=sys.stderr)
     if args.launcher != "local":
-        return write_jobs(cells, args, study.diagnose)
-    failures = run_missing(cells, args, study.diagnose)
-    rows = summarise(cells, out)
+        return write_jobs(cells, args, any(study.diagnose for study in studies))
+    failures = run_studies(studies, cells, args)
+    tables = [summarise(cells_of, out) for cells_of in map(list_cells_of, studies)]
     if args.best:
-        rows = best_variants(rows)
+        tables = [best_variants(rows) for rows in tables]
     if args.json:
-        print_json(rows)
+        print_json([row for rows in tables for row in rows])
     else:
-        print(f"{table_text(*table_cells(rows))}\n\nrun folders: {out}")
+        print_tables(studies, tables)
+        print(f"\nrun folders: {out}")
     return 1 if failures else 0
+
+
+def list_cells_of(study: Any) -> list[Any]:
+    from profcil.studies.definition import list_cells
+
+    return list_cells(study)
+
+
+def run_studies(studies: list[Any], cells: list[Any], args: argparse.Namespace) -> int:
+    """Runs what is not finished, one study after another; the number of failed runs. Says first what all of them need,
+    so that missing data shows before the first run."""
+    if len(studies) == 1:
+        return run_missing(cells, args, studies[0].diagnose)
+    if not say_what_is_to_do(cells, args):
+        return 0
+    failures = 0
+    for study in studies:
+        print(f"{study.title}:", file=sys.stderr)
+        failures += run_missing(list_cells_of(study), args, study.diagnose)
+    return failures
+
+
+def print_tables(studies: list[Any], tables: list[list[dict[str, Any]]]) -> None:
+    """The table of each study, below its title if there are several."""
+    from profcil.reporting.study_table import table_cells, table_text
+
+    texts = []
+    for study, rows in zip(studies, tables, strict=True):
+        heading = f"{study.title}\n\n" if len(studies) > 1 else ""
+        texts.append(heading + table_text(*table_cells(rows)))
+    print("\n\n".join(texts))
 
 
 def write_jobs(cells: list[Any], args: argparse.Namespace, diagnose: bool) -> int:
@@ -91,11 +126,13 @@ def check_jobs(jobs: int) -> None:
         raise ConfigError(f"--jobs is {jobs}, allowed is at least 1; leave it out for one run at a time")
 
 
-def selected_study(name: str, args: argparse.Namespace) -> Any:
-    """A study at the scale, and with the changes, that the flags ask for."""
-    from profcil.studies.selection import select_study
+def selected_studies(name: str, args: argparse.Namespace) -> list[Any]:
+    """A study, or those that it names, at the scale and with the changes that the flags ask for."""
+    from profcil.studies.selection import parse_seeds, select_studies, split_names
 
-    return select_study(name, args.scale, args.seeds, args.methods, args.datasets, args.set)
+    seeds = parse_seeds(args.seeds)
+    sets = [*args.set, f"device={args.device}"] if args.device else args.set
+    return select_studies(name, args.scale, seeds, split_names(args.methods), split_names(args.datasets), sets)
 
 
 def run_missing(cells: list[Any], args: argparse.Namespace, diagnose: bool = False) -> int:
@@ -106,26 +143,33 @@ def run_missing(cells: list[Any], args: argparse.Namespace, diagnose: bool = Fal
     from profcil.cli.board import show_progress
     from profcil.cli.main import main
     from profcil.diagnostics.mismatch import write_mismatch
-    from profcil.studies.checks import missing_data
     from profcil.studies.definition import check_data
     from profcil.studies.scheduler import run_cells
 
+    if not say_what_is_to_do(cells, args):
+        return 0
     out = Path(args.out)
     data = data_root(args)
-    print(describe_work(cells, out, args.jobs), file=sys.stderr)
-    lacking = missing_data(cells, out, data)
-    if args.dry_run:
-        if lacking:
-            print(lacking, file=sys.stderr)
-        return 0
-    if lacking:
-        raise DataError(lacking)
     out.mkdir(parents=True, exist_ok=True)
     check_data(cells, out, data)
     with show_progress(cells, out, args.jobs) as report:
         failures = run_cells(cells, out, data, args.jobs, diagnose, report, main)
     write_mismatch(cells, out)
     return failures
+
+
+def say_what_is_to_do(cells: list[Any], args: argparse.Namespace) -> bool:
+    """Says how many runs there are, and refuses missing data. Whether to run them: not with --dry-run."""
+    from profcil.studies.checks import missing_data
+
+    out = Path(args.out)
+    print(describe_work(cells, out, args.jobs), file=sys.stderr)
+    lacking = missing_data(cells, out, data_root(args))
+    if lacking and not args.dry_run:
+        raise DataError(lacking)
+    if lacking:
+        print(lacking, file=sys.stderr)
+    return not args.dry_run
 
 
 def describe_work(cells: list[Any], out: Path, jobs: int) -> str:

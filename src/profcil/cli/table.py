@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from profcil.cli.parser import Parser, json_flag, print_json, print_warning
-from profcil.cli.study import add_selection_flags, selected_study
+from profcil.cli.study import add_selection_flags, selected_studies
 from profcil.errors import unknown
 
 
@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         if excluded:
             print_warning(f"{excluded} of the given runs do not belong to this table and are left out")
     else:
-        items = items_of_studies([selected_study(name, args) for name in layout.studies], Path(args.out))
+        studies = [study for name in layout.studies for study in selected_studies(name, args)]
+        items = items_of_studies(studies, Path(args.out))
     table = build_table(layout, items)
     if args.json:
         print_json(plain_rows(table))

@@ -15,7 +15,7 @@ from profcil.runs.gather import load_all
 from profcil.runs.identity import WITHOUT_EFFECT, hash_settings
 from profcil.runs.reader import Run, load_run
 from profcil.runs.results.stored_run import StoredRun
-from profcil.studies.definition import SCALES, Cell, Study, is_finished, list_cells, load_study
+from profcil.studies.definition import Cell, Study, is_finished, list_cells, load_study
 from profcil.studies.scheduler import is_not_applicable
 from profcil.studies.selection import narrow_study
 
@@ -79,10 +79,11 @@ def labelled(item: Item, run: StoredRun) -> Item:
 
 
 def variant_names(layout: TableLayout, datasets: set[str]) -> dict[str, str]:
-    """Variant names of the table's studies by a hash of their settings, at every scale and on these datasets."""
+    """Variant names of the table's studies by a hash of their settings, at every scale and on these datasets. The scale
+    `short` has the settings of `paper`."""
     names: dict[str, str] = {}
     for name in layout.studies:
-        for scale in SCALES:
+        for scale in ("paper", "smoke"):
             whole = load_study(name, scale)
             study = narrow_study(whole, seeds=[0], datasets=sorted(datasets))
             names |= {hash_without_seed(cell.config): cell.variant for cell in list_cells(study)}

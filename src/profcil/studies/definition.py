@@ -3,6 +3,8 @@
 The name of a run folder contains a hash of all settings that determine its result. So a study can be continued, two
 studies share equal runs, and a changed setting is a new run. Finished runs on other data are refused. A `[smoke]`
 table describes a small version of the study: its keys replace the study's keys, but its `set` is appended.
+
+A file with the key `studies` names several studies, which are run one after another.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from profcil.runs.differences import describe_settings, differing_settings
 from profcil.runs.identity import current_fingerprint, hash_settings, read_json
 
 STUDIES = Path(__file__).parent.parent / "recipes" / "studies"
-SCALES = ("paper", "smoke")
+SCALES = ("paper", "short", "smoke")  # short: the first seed only
 GROUPS = ("all", "replay")
 Names = tuple[str, ...] | str  # method names, or one of GROUPS
 
@@ -83,10 +85,33 @@ def study_names() -> list[str]:
     return sorted(path.stem for path in STUDIES.glob("*.toml"))
 
 
+def load_studies(study: str | Mapping[str, Any], scale: str = "paper") -> list[Study]:
+    """The study that a name, a path or the content of a file stands for, or those that it names."""
+    values = study_values(study)
+    if "studies" not in values:
+        return [load_study(study, scale)]
+    names = values["studies"]
+    others = values.keys() - {"studies", "title"}
+    is_list = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    if others or not is_list:
+        raise ConfigError(
+            f"a study with the key studies has {', '.join(sorted(values))}, allowed are a list of names of studies and "
+            "a title; write the other keys into the named studies"
+        )
+    return [load_study(name, scale) for name in names]
+
+
+def study_values(study: str | Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a study holds."""
+    return load_toml(find_study(study)) if isinstance(study, str) else copy.deepcopy(dict(study))
+
+
 def load_study(study: str | Mapping[str, Any], scale: str = "paper") -> Study:
     """A study by built-in name, by path, or as what its file would hold; at one of its scales."""
     name = study if isinstance(study, str) else str(study.get("title", "of Python"))
-    values = load_toml(find_study(study)) if isinstance(study, str) else copy.deepcopy(dict(study))
+    values = study_values(study)
+    if "studies" in values:
+        raise ConfigError(f"study {name} names other studies; it is run with `profcil study`")
     smoke = values.pop("smoke", None)
     if not isinstance(smoke, dict | None):
         raise ConfigError(f"study {name} has smoke = {smoke!r}, which is not a table; write its settings below [smoke]")
@@ -102,7 +127,7 @@ def load_study(study: str | Mapping[str, Any], scale: str = "paper") -> Study:
             raise ConfigError(f"study {name} has no {key}; give at least one, or leave the key out")
     if "methods" in values:
         check_variants_run_methods(built, name)
-    return built
+    return replace(built, seeds=built.seeds[:1]) if scale == "short" else built
 
 
 def check_variants_run_methods(study: Study, name: str) -> None:
@@ -158,6 +183,15 @@ def list_cells(study: Study) -> list[Cell]:
             for cell in variant_cells(study, variant, dataset, heterogeneity):
                 cells.setdefault(f"{cell.name} {cell.variant}", cell)
     return with_differences(list(cells.values()))
+
+
+def list_all_cells(studies: Iterable[Study]) -> list[Cell]:
+    """Every run of several studies, in their order. A run of two studies is listed with the first."""
+    cells: dict[str, Cell] = {}
+    for study in studies:
+        for cell in list_cells(study):
+            cells.setdefault(f"{cell.name} {cell.variant}", cell)
+    return list(cells.values())
 
 
 def with_differences(cells: Sequence[Cell]) -> list[Cell]:

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from profcil import registry
 from profcil.errors import ConfigError, unknown
-from profcil.studies.definition import Study, expand_methods, load_study
+from profcil.studies.definition import Study, expand_methods, load_studies
 
 
-def select_study(
-    name: str, scale: str, seeds: str | None, methods: str | None, datasets: str | None, sets: Iterable[str]
-) -> Study:
-    """The study that command-line flags describe. Seeds, methods and datasets are comma-separated texts."""
-    study = load_study(name, scale)
-    return narrow_study(study, parse_seeds(seeds), split_names(methods), split_names(datasets), sets)
+def select_studies(
+    study: str | Mapping[str, Any],
+    scale: str,
+    seeds: Iterable[int] | None,
+    methods: Iterable[str] | None,
+    datasets: Iterable[str] | None,
+    sets: Iterable[str],
+) -> list[Study]:
+    """The study, or the several that it names, with other seeds, methods, datasets or settings.
+
+    Of several studies each keeps those of its methods and datasets that are asked for; one without any is left out.
+    """
+    methods = None if methods is None else list(methods)
+    datasets = None if datasets is None else list(datasets)
+    studies = load_studies(study, scale)
+    if len(studies) == 1:
+        return [narrow_study(studies[0], seeds, methods, datasets, sets)]
+    for name in methods or ():
+        if name not in registry.names("methods"):
+            raise unknown("method", name, registry.names("methods"))
+    kept = []
+    for one in studies:
+        own_methods = None if methods is None else [name for name in methods if name in offered_methods(one)]
+        own_datasets = None if datasets is None else [name for name in datasets if name in one.datasets]
+        if own_methods != [] and own_datasets != []:
+            kept.append(narrow_study(one, seeds, own_methods, own_datasets, sets))
+    if not kept:
+        asked = ", ".join([*(methods or ()), *(datasets or ())])
+        raise ConfigError(f"none of the studies has {asked}; name methods and datasets that one of them has")
+    return kept
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
@@ -64,9 +89,7 @@ def narrow_study(
 
 def check_methods(study: Study, methods: Sequence[str]) -> None:
     """Refuses a method that does not exist or is not in the study."""
-    offered: set[str] = set()
-    for variant in study.variants:
-        offered |= {*expand_methods(variant.get("methods") or study.methods)}
+    offered = offered_methods(study)
     for name in methods:
         if name not in registry.names("methods"):
             raise unknown("method", name, registry.names("methods"))
@@ -74,3 +97,11 @@ def check_methods(study: Study, methods: Sequence[str]) -> None:
             raise ConfigError(
                 f"method '{name}' is not in the study; choose among its methods: {', '.join(sorted(offered))}"
             )
+
+
+def offered_methods(study: Study) -> set[str]:
+    """The methods that some variant of a study runs."""
+    offered: set[str] = set()
+    for variant in study.variants:
+        offered |= {*expand_methods(variant.get("methods") or study.methods)}
+    return offered
