@@ -8,12 +8,13 @@ from statistics import fmean, stdev
 import pytest
 
 from profcil.errors import ConfigError, StoreError
-from profcil.reporting.results_page import BEGIN, render, update
+from profcil.reporting.results_page import render, update
 from profcil.runs.results.store import Content, load_store, write_contents
 from profcil.runs.results.stored_run import COLUMNS
 from profcil.runs.results.stored_settings import describe_differences, hash_recipe, recipe_settings
 
 ROOT = Path(__file__).parents[2]
+BEGIN = "<!-- table:"
 RECIPE = {"stream.clients": 5, "train.rounds": 2, "model.width": 4, "transfer": "changed"}
 
 
