@@ -707,7 +707,7 @@ MUTATIONS = (
     # -- PRO-LIN ------------------------------------------------------------------------------------------------------
     Mutation(
         "kept-scores-off",
-        "methods/prolin.py",
+        "methods/parts/prolin_base.py",
         "+ self.params.keep_scores * kept",
         "+ 0.0 * kept",
         "The scores of other classes are not kept.",
@@ -715,7 +715,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kept-scores-of-all-classes",
-        "methods/prolin.py",
+        "methods/parts/prolin_base.py",
         '"others": client.allowed(others)',
         '"others": client.allowed(head.labels)',
         "Scores of a client's own classes are kept, too.",
@@ -723,7 +723,7 @@ MUTATIONS = (
     ),
     Mutation(
         "competition-over-all-classes",
-        "methods/prolin.py",
+        "methods/parts/prolin_base.py",
         '"allowed": client.allowed(own)',
         '"allowed": client.allowed(head.labels)',
         "The cross-entropy pushes classes down that a client lacks.",
@@ -755,7 +755,7 @@ MUTATIONS = (
     ),
     Mutation(
         "dictionary-shrunk-with-the-base",
-        "methods/prolin.py",
+        "methods/parts/prolin_memory.py",
         "self.params.shrink_deployed, self.params.dictionary)",
         "self.params.shrink_deployed)",
         "The dictionary is shrunk by the variance of the base's features.",
@@ -1048,7 +1048,7 @@ MUTATIONS = (
     ),
     Mutation(
         "saved-model-without-anchor",
-        "methods/prolin.py",
+        "methods/parts/prolin_memory.py",
         'head, mean, "anchor", "dictionary")',
         'head, mean, "dictionary")',
         "The saved model of PRO-LIN lacks the warmed-up base.",

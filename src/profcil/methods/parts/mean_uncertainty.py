@@ -16,6 +16,7 @@ from torch import Tensor
 from profcil.engine.channel import Block, ServerState
 from profcil.memory import bank, uncertainty
 from profcil.memory.bank import Bank
+from profcil.memory.linear import Summary
 from profcil.memory.uncertainty import ShrunkHead
 from profcil.methods.parts import solved_head
 from profcil.methods.parts.memory_blocks import bank_of, moments_of
@@ -94,8 +95,8 @@ def measured(state: ServerState, found: Sequence[Block], last: bool) -> ServerSt
     return with_returns(state, rows_of(bank_of(before)), rows_of(fresh), variance)
 
 
-def rows_of(stored: Bank) -> tuple[tuple[int, ...], Rows]:
-    """The class rows of a bank with dispersion."""
+def rows_of(stored: Bank | Summary) -> tuple[tuple[int, ...], Rows]:
+    """The class rows of a memory with dispersion."""
     assert stored.dispersion is not None
     return stored.labels, (stored.mean, stored.count, stored.dispersion)
 

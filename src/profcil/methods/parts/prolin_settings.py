@@ -1,0 +1,42 @@
+"""The settings of PRO-LIN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profcil.config import Checked, setting
+from profcil.methods.parts import mean_uncertainty
+from profcil.model.dictionary import TEXT_ENTRIES
+
+WIDEST = 20_000  # features of a dictionary: their second moments take 3.2 GB
+
+
+@dataclass(frozen=True)
+class ProLinParams(Checked):
+    """Settings of PRO-LIN."""
+
+    dictionary: int = setting(0, "fixed features of the inputs; 0 = no dictionary", low=0, high=WIDEST)
+    text_entries: str = setting(
+        "ngrams",
+        "entries of a dictionary of texts: frequent words and pairs, projections of words and contexts, or hashed "
+        "words and pairs, which no data has influenced",
+        choices=TEXT_ENTRIES,
+    )
+    base_rounds: int = setting(
+        -1, "rounds of a position in which the base moves; -1 = all, 0 = none: closed forms only", low=-1
+    )
+    keep_scores: float = setting(2.0, "weight of keeping the starting base's scores of other classes", low=0.0)
+    proximal: float = setting(0.01, "λ of the proximal term towards the broadcast base", low=0.0)
+    scale: float = setting(0.2, "factor on the logits of the head that a position trains against", low=0.0)
+    shrink: float = setting(0.3, "λ of the head that a position trains against, in units of the mean variance", low=0.0)
+    shrink_deployed: float = setting(0.05, "λ of the deployed head, in units of the mean variance", low=0.0)
+    inertia: float = setting(
+        0.0, "weight of an example of earlier positions, relative to one of this, in the base; 0 = off", low=0.0
+    )
+    transport: str = setting(
+        "linear", "how old memory follows the base: by a linear map, or not at all", choices=("linear", "none")
+    )
+    ridge: float = setting(0.01, "regularisation of the linear map, as a share of its diagonal", low=0.0)
+    uncertainty: str = setting("off", mean_uncertainty.HELP, choices=mean_uncertainty.CHOICES)
+    anchor: bool = setting(True, "whether memory and deployed head also use the features of the warmed-up base")
+    min_support: int = setting(1, "older name of privacy.min_support; the larger of the two counts", low=1)
