@@ -15,12 +15,14 @@ from tiny_runs import events, outcome, tiny
 from profcil.cli.main import main
 from profcil.contract.case import Case
 from profcil.engine import run
-from profcil.engine.arrivals import Arrivals, BufferedRound, make_clock, planned_work
+from profcil.engine.arrivals import Arrivals, make_clock, planned_work
+from profcil.engine.buffered_round import Asked, BufferedRound
 from profcil.engine.channel import Block, Channel, Reply, ServerState, When
 from profcil.engine.executor import Executor
 from profcil.engine.late import check_clock, expect_late, forget_moves, moves_since, record_move, recorded_moves
 from profcil.engine.loop import RunState
 from profcil.engine.rebase import completed, rebased, staleness_weight
+from profcil.engine.timed_deliveries import TimedDeliveries
 from profcil.errors import ConfigError
 from profcil.metrics.ledger import Ledger
 from profcil.protocol.clock_schedule import Schedule
@@ -187,12 +189,12 @@ def test_a_turn_is_computed_from_the_model_that_its_client_was_sent(fresh, monke
     made = buffered(fresh)
     sent: dict[tuple[int, int], Mapping[str, Block]] = {}
     used: list[tuple[int, int]] = []
-    original_start = BufferedRound.start
+    original_ask = BufferedRound.ask_turns
     original_rebased = BufferedRound.rebased
 
-    def start(self: BufferedRound, turns: Sequence[Pending]) -> None:
+    def ask(self: BufferedRound, turns: Sequence[Pending]) -> Asked:
         sent.update({(p.client, p.update): self.server.blocks for p in turns})
-        original_start(self, turns)
+        return original_ask(self, turns)
 
     def rebase(self: BufferedRound, parcel: Any, age: int) -> Reply:
         found = original_rebased(self, parcel, age)
@@ -206,7 +208,7 @@ def test_a_turn_is_computed_from_the_model_that_its_client_was_sent(fresh, monke
         used.append((age, parcel.reply.client))
         return found
 
-    monkeypatch.setattr(BufferedRound, "start", start)
+    monkeypatch.setattr(BufferedRound, "ask_turns", ask)
     monkeypatch.setattr(BufferedRound, "rebased", rebase)
     made.stream()
     assert {age for age, _ in used} >= {0, 1}
@@ -413,15 +415,17 @@ def test_statistics_are_those_of_the_position_for_which_they_were_asked(fresh, m
 
     monkeypatch.setattr(type(made.method), "add_statistics", add)
     overdue: list[int] = []
-    original_overdue = BufferedRound.ask_overdue
+    original_measure = TimedDeliveries.measure
 
-    def ask_overdue(self: BufferedRound, surveys: Sequence[Pending], asked: When) -> None:
-        before = dict(self.world.features)
-        original_overdue(self, surveys, asked)
-        assert self.world.features.keys() == before.keys()
-        overdue.append(self.when.position - asked.position)
+    def measure(self: TimedDeliveries, surveys: Sequence[Pending]) -> None:
+        before = dict(self.playing.world.features)
+        late = [p for p in surveys if p.position < self.playing.when.position]
+        original_measure(self, late)
+        assert self.playing.world.features.keys() == before.keys()
+        overdue.extend(self.playing.when.position - p.position for p in late)
+        original_measure(self, [p for p in surveys if p not in late])
 
-    monkeypatch.setattr(BufferedRound, "ask_overdue", ask_overdue)
+    monkeypatch.setattr(TimedDeliveries, "measure", measure)
     made.stream()
     assert overdue and min(overdue) > 0
     assert max(passed) > 0

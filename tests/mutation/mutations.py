@@ -1242,7 +1242,7 @@ MUTATIONS = (
     ),
     Mutation(
         "late-bytes-counted-early",
-        "engine/arrivals.py",
+        "engine/buffered_round.py",
         "stage = replace(self.when, stage=parcel.when.stage)",
         "stage = parcel.when",
         "The bytes of a reply are counted in the round in which its turn started.",
@@ -1250,7 +1250,7 @@ MUTATIONS = (
     ),
     Mutation(
         "start-of-now",
-        "engine/arrivals.py",
+        "engine/buffered_round.py",
         "rebased(parcel.reply, parcel.start, self.server,",
         "rebased(parcel.reply, self.server.blocks, self.server,",
         "A stale reply is compared with the present model, not with the one that the client was sent.",
@@ -1258,7 +1258,7 @@ MUTATIONS = (
     ),
     Mutation(
         "old-replies-used",
-        "engine/arrivals.py",
+        "engine/buffered_round.py",
         "if limit and age > limit:",
         "if False:",
         "Replies of any age are used.",
@@ -1266,8 +1266,8 @@ MUTATIONS = (
     ),
     Mutation(
         "overdue-cache-shared",
-        "engine/arrivals.py",
-        "self.world.features, self.world.kept = {}, (None, {})",
+        "engine/timed_deliveries.py",
+        "world.features, world.kept = {}, (None, {})",
         "pass",
         "Statistics of an earlier position are computed from features of this one.",
         (ARRIVALS,),
@@ -1282,7 +1282,7 @@ MUTATIONS = (
     ),
     Mutation(
         "earlier-positions-fill-the-buffer",
-        "protocol/buffered_clock.py",
+        "protocol/buffered_rules.py",
         "return pending.what == TURN and pending.position == self.state.position",
         "return pending.what == TURN",
         "Replies of the position before count towards the buffer.",
@@ -1298,7 +1298,7 @@ MUTATIONS = (
     ),
     Mutation(
         "asked-twice",
-        "protocol/buffered_clock.py",
+        "protocol/buffered_rules.py",
         "if c not in state.asked and c not in on_their_way",
         "if c not in on_their_way",
         "A client is asked again and again for the same statistics.",

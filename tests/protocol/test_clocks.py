@@ -12,7 +12,7 @@ import pytest
 
 from profcil.config import ClockSettings
 from profcil.errors import ConfigError
-from profcil.protocol.buffered_clock import BufferedClock, Interval, Update
+from profcil.protocol.buffered_clock import BufferedClock, TimedInterval, Update
 from profcil.protocol.clock_schedule import Schedule
 from profcil.protocol.clocks import OPENING, STATISTICS, TURN, Clock, ClockState, Pending, Work
 from profcil.protocol.plan import Plan, StreamSettings, make_plan
@@ -366,7 +366,7 @@ def test_an_interval_does_not_wait_for_arrivals_that_cannot_help():
     idle = next(c for c in range(10) if c not in plan.active(position))
     slow = Pending(1e6, idle, TURN, position - 1, 0)
     state = ClockState(position=position, pending=(slow,))
-    interval = Interval(made_clock(plan, buffer=1000), state, plan.active(position).tolist(), True)
+    interval = TimedInterval(made_clock(plan, buffer=1000), state, plan.active(position).tolist(), True)
     interval.run()
     assert interval.time < 1e6 and interval.pending == [slow]
 

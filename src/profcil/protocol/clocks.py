@@ -4,7 +4,7 @@ The duration of a turn depends on the seed, the client, and its examples and epo
 starts a turn after which update, and which replies arrive before which update, follow from plan and settings alone.
 
 Here are the durations, and a synchronous round, which lasts as long as its slowest participant. Asynchronous rounds are
-in `buffered_clock`.
+in `buffered_rules`, and with simulated times in `buffered_clock`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,14 @@ class ClockState:
         late = {p.client for p in self.pending if p.what == TURN and p.position == self.position}
         fresh = late - set(self.asked) if self.surveyed >= 0 else set()
         return tuple(sorted({*self.owing, *((client, self.surveyed) for client in fresh)}))
+
+    def taken(self, arrived: Sequence[Pending]) -> tuple[list[Pending], ClockState]:
+        """Statistics that have arrived, and the state without them. A client whose statistics of this position are lost
+        is asked again."""
+        others = tuple(p for p in self.pending if p not in arrived)
+        lost = {p.client for p in arrived if p.lost and p.position == self.position and p.what == STATISTICS}
+        asked = tuple(c for c in self.asked if c not in lost)
+        return list(arrived), replace(self, pending=others, asked=asked)
 
 
 @dataclass(frozen=True)
