@@ -47,7 +47,8 @@ test-deploy: $(VENV)/installed
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 -m 'slow and not deploy'
 
-# Hostile files, messages and command lines: EXAMPLES of each kind. The default suite tries a few.
+# Hostile files, messages and command lines: EXAMPLES of each kind. It ends with a table of attacks tried, refused and
+# survived. The default suite tries a few.
 EXAMPLES ?= 1000
 fuzz: $(VENV)/installed
 	PROFCIL_FUZZ=$(EXAMPLES) $(BIN)/python -m pytest -n 2 tests/fuzz

@@ -8,6 +8,7 @@ import pytest
 from hostile import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
+from tally import attempt
 
 from profcil.cli.main import VERBS, main
 
@@ -63,7 +64,9 @@ def test_command_lines(verb, words, capsys):
     line = [verb, *words, *HARMLESS.get(verb, [])]
     if "--" in words and verb in HARMLESS:
         line = [word for word in line if word != "--"]
-    status = main(line)
-    out, err = capsys.readouterr()
-    assert status in (0, 1, 2), (line, status)
-    assert "profcil: unexpected" not in err and "Traceback" not in err + out, (line, err)
+    with attempt() as one:
+        status = main(line)
+        out, err = capsys.readouterr()
+        assert status in (0, 1, 2), (line, status)
+        assert "profcil: unexpected" not in err and "Traceback" not in err + out, (line, err)
+        one.refused = status != 0
