@@ -204,6 +204,31 @@ def test_the_penalty_preserves_the_filters_of_past_tasks(make):
     assert 0 < moved(100.0) < 0.5 * moved(0.0)
 
 
+# -- the classes that compete -----------------------------------------------------------------------------------------
+
+
+def test_a_client_with_a_single_class_learns_it_against_the_seen_ones(make):
+    run = make(setting="severe", coverage=0.5, support=1.0, optimiser="adam", lr=0.01, weight_decay=0.0)
+    before = run.server.weights()["head"]["weight"]
+    replies = run.turns(0, 0)
+    assert replies
+    for reply in replies:
+        (label,) = run.client(reply.client, 0, 0).labels
+        assert reply.notes["loss"] > 0.1
+        moved = (reply.weights()["head"]["weight"] - before).abs().amax(1) > 0
+        seen = run.world.plan.seen(0)
+        assert {label} < set(moved.nonzero().flatten().tolist()) == set(seen)
+
+
+def test_several_own_classes_compete_among_themselves_alone(make):
+    run = make(optimiser="adam", lr=0.01, weight_decay=0.0)
+    run.play(0, 0)
+    before = run.server.weights()["head"]["weight"]
+    for reply in run.turns(1, 0):
+        moved = (reply.weights()["head"]["weight"] - before).abs().amax(1) > 0
+        assert set(moved.nonzero().flatten().tolist()) == set(run.client(reply.client, 1, 0).labels)
+
+
 # -- the choice of foreign adaptives ----------------------------------------------------------------------------------
 
 

@@ -12,26 +12,31 @@ Loss: $`\mathcal{L} = \mathrm{CE}_C(f_\theta(x), y) + \lambda_1 \lVert A \rVert_
 client's past tasks.
 
 Choose it when: the data are texts and clients may exchange sparse parameters of their tasks. It is far below its
-authors' figures here.
+authors' figures here, which know the task of a text; a cosine head doubles its accuracy on CLINC150.
 
 Stored: on the server gates, sparse adaptives and topic centroids of every client's tasks, and the deployed model
 beside the shared parts; on a client gates, adaptives and foreign projection of its latest task, the filters it came
 to, one quadratic for the tasks before, and within a position the foreign adaptives as they were sent.
 
 Adapted: the original has a head for each task and knows the task at test time. Here there is one averaged head, and
-`label_space = "local"`, the softmax over the client's current classes, replaces a task's own head. Word vectors come
-from the warm-up and are frozen, as in the original; `trained` is the alternative. The gate starts at 4/5 and A at B/5,
-so that a task starts at B. Features keep their size: instead of concatenation, the projected part is added. A client
-sends its topic in its first turn of a position and gets foreign adaptives from its next turn on. They are from other
-clients' earlier positions only, so they do not change within a position and are sent once. m_i, A_i and θ*_i of past
-tasks are fixed, where the original still trains m_i and A_i. That serves personalised use; for B it only weakens the
-penalty, whose weight is λ₂. So a client stores one quadratic of B instead of one term for each task. The run's weight
-decay replaces the small L2 term. k-means replaces k-medoids. An A with more than half of its entries is sent dense.
+`label_space = "local"`, the softmax over the client's current classes, replaces a task's own head. Over a single class
+such a loss is zero, so a client that has one lets it compete with all seen classes. Word vectors come from the warm-up
+and are frozen, as in the original; `trained` is the alternative. The gate starts at 4/5 and A at B/5, so that a task
+starts at B. Features keep their size: instead of concatenation, the projected part is added. A client sends its topic
+in its first turn of a position and gets foreign adaptives from its next turn on. They are from other clients' earlier
+positions only, so they do not change within a position and are sent once. m_i, A_i and θ*_i of past tasks are fixed,
+where the original still trains m_i and A_i. That serves personalised use; for B it only weakens the penalty, whose
+weight is λ₂. So a client stores one quadratic of B instead of one term for each task. The run's weight decay replaces
+the small L2 term. k-means replaces k-medoids. An A with more than half of its entries is sent dense.
 
 The results are those of the GLOBAL variant: one model with B and the shared head, whose filters include the mean over
 this position's participants of sigmoid(m) and A (`deploy = "all"`: over all tasks reported so far). Foreign branches
 belong to clients and are not included. A personalised evaluation would give each client B with its own m, A and foreign
 branch of the task in question. It would score higher, since the global model loses A_i when position i ends.
+
+Why it scores low here: no loss compares classes of different tasks, and at test time all classes compete. Among the
+classes of its task a text is classified well; among all classes the head's rows, each trained against few others, are
+not comparable. `head = "cosine"`, which takes their lengths away, helps most.
 
 Uncertain: with few texts a task has no more documents than centroids, and each document's vector is sent, as in the
 original; lower `centroids` if that reveals too much. With few steps a task, A hardly becomes sparse.
@@ -122,6 +127,11 @@ class FedSeIT(Method):
         """The blocks that clients train and the server averages."""
         blocks = ("shared", "adapter", "head")
         return ("words", *blocks) if self.params.words == "trained" else blocks
+
+    def label_space(self, client: Client, inbox: Inbox) -> tuple[int, ...]:
+        """As set; but all seen classes for a client with a single one, over which the loss would be zero."""
+        labels = super().label_space(client, inbox)
+        return labels if len(labels) > 1 else client.seen
 
     # -- the client's turn ------------------------------------------------------------------------------------------
 
