@@ -1354,7 +1354,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stale-shift-in-full",
-        "methods/promax.py",
+        "methods/parts/shift_blocks.py",
         'shift = weight * block.tensors["shift"]',
         'shift = block.tensors["shift"]',
         "The memory follows a stale update further than the base does.",
