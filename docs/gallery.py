@@ -17,7 +17,8 @@ from typing import Any
 
 import profcil
 from profcil.cli.main import main
-from profcil.engine.run import Interrupted, Progress, start
+from profcil.engine.recorder import Progress
+from profcil.engine.run import Interrupted, start
 from profcil.live.server import make_server
 from profcil.live.watcher import Watcher
 from profcil.reporting.figures import FIGURES, make_figure

@@ -25,9 +25,11 @@ from profcil import registry
 from profcil.contract.case import without_recipe
 from profcil.engine import world as worlds
 from profcil.engine.channel import Channel, Reply, ServerState, When
+from profcil.engine.client_exchange import turns
 from profcil.engine.dictionary import find_entries, prepare_dictionary
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import RunState, play, stream, turns
+from profcil.engine.loop import play, stream
+from profcil.engine.run_state import RunState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.metrics.ledger import Ledger

@@ -49,6 +49,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("profcil.engine.arrivals", "methods"): "the type of a method in signatures",
     ("profcil.engine.buffered_round", "methods"): "the type of a method in signatures",
+    ("profcil.engine.client_exchange", "methods"): "the type of a method in signatures",
     ("profcil.engine.dictionary", "methods"): "the search for a dictionary is written as a method",
     ("profcil.engine.early_stop", "methods"): "the type of a method in signatures",
     ("profcil.engine.evaluation", "methods"): "the type of a method in signatures",

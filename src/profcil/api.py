@@ -19,7 +19,7 @@ from profcil.runs.reader import Run, load_run
 
 if TYPE_CHECKING:
     from profcil.data.bundle import Bundle
-    from profcil.engine.run import Progress
+    from profcil.engine.recorder import Progress
 
 FLAGS = {*TOP_LEVEL, *SECTIONS, "params", "preset", "tasks"}  # keywords that `resolve` takes; a section is a dict
 

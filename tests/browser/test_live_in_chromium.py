@@ -16,7 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "reporting"))
 
 from made_runs import SIZE, SMALL
 
-from profcil.engine.run import Interrupted, Progress, resume, start
+from profcil.engine.recorder import Progress
+from profcil.engine.run import Interrupted, resume, start
 from profcil.live.server import PageServer, make_server
 from profcil.live.watcher import Watcher
 from profcil.resolve import resolve

@@ -13,6 +13,7 @@ import pytest
 
 from profcil import api
 from profcil.cli.main import main
+from profcil.engine import recorder
 from profcil.engine import run as engine
 from profcil.errors import RunFolderError
 from profcil.runs.reader import load_run
@@ -156,7 +157,7 @@ def test_a_stopped_run_on_own_data_is_resumed_to_the_same_bits(write, name, tmp_
             raise Stopped
 
     config = engine.resolve("whole/config.toml")
-    monkeypatch.setattr(engine, "MIN_SAVE_SECONDS", 0)
+    monkeypatch.setattr(recorder, "MIN_SAVE_SECONDS", 0)
     with pytest.raises(Stopped):
         engine.start(config, Path("part"), tmp_path / name, stop)
     assert not load_run("part").done

@@ -173,7 +173,7 @@ def test_plan(capsys: pytest.CaptureFixture[str], runs: dict[str, Path], small: 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_time_left_counts_only_this_session(capsys: pytest.CaptureFixture[str], resumed: bool) -> None:
     from profcil.engine.channel import When
-    from profcil.engine.run import Progress
+    from profcil.engine.recorder import Progress
 
     now = [0.0]
     lines = progress.Lines(lambda: now[0])

@@ -25,6 +25,7 @@ from profcil.deploy.sites.enrolment import STAGE, Enrolment
 from profcil.deploy.sites.federation import complete_orders, read_federation
 from profcil.deploy.sites.simulation import SimulatedSites
 from profcil.deploy.status import status
+from profcil.engine import recorder
 from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.metrics.client_first import current_by_position, summary, summary_so_far
@@ -219,7 +220,7 @@ def load_run_is_done(path: Path) -> bool:
     return bool(json.loads((path / "run.json").read_text())["done"])
 
 
-def stop_in_position_two(progress: engine.Progress) -> None:
+def stop_in_position_two(progress: recorder.Progress) -> None:
     if progress.what == "round" and progress.done == 3:
         raise KeyboardInterrupt
 

@@ -25,6 +25,7 @@ from profcil.deploy.run_config import config_from_text, config_to_text, sites_co
 from profcil.deploy.server import entry
 from profcil.deploy.sites.federation import read_federation
 from profcil.deploy.sites.simulation import read_simulated_sites
+from profcil.engine import recorder
 from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.runs.reader import load_run
@@ -121,7 +122,7 @@ def test_other_commands_work_on_a_simulation_of_sites(tmp_path, capsys):
     assert "accepted replies" not in output
 
 
-def stop_after_two_rounds(progress: engine.Progress) -> None:
+def stop_after_two_rounds(progress: recorder.Progress) -> None:
     if progress.what == "round" and progress.done == 2:
         raise KeyboardInterrupt
 

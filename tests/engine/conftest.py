@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_runs
 
-from profcil.engine import run
+from profcil.engine import recorder, run
 from profcil.methods import fedavg
 
 
@@ -22,7 +22,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedAvg with a trace of everything, saved after every round."""
     monkeypatch.setattr(fedavg, "METHOD", tiny_runs.Remembering)
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,14 @@ from tiny_runs import events, outcome, tiny
 
 from profcil.cli.main import main
 from profcil.contract.case import Case
-from profcil.engine import run
+from profcil.engine import recorder, run
 from profcil.engine.arrivals import Arrivals, make_clock, planned_work
 from profcil.engine.buffered_round import Asked, BufferedRound
 from profcil.engine.channel import Block, Channel, Reply, ServerState, When
 from profcil.engine.executor import Executor
 from profcil.engine.late import check_clock, expect_late, forget_moves, moves_since, record_move, recorded_moves
-from profcil.engine.loop import RunState
 from profcil.engine.rebase import completed, rebased, staleness_weight
+from profcil.engine.run_state import RunState
 from profcil.engine.timed_deliveries import TimedDeliveries
 from profcil.errors import ConfigError
 from profcil.metrics.ledger import Ledger
@@ -256,7 +256,7 @@ def test_order_of_execution_and_workers_change_no_bit(accelerate, tmp_path, monk
 
 def test_a_run_that_stops_with_replies_on_their_way_resumes_to_the_same_bits(tmp_path, monkeypatch):
     """After every round: whatever is on its way then is saved."""
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
     config = tiny("promax", **FEW, **BUFFER)
     whole = outcome(run.start(config, tmp_path / "whole", tmp_path))
     for number in (3, 6):

@@ -12,7 +12,7 @@ from torch import Tensor
 from profcil.engine import client_store
 from profcil.engine.channel import ServerState
 from profcil.engine.client_store import EACH, ClientStore, sweep
-from profcil.engine.loop import RunState
+from profcil.engine.run_state import RunState
 from profcil.errors import RunFolderError
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
@@ -121,7 +121,8 @@ def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
 def test_a_run_with_hardly_any_room_is_the_same_run_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from profcil.engine.run import Progress, resume, start
+    from profcil.engine.recorder import Progress
+    from profcil.engine.run import resume, start
     from profcil.resolve import resolve
 
     sets = ("warmup.rounds=1", "train.rounds=2", "train.epochs=1", "model.width=4", "clients=4", "participants=3")

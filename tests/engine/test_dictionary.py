@@ -12,7 +12,7 @@ from tiny_runs import TINY, outcome
 from torch import Tensor
 
 from profcil import registry
-from profcil.engine import dictionary, run
+from profcil.engine import dictionary, recorder, run
 from profcil.engine.channel import When
 from profcil.engine.client import Client
 from profcil.engine.dictionary import DictionaryResult, cache_key, dictionary_of, find_entries, prepare_dictionary
@@ -198,10 +198,10 @@ def test_another_seed_gives_other_entries(tmp_path):
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path, own_cache, monkeypatch, calls):
     whole = outcome(run.start(config(), tmp_path / "whole", tmp_path))
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
     left = [calls]
 
-    def stop(progress: run.Progress) -> None:
+    def stop(progress: recorder.Progress) -> None:
         left[0] -= progress.what == "round"
         if not left[0]:
             raise KeyboardInterrupt
@@ -216,7 +216,7 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path, own_cache, m
 
 
 def test_an_interrupted_search_is_an_interruption(tmp_path):
-    def stop(progress: run.Progress) -> None:
+    def stop(progress: recorder.Progress) -> None:
         if progress.what == "dictionary":
             raise KeyboardInterrupt
 

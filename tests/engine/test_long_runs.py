@@ -88,7 +88,7 @@ class LongRun:
     def __init__(self, path: Path) -> None:
         from types import SimpleNamespace
 
-        from profcil.engine.loop import RunState
+        from profcil.engine.run_state import RunState
 
         self.folder = run_folder.RunFolder(path)
         self.state = RunState(ServerState({}, 0), Scores.empty(1, np.array([1])), Ledger())

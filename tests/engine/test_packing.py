@@ -19,7 +19,7 @@ from profcil.engine.packing import Packing
 from profcil.engine.world import make_world
 from profcil.errors import ConfigError
 from profcil.io.atomic_files import read_tensors
-from profcil.methods.promax import with_all_rows
+from profcil.methods.parts.shift_blocks import with_all_rows
 from profcil.metrics.ledger import Ledger
 from profcil.resolve import resolve, to_toml
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_runs import outcome, tiny
 
-from profcil.engine import run
+from profcil.engine import recorder, run
 from profcil.engine.executor import Executor
 from profcil.errors import Diverged
 from profcil.io.atomic_files import read_tensors
@@ -78,7 +78,7 @@ def test_skip_goes_on_without_the_client(
 def test_with_all_skipped_the_model_stays(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(method, train__on_divergence="skip-client")
     spoil(monkeypatch, NAN, {0, 1, 2, 3})
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
     blocks: list[dict] = []
     monkeypatch.setattr(run.RunRecorder, "save", _noting(run.RunRecorder.save, blocks))
     run.start(config, tmp_path / "run", tmp_path)

@@ -17,7 +17,7 @@ import torch
 from tiny_runs import at_call, holding, in_child, outcome, tiny
 
 from profcil.cli.main import main
-from profcil.engine import run, steps
+from profcil.engine import machine, recorder, run, steps
 from profcil.errors import DataError, RunFolderError
 from profcil.io import atomic_files
 from profcil.resolve import resolve
@@ -135,8 +135,8 @@ def test_positions_that_take_moments_are_not_saved_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: int, states: int
 ) -> None:
     saved: list[int] = []
-    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
-    monkeypatch.setattr(run, "MIN_SAVE_SECONDS", brief)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "MIN_SAVE_SECONDS", brief)
     save = RunFolder.save
     monkeypatch.setattr(
         RunFolder, "save", lambda self, state, *a: (saved.append(state.position), save(self, state, *a))
@@ -316,7 +316,7 @@ def test_a_gpu_s_memory_is_told_as_it_is_held(monkeypatch):
     """What recorded steps work on is not allocated any more, and yet nobody else can have it."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3_000_000)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7_000_000)
-    assert run.peak_memory_mb(SimpleNamespace(device=torch.device("cuda"))) == 7.0
+    assert machine.peak_memory_mb(SimpleNamespace(device=torch.device("cuda"))) == 7.0
 
 
 def test_the_new_name_of_a_file_is_written_to_the_disk_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_a_run_with_long_texts_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic_files, "LONG_TEXT", 10)
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
     with pytest.MonkeyPatch.context() as patch:
         at_call("profcil.engine.loop:evaluate", 2, stop, patch.setattr)
         with pytest.raises(run.Interrupted):

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import TRAIN, at_call, events, outcome, path_of, tiny
 
 from profcil.cli.main import main
-from profcil.engine import run
+from profcil.engine import recorder, run
 from profcil.errors import RunFolderError
 from profcil.io.interrupts import signal_handlers
 from profcil.resolve import to_toml
@@ -32,7 +32,7 @@ SPOTS = [
 @pytest.fixture(autouse=True)
 def every_position_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where they take long."""
-    monkeypatch.setattr(run, "MIN_SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "MIN_SAVE_SECONDS", -1)
 
 
 def press_ctrl_c(*_: Any) -> None:
@@ -52,7 +52,7 @@ def interrupt(out: Path, spot: str, number: int) -> str:
 def test_goes_on_to_the_same_bits(
     spot: str, number: int, tmp_path: Path, undisturbed_by: Callable[[str], dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)  # what is saved is saved because of Ctrl-C
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", 3600)  # what is saved is saved because of Ctrl-C
     out = tmp_path / "run"
     assert f"`profcil resume {out}`" in interrupt(out, spot, number)
     whole = {(e["position"], e["round"]) for e in events(out) if e["event"] == "round"}
@@ -66,7 +66,7 @@ def test_goes_on_to_the_same_bits(
 def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
     tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", 3600)
     with pytest.MonkeyPatch.context() as patch:
         at_call("profcil.engine.loop:evaluate", 2, press_ctrl_c, patch.setattr)
         at_call(
@@ -80,7 +80,7 @@ def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
 
 @pytest.mark.usefixtures("remembering")
 def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", 3600)
     interrupt(tmp_path / "run", "profcil.engine.channel:Channel.round", 4)
     assert [(e["event"], e["position"], e["round"]) for e in events(tmp_path / "run")] == [
         ("round", 0, 0),
@@ -119,8 +119,8 @@ def test_a_scheduler_or_a_closed_terminal_ends_a_run_like_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(run, "SAVE_SECONDS", 3600)
-    monkeypatch.setattr(run, "MIN_SAVE_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", 3600)
+    monkeypatch.setattr(recorder, "MIN_SAVE_SECONDS", 3600)
     before = signal.getsignal(stop)
     for verb, call, rounds in (("run", 5, 1), ("resume", 3, 2)):  # 1-2 warm-up, then two clients a round
         with pytest.MonkeyPatch.context() as patch:

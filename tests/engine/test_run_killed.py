@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TRAIN, die, die_in_mid_file, die_in_mid_line, doomed, events, in_child, outcome, path_of, tiny
 
-from profcil.engine import run
+from profcil.engine import recorder, run
 from profcil.errors import RunFolderError
 
 RENAME = "os:replace"  # 1 plan, 2 config, 3 events, 4 warm-up cache, then per save: state, scores, ledger, run
@@ -78,7 +78,7 @@ def _resume_and_die(out: Path, cache: Path) -> None:
     from profcil.methods import fedavg
 
     os.environ["PROFCIL_CACHE"] = str(cache)
-    run.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
+    recorder.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
     at_call(WATCH, 2, die)
     run.resume(out)
 

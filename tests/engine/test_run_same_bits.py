@@ -15,7 +15,7 @@ from tiny_runs import outcome, tiny
 
 from profcil.engine import run, world
 from profcil.engine.executor import Executor
-from profcil.engine.run import Progress
+from profcil.engine.recorder import Progress
 from profcil.engine.warmup import cache_key, cache_lock
 from profcil.engine.world import make_world
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from profcil.contract.case import without_recipe
-from profcil.engine import run
+from profcil.engine import recorder, run
 from profcil.engine.channel import Block, Inbox, ServerState
 from profcil.engine.client import Client
 from profcil.engine.phases import Turn
@@ -137,7 +137,7 @@ def path_of(spot: str) -> str:
 def doomed(out: Path, cache: Path, spot: str, number: int, do: Callable[..., None]) -> None:
     """A run that is killed at a call, saving after every round until then."""
     os.environ["PROFCIL_CACHE"] = str(cache)
-    run.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
+    recorder.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
     at_call(spot, number, do)
     run.start(tiny(accelerate=path_of(spot)), out, out)
 

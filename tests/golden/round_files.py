@@ -44,7 +44,8 @@ def last_round_of_second_position(folder: Path) -> Callable[[], object]:
     from profcil import registry
     from profcil.engine.channel import Channel, When
     from profcil.engine.evaluation import task_totals
-    from profcil.engine.loop import RunState, play
+    from profcil.engine.loop import play
+    from profcil.engine.run_state import RunState
     from profcil.engine.warmup import warm
     from profcil.engine.world import make_world
     from profcil.metrics.ledger import Ledger

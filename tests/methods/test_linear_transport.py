@@ -11,7 +11,7 @@ from profcil.engine.channel import ServerState
 from profcil.errors import ConfigError
 from profcil.memory import linear
 from profcil.memory.bank import measure
-from profcil.methods.parts.linear_transport import fit_examples
+from profcil.methods.parts.linear_transport import carry_memory, fit_examples
 from profcil.methods.parts.memory_blocks import bank_of
 from profcil.methods.parts.shared_covariance import covariance_of
 from profcil.methods.promax import ProMaxParams
@@ -93,7 +93,9 @@ def test_the_shared_covariance_follows_a_linear_drift(fresh):
     inbox = {name: state.blocks[name] for name in ("base", "starting_base")}
     clients = [run.client(c, 1, FREEZE) for c in run.clients(1, FREEZE)]
     replies = [run.method.survey(client, inbox) for client in clients]
-    carried = covariance_of(run.method.carry_memory(state, replies).blocks["covariance"])
+    reports = [reply.blocks["drift"] for reply in replies]
+    state = carry_memory(state, reports, run.method.params.ridge)
+    carried = covariance_of(state.blocks["covariance"])
     assert carried.count == stale.count
     assert error(carried.matrix, truth) < 0.2
     assert error(carried.matrix, truth) < 0.3 * error(stale.matrix, truth)

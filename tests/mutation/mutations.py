@@ -925,7 +925,7 @@ MUTATIONS = (
     ),
     Mutation(
         "refresh-under-the-broadcast-model",
-        "engine/loop.py",
+        "engine/client_exchange.py",
         "inboxes = {c: channel.down(c, server, names, asked) for c in reached}",
         "inboxes = {c: channel.down(c, state.server, names, asked) for c in reached}",
         "Statistics are measured under the model from before the round.",
@@ -933,7 +933,7 @@ MUTATIONS = (
     ),
     Mutation(
         "private-memory-lost",
-        "engine/loop.py",
+        "engine/client_exchange.py",
         "dict(done[c].private or {})",
         "{}",
         "A client's private memory is lost after its turn.",
@@ -941,15 +941,15 @@ MUTATIONS = (
     ),
     Mutation(
         "tally-of-the-last-round",
-        "engine/loop.py",
-        "state.tally.get(name, 0.0) + facts[name]",
+        "engine/run_state.py",
+        "self.tally.get(name, 0.0) + facts[name]",
         "facts[name]",
         "Sums over rounds hold the last round alone.",
         (EVALUATE,),
     ),
     Mutation(
         "client-memory-of-the-last-round",
-        "engine/loop.py",
+        "engine/client_exchange.py",
         "max([state.client_bytes, *needed])",
         "max(needed, default=0)",
         "The largest client memory is that of the last round.",
@@ -1354,7 +1354,7 @@ MUTATIONS = (
     ),
     Mutation(
         "stale-shift-in-full",
-        "methods/promax.py",
+        "methods/parts/shift_blocks.py",
         'shift = weight * block.tensors["shift"]',
         'shift = block.tensors["shift"]',
         "The memory follows a stale update further than the base does.",

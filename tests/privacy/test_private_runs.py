@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from profcil.cli.main import main
-from profcil.engine import run
-from profcil.engine.run import resume, settings_of, start
+from profcil.engine import recorder, run
+from profcil.engine.recorder import settings_of
+from profcil.engine.run import resume, start
 from profcil.errors import ConfigError
 from profcil.io.atomic_files import read_tensors
 from profcil.metrics.ledger import Entry
@@ -117,9 +118,9 @@ def test_a_run_stops_before_it_spends_more_than_its_budget_and_keeps_everything(
 def test_a_resumed_run_has_the_same_noise(tmp_path, monkeypatch):
     settings = private("prolin", EXAMPLE)
     whole = start(settings, tmp_path / "whole", tmp_path)
-    monkeypatch.setattr(run, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
 
-    def interrupt(progress: run.Progress) -> None:
+    def interrupt(progress: recorder.Progress) -> None:
         if progress.what == "round" and progress.done == 5:
             raise KeyboardInterrupt
 

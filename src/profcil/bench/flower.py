@@ -22,7 +22,8 @@ from profcil import registry
 from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
 from profcil.engine.channel import Block, Channel, Reply, When
 from profcil.engine.executor import make_guard
-from profcil.engine.loop import RunState, play
+from profcil.engine.loop import play
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World, make_world
 from profcil.methods.base import average
 from profcil.metrics.ledger import Ledger

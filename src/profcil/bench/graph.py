@@ -18,8 +18,9 @@ from profcil.data import _graphs
 from profcil.data.bundle import Bundle
 from profcil.engine.channel import Channel, When
 from profcil.engine.evaluation import evaluate, evaluation_features, task_totals
-from profcil.engine.loop import RunState, play
-from profcil.engine.run import peak_memory_mb
+from profcil.engine.loop import play
+from profcil.engine.machine import peak_memory_mb
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores

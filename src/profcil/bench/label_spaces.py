@@ -25,7 +25,8 @@ from torch import Tensor
 from profcil import registry
 from profcil.data.bundle import Bundle, Facts, Rows
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import RunState, stream
+from profcil.engine.loop import stream
+from profcil.engine.run_state import RunState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, build_world, make_world
 from profcil.memory import linear

@@ -18,8 +18,9 @@ from profcil import registry
 from profcil.bench.streams import first_and_last, read_events
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import RunState
-from profcil.engine.run import RunRecorder, finish
+from profcil.engine.recorder import RunRecorder
+from profcil.engine.run import finish
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores

@@ -22,8 +22,8 @@ from profcil.accel.cuda_graphs.static_steps import UNROLL_AFTER, BaseStep
 from profcil.data.bundle import Bundle, Rows
 from profcil.engine import steps
 from profcil.engine.channel import Channel, When
+from profcil.engine.machine import peak_memory_mb
 from profcil.engine.phases import Train
-from profcil.engine.run import peak_memory_mb
 from profcil.engine.warmup import BLOCKS, Warmup, WarmupParams
 from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger

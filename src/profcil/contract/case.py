@@ -26,7 +26,8 @@ from profcil.engine.channel import ServerState, When
 from profcil.engine.dictionary import compute as compute_dictionary
 from profcil.engine.dictionary import prepare_dictionary
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import RunState, stream
+from profcil.engine.loop import stream
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World, build_world
 from profcil.errors import NotApplicable
 from profcil.metrics.ledger import Ledger

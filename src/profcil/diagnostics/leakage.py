@@ -29,7 +29,7 @@ from profcil.data.bundle import Examples
 from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import embed
 from profcil.engine.evaluation import evaluation_features
-from profcil.engine.loop import RunState
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World
 from profcil.memory.linear import clipped
 from profcil.privacy.accountant import multiplier_of

@@ -25,7 +25,7 @@ from torch import Tensor
 from profcil.diagnostics.replay_gap import median_bandwidth, replay_gap
 from profcil.engine.channel import When
 from profcil.engine.client import embed
-from profcil.engine.loop import RunState
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World
 from profcil.methods.base import Method, Samples
 from profcil.model.net import Weights

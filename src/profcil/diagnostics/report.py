@@ -23,8 +23,9 @@ from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.diagnostics.replayed import EvaluationSpace, measure_replay
 from profcil.engine.client import Lens, embed
 from profcil.engine.device import device_of
-from profcil.engine.loop import RunState
-from profcil.engine.run import MakeWorld, check_data, settings_of
+from profcil.engine.recorder import settings_of
+from profcil.engine.run import MakeWorld, check_data
+from profcil.engine.run_state import RunState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
 from profcil.errors import RunFolderError

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from profcil.engine.channel import Block, Channel, Reply, ServerState, When, stored_bytes
-from profcil.engine.loop import RunState, play
+from profcil.engine.loop import play
+from profcil.engine.run_state import RunState
 from profcil.protocol.buffered_clock import BufferedClock
 from profcil.protocol.clocks import ClockState, Pending, Work
 

@@ -19,9 +19,10 @@ import torch
 
 from profcil.engine.arrivals import Arrivals, Facts, Key, Parcel, work_of
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When
+from profcil.engine.client_exchange import round_facts
 from profcil.engine.late import LateStatistics, expect_late, forget_moves
-from profcil.engine.loop import RunState, round_facts
 from profcil.engine.rebase import completed, rebased, staleness_weight
+from profcil.engine.run_state import RunState
 from profcil.protocol.clocks import OPENING, TURN, ClockState, Pending
 
 if TYPE_CHECKING:

@@ -152,7 +152,8 @@ def find_entries(world: World, dictionary: Dictionary, watch: Watch) -> Dictiona
 
 def compute(world: World, dictionary: Dictionary, watch: Watch) -> DictionaryResult:
     """Computes the rounds of the search. Every client takes part in every round."""
-    from profcil.engine.loop import RunState, play
+    from profcil.engine.loop import play
+    from profcil.engine.run_state import RunState
 
     began = time.perf_counter()
     method = DictionarySearch(dictionary)

@@ -15,7 +15,7 @@ from profcil.methods.base import Method
 from profcil.metrics.client_first import cumulative_accuracy
 
 if TYPE_CHECKING:
-    from profcil.engine.loop import RunState
+    from profcil.engine.run_state import RunState
 
 
 def stop_early(world: World, method: Method, state: RunState, when: When) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 
 from profcil.engine.arrivals import Key, Parcel, bytes_of, key_of, make_clock, time_facts
 from profcil.engine.channel import Inbox, Reply
-from profcil.engine.loop import note_memory
+from profcil.engine.client_exchange import note_memory
 from profcil.protocol.clocks import TURN, ClockState, Pending
 
 if TYPE_CHECKING:

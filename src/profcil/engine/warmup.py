@@ -197,7 +197,8 @@ def warmup_setup(world: World) -> tuple[World, Warmup]:
 
 def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> WarmupResult:
     """Computes the rounds of the warm-up. Adapter and head stay as initialised."""
-    from profcil.engine.loop import RunState, play
+    from profcil.engine.loop import play
+    from profcil.engine.run_state import RunState
     from profcil.metrics.scores import Scores
     from profcil.protocol.participation import warmup_participants
 

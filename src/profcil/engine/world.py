@@ -40,7 +40,7 @@ from profcil.randomness import torch_generator
 from profcil.resolve import RunConfig
 
 if TYPE_CHECKING:
-    from profcil.engine.loop import RunState
+    from profcil.engine.run_state import RunState
 
 CACHED_CLIENTS = 64  # clients whose local examples (for graphs, their subgraphs) stay in memory
 Inboxes = Mapping[int, Inbox]  # by client

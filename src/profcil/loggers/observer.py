@@ -16,7 +16,7 @@ from profcil.loggers.base import Logger
 from profcil.loggers.values import position_values, round_values
 
 if TYPE_CHECKING:
-    from profcil.engine.run import Progress
+    from profcil.engine.recorder import Progress
 
 Observer = Callable[["Progress"], None]
 Given = str | Logger | Sequence[str | Logger]  # names with commas, a logger, or several of both

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from profcil.engine.run import Progress
+    from profcil.engine.recorder import Progress
 
 STAGES = {"warmup": "warmup", "dictionary": "dictionary", "round": "stream"}  # as the engine names them
 

@@ -44,13 +44,25 @@ from profcil.engine.client import Client
 from profcil.engine.late import LateStatistics, moves_since, record_move
 from profcil.engine.phases import Turn
 from profcil.errors import ConfigError
-from profcil.memory.bank import Bank, Moments, bank_from_moments, index_on
+from profcil.memory.bank import Bank, Moments, bank_from_moments
 from profcil.memory.transport import combine, local_transport
 from profcil.methods.base import sent_blocks
 from profcil.methods.parts.addends import PlainSum, WeightedShifts
-from profcil.methods.parts.linear_transport import carried_bank, carry, drift_block, fit_examples, fit_reports
+from profcil.methods.parts.linear_transport import (
+    aligned_linearly,
+    base_has_moved,
+    carried_bank,
+    carry_memory,
+    drift_block,
+)
 from profcil.methods.parts.memory_blocks import bank_of, block_of
 from profcil.methods.parts.pro_settings import ProParams
+from profcil.methods.parts.shift_blocks import (
+    scaled_shifts,
+    with_all_rows,
+    with_known_shifts,
+    without_shifts,
+)
 from profcil.methods.pro import Banks, Pro
 from profcil.model.net import Tail, Weights
 from profcil.randomness import torch_generator
@@ -113,7 +125,8 @@ class ProMax(Pro):
         """The banks with their means moved by the client's drift, Eq. (local-transport), and the shifts to send."""
         banks, sent = super().align(client, inbox, weights, features)
         if self.params.transport == "linear":
-            return self.align_linearly(client, inbox, features, banks), sent
+            counted = bool(self.params.keep_scores)
+            return aligned_linearly(client, inbox, features, banks, self.params.ridge, counted), sent
         names = self.drifting_banks(client.when)
         drifting = {name: banks[name] for name in names if len(banks[name])}
         if not drifting:
@@ -171,7 +184,7 @@ class ProMax(Pro):
             reports = sent_blocks(replies, f"{name}_transport")
             if reports:
                 bank = bank_of(state.blocks[name])
-                complete = [with_all_rows(block, bank.labels) for block in reports]
+                complete = [b if b.labels == bank.labels else with_all_rows(b, bank.labels) for b in reports]
                 shifts = [block.tensors["shift"] for block in complete]
                 confidences = [block.tensors["confidence"] for block in complete]
                 shift = combine(shifts, confidences)
@@ -235,7 +248,10 @@ class ProMax(Pro):
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         """Transport of the old memory, then PRO's refresh with statistics under the aggregated model."""
-        state = self.apply_transport(self.carry_memory(state, replies), replies)
+        drifts = sent_blocks(replies, "drift")
+        if drifts:
+            state = carry_memory(state, drifts, self.params.ridge)
+        state = self.apply_transport(state, replies)
         return super().absorb(state, replies, when)
 
     # -- transport by one linear map, once a position: "starting_base" is stored until the memory has been carried -----
@@ -247,31 +263,7 @@ class ProMax(Pro):
 
     def is_behind(self, state: ServerState) -> bool:
         """Whether the base has moved since the memory was measured or carried."""
-        start = state.get("starting_base")
-        moved = start is not None and start.version != state.blocks["base"].version
-        return self.params.transport == "linear" and moved
-
-    def align_linearly(self, client: Client, inbox: Inbox, features: Tensor, banks: Banks) -> Banks:
-        """The banks moved by a linear map of the client's own drift since the start of the position. The starting base
-        is sent in plastic rounds only; afterwards the memory has been carried."""
-        start = inbox.get("starting_base")
-        if start is None:
-            return banks
-        before = client.keep(client.features(start))
-        if not self.params.keep_scores:  # else it has been counted
-            client.extra_bytes += start.bytes
-        shift, _ = fit_examples(before, features, self.params.ridge)
-        return {name: carried_bank(bank, shift) for name, bank in banks.items()}
-
-    def carry_memory(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        """The state with the memory carried to the present base, if clients have sent sums for it."""
-        reports = sent_blocks(replies, "drift")
-        if not reports:
-            return state
-        width = state.blocks["memory"].tensors["mean"].shape[1]
-        found = fit_reports(reports, width, self.params.ridge)
-        state = record_move(state, {"map": found[0]})
-        return carry(state, found).drop("starting_base")
+        return self.params.transport == "linear" and base_has_moved(state)
 
     # -- replies that arrive late (clock.mode = "buffer") -------------------------------------------------------------
 
@@ -286,14 +278,7 @@ class ProMax(Pro):
 
     def rebased(self, reply: Reply, weight: float, when: When) -> Reply:
         """As much of a client's shifts as is used of its update of the base; none where the base is frozen."""
-        blocks = {}
-        for name, block in reply.blocks.items():
-            if block.kind != "transport":
-                blocks[name] = block
-            elif "base" in self.moving(when):
-                shift = weight * block.tensors["shift"]
-                blocks[name] = replace(block, tensors={**block.tensors, "shift": shift})
-        return replace(reply, blocks=blocks)
+        return scaled_shifts(reply, weight) if "base" in self.moving(when) else without_shifts(reply)
 
     def add_statistics(
         self, state: ServerState, found: Sequence[LateStatistics], measured: Mapping[int, int], when: When
@@ -301,8 +286,9 @@ class ProMax(Pro):
         """With linear transport, the first sums of a position that arrive carry the memory; later ones have none to
         carry."""
         if "starting_base" in state.blocks:
-            reports = [late.reply for late in found if late.when.position == when.position]
-            state = self.carry_memory(state, reports)
+            replies = [late.reply for late in found if late.when.position == when.position]
+            drifts = sent_blocks(replies, "drift")
+            state = carry_memory(state, drifts, self.params.ridge) if drifts else state
         return super().add_statistics(state, found, measured, when)
 
     def carried(self, state: ServerState, moments: Moments, version: int) -> Moments:
@@ -319,15 +305,10 @@ class ProMax(Pro):
         if "map" in move.tensors:
             return carried_bank(bank, move.tensors["map"])
         before = move.tensors["mean"]
-        shift = move.tensors["shift"]
         if not len(before):
             return bank
-        near, _ = self.shift_of(bank.mean, before, before + shift)
-        row_of = {label: row for row, label in enumerate(move.labels)}
-        for row, label in enumerate(bank.labels):
-            if label in row_of:
-                near[row] = shift[row_of[label]]
-        return bank.shifted(near)
+        near, _ = self.shift_of(bank.mean, before, before + move.tensors["shift"])
+        return bank.shifted(with_known_shifts(near, bank.labels, move))
 
     def end_position(self, state: ServerState, when: When) -> ServerState:
         """PRO's end of a position; with linear transport the base that the next one starts from is stored."""
@@ -346,6 +327,11 @@ def calibration_subset(client: Client, size: int) -> Tensor:
     return client.current[chosen]
 
 
+def round_id(when: When) -> Tensor:
+    """Position and round, to recognise calibration features of this round."""
+    return torch.tensor([when.position, when.round])
+
+
 def shifted(name: str, bank: Bank, shift: Tensor) -> Bank:
     """The bank after transport: μ^u ← μ^u + Δ. In adapted space the direction of μ^z + Δ is taken, and the length of
     μ^z stays as refresh measured it."""
@@ -355,25 +341,6 @@ def shifted(name: str, bank: Bank, shift: Tensor) -> Bank:
     length = bank.mean.norm(dim=1, keepdim=True)
     direction = F.normalize(moved.mean, dim=1)
     return replace(moved, mean=direction * length)
-
-
-def with_all_rows(block: Block, labels: tuple[int, ...]) -> Block:
-    """A block of shifts with a row for each of these classes: zero, with no confidence, for a class that the client was
-    not sent."""
-    if block.labels == labels:
-        return block
-    row_of = {label: row for row, label in enumerate(labels)}
-    index = index_on(block.tensors["shift"].device, [row_of[label] for label in block.labels])
-    tensors = {}
-    for name, rows in block.tensors.items():
-        zeros = rows.new_zeros(len(labels), *rows.shape[1:])
-        tensors[name] = zeros.index_copy(0, index, rows)
-    return replace(block, tensors=tensors, labels=labels)
-
-
-def round_id(when: When) -> Tensor:
-    """Position and round, to recognise calibration features of this round."""
-    return torch.tensor([when.position, when.round])
 
 
 def transport_blocks(banks: Banks, shifts: Shifts) -> dict[str, Block]:

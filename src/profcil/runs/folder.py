@@ -39,7 +39,7 @@ from profcil.runs.state import pack, unpack
 if TYPE_CHECKING:  # the engine, which imports torch, is imported when it is needed
     import torch
 
-    from profcil.engine.loop import RunState
+    from profcil.engine.run_state import RunState
 
 LOCK_ATTEMPTS = 10
 LOCK_PAUSE = 0.05  # seconds

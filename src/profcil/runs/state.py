@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the functions import torch and the engine when they are cal
     import torch
 
     from profcil.engine.channel import ServerState
-    from profcil.engine.loop import RunState
+    from profcil.engine.run_state import RunState
 
 COUNTERS = ("position", "round", "client_bytes", "server_bytes", "tally")
 
@@ -90,7 +90,7 @@ def unpack(
     """The inverse of `pack`. `clients` is the folder with the files of private tensors."""
     from profcil.engine.changed_rows import RowHistory
     from profcil.engine.client_store import ClientStore
-    from profcil.engine.loop import RunState
+    from profcil.engine.run_state import RunState
 
     def tensors_under(prefix: str, names: list[str]) -> dict[str, torch.Tensor]:
         return {name: tensors[f"{prefix}/{name}"].to(device) for name in names}

@@ -20,7 +20,7 @@ from profcil.deploy.server.serve import EventBuffer, serve
 from profcil.deploy.sites.enrolment import Enrolment, enrolment_of_json
 from profcil.deploy.sites.federation import Federation, declaration_error, joint_plan, read_federation
 from profcil.deploy.sites.readers import read_test_examples
-from profcil.engine.run import Progress
+from profcil.engine.recorder import Progress
 from profcil.engine.world import World, build_world, make_world
 from profcil.errors import ProfcilError, RunFolderError
 from profcil.io.atomic_files import read_tensors, write_text

@@ -23,8 +23,8 @@ from profcil.deploy.server.sums import RemoteSum
 from profcil.deploy.wire import Request, SumRequest
 from profcil.engine.channel import Channel, Coding, Reply, When
 from profcil.engine.expected_reply import ReplyForecast
-from profcil.engine.loop import RunState
 from profcil.engine.packing import ClientBlocks
+from profcil.engine.run_state import RunState
 from profcil.engine.world import Inboxes, World
 from profcil.errors import Diverged, Failure
 

@@ -19,7 +19,7 @@ from profcil.deploy.server.node_registry import NodeRegistry
 from profcil.deploy.sites.enrolment import Enrolment, extend_scores, record_growth, replace_plan
 from profcil.deploy.sites.federation import Federation, declaration_error, joint_plan, read_federation
 from profcil.deploy.sites.readers import read_test_examples
-from profcil.engine.loop import RunState
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World
 from profcil.errors import ConfigError, ProfcilError
 

@@ -26,8 +26,10 @@ from profcil.engine.channel import ServerState, When
 from profcil.engine.device import device_of
 from profcil.engine.dictionary import prepare_dictionary
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import RunState, stream
-from profcil.engine.run import Observer, RunRecorder, has_plan, settings_of
+from profcil.engine.loop import stream
+from profcil.engine.recorder import Observer, RunRecorder, settings_of
+from profcil.engine.run import has_plan
+from profcil.engine.run_state import RunState
 from profcil.engine.warmup import WarmupResult, compute
 from profcil.engine.world import World
 from profcil.errors import RunFolderError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from profcil.deploy.server.sums import RemoteSum, make_sum_request
 from profcil.engine.channel import Channel, Reply, When
-from profcil.engine.loop import RunState
 from profcil.engine.packing import ClientBlocks
+from profcil.engine.run_state import RunState
 from profcil.engine.summed_replies import SumLayout, layout_of, reply_of_sum, terms_of
 from profcil.engine.world import World
 from profcil.errors import Diverged

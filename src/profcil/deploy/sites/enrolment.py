@@ -16,7 +16,7 @@ import numpy as np
 from profcil.data.bundle import Bundle
 from profcil.deploy.sites.federation import Federation, complete_orders, declared_order
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import RunState
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World
 from profcil.metrics.ledger import HEADER
 from profcil.metrics.scores import Scores

@@ -31,8 +31,8 @@ from profcil.deploy.sites.site import Site, read_site
 from profcil.engine import run as engine
 from profcil.engine.device import device_of
 from profcil.engine.executor import prepare
-from profcil.engine.loop import RunState
-from profcil.engine.run import Observer
+from profcil.engine.recorder import Observer
+from profcil.engine.run_state import RunState
 from profcil.engine.world import World, build_world
 from profcil.engine.world import make_world as make_dataset_world
 from profcil.errors import ConfigError, DataError

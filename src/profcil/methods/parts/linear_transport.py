@@ -6,11 +6,13 @@ of the clients that report. Sums of clients are added, so it is the regression o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from profcil.engine.channel import Block, ServerState
+from profcil.engine.channel import Block, Inbox, ServerState
+from profcil.engine.client import Client
+from profcil.engine.late import record_move
 from profcil.memory import covariance, linear
 from profcil.memory.bank import Bank
 from profcil.methods.parts.memory_blocks import bank_of, block_of
@@ -49,6 +51,36 @@ def carried_bank(bank: Bank, shift: Tensor) -> Bank:
     """The bank with its means moved by the map. Spreads and counts stay."""
     move = linear.carried_means(bank.mean, shift) - bank.mean.double()
     return bank.shifted(move.float())
+
+
+def aligned_linearly(
+    client: Client, inbox: Inbox, features: Tensor, banks: Mapping[str, Bank], ridge: float, counted: bool
+) -> dict[str, Bank]:
+    """The banks moved by a linear map of the client's own drift since the start of the position. The starting base is
+    sent in plastic rounds only; afterwards the memory has been carried. `counted` says that its bytes have been added
+    to the client's extra memory."""
+    start = inbox.get("starting_base")
+    if start is None:
+        return dict(banks)
+    before = client.keep(client.features(start))
+    if not counted:
+        client.extra_bytes += start.bytes
+    shift, _ = fit_examples(before, features, ridge)
+    return {name: carried_bank(bank, shift) for name, bank in banks.items()}
+
+
+def base_has_moved(state: ServerState) -> bool:
+    """Whether the base is another than the stored starting base of the position."""
+    start = state.get("starting_base")
+    return start is not None and start.version != state.blocks["base"].version
+
+
+def carry_memory(state: ServerState, reports: Sequence[Block], ridge: float) -> ServerState:
+    """The state with the memory carried to the present base by the clients' sums. It records the map."""
+    width = state.blocks["memory"].tensors["mean"].shape[1]
+    found = fit_reports(reports, width, ridge)
+    state = record_move(state, {"map": found[0]})
+    return carry(state, found).drop("starting_base")
 
 
 def carry(state: ServerState, found: LinearMap) -> ServerState:
