@@ -25,7 +25,7 @@ from profcil.runs.folder import RunFolder
 from profcil.runs.identity import hash_settings
 from profcil.runs.reader import is_locked
 from profcil.studies.definition import Cell, expand_methods, list_cells, load_study, study_names, study_values
-from profcil.studies.scheduler import estimate_seconds, measure_speeds
+from profcil.studies.estimates import estimate_seconds, measure_speeds
 from profcil.studies.selection import narrow_study
 
 SMALL = '["train.rounds=1", "train.epochs=1", "warmup.rounds=1", "clients=4", "participants=2", "task_size=5"]'
@@ -281,9 +281,32 @@ def test_time_is_estimated_from_the_same_method_or_dataset(study, tmp_path):
     for name, text in (("d", "[]"), ("e", '{"done": true}'), ("f", '{"done": true, "seconds": 1, "config": []}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
-    assert measure_speeds(tmp_path)["digits", "promax"] == 10.0
+    assert measure_speeds(tmp_path)["digits", "promax", "cpu"] == 10.0
     far = list_cells(narrow_study(load_study(study), seeds=[0], datasets=["clinc150"]))
     assert estimate_seconds(far, tmp_path) == (0, 3)
+
+
+def test_time_is_estimated_from_a_results_store_where_the_folder_has_none(study, tmp_path, capsys):
+    tiny = ["train.rounds=2", "train.epochs=1", "warmup.rounds=1", "task_size=5", "model.width=4"]
+    sets = [part for item in tiny for part in ("--set", item)]
+    assert main(["run", "--method", "fedavg", "--out", "one", "--quiet", *sets]) == 0
+    assert main(["results", "add", "one", "--store", "store"]) == 0
+    took = json.loads(Path("one/run.json").read_text())["seconds"]
+    planned = list_cells(narrow_study(load_study(study), seeds=[0]))  # three runs of a round each, one of them fedavg
+    assert estimate_seconds(planned, tmp_path / "none", store=Path("store")) == (pytest.approx(took / 2), 2)
+    on_a_gpu = [replace(cell, config=replace(cell.config, device="cuda:0")) for cell in planned]
+    assert estimate_seconds(on_a_gpu, tmp_path / "none", store=Path("store")) == (0, 3)
+    record(tmp_path / "runs" / "a", "fedavg", 40.0, rounds=4)
+    # The folder of the study counts first.
+    assert estimate_seconds(planned[:1], tmp_path / "runs", store=Path("store")) == (
+        10.0,
+        0,
+    )  # this folder counts first
+    capsys.readouterr()
+    assert main(["study", study, "--out", "cells", "--dry-run", "--seeds", "0", "--store", "store"]) == 0
+    assert "for 1 of them; no estimate for 2" in capsys.readouterr().err
+    Path("store/digits.csv").write_text("damaged")
+    assert estimate_seconds(planned, tmp_path / "none", store=Path("store")) == (0, 3)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.data import _graphs, coauthor_cs, cora, loading, ogbn_arxiv
+from profcil.data import _graphs, coauthor_cs, cora, loading, ogbn_arxiv, ogbn_arxiv_standin
 from profcil.errors import DataError
 
 
@@ -22,7 +22,8 @@ def small_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cora, "FACTS", replace(cora.FACTS, classes=2, train=12, test=4, files=without_sizes))
     monkeypatch.setattr(cora, "NAMES", ("even", "odd"))
     monkeypatch.setattr(coauthor_cs, "FACTS", replace(coauthor_cs.FACTS, classes=3, train=12, test=5))
-    monkeypatch.setattr(ogbn_arxiv, "FACTS", replace(ogbn_arxiv.FACTS, classes=2, train=2, test=1))
+    for arxiv in (ogbn_arxiv, ogbn_arxiv_standin):
+        monkeypatch.setattr(arxiv, "FACTS", replace(arxiv.FACTS, classes=2, train=2, test=1))
 
 
 @pytest.mark.parametrize("place", ["cora/raw", "cora"])
@@ -86,6 +87,27 @@ def test_arxiv_raw_files_are_parsed_once(tmp_path: Path, place: str, monkeypatch
     assert (bundle.train.nodes.tolist(), bundle.validation.nodes.tolist(), bundle.test.y.tolist()) == ([0, 1], [2], [0])
     monkeypatch.setattr(ogbn_arxiv, "parse", lambda *_: pytest.fail("parsed again"))
     assert loading.load_bundle("ogbn_arxiv", tmp_path).fingerprint == bundle.fingerprint
+
+
+@pytest.mark.parametrize("place", ["ogbn_arxiv_standin/ogbn_arxiv", "ogbn_arxiv_standin", "ogbn_arxiv"])
+def test_arxiv_with_other_features_is_a_dataset_of_its_own(tmp_path: Path, place: str) -> None:
+    official.arxiv(tmp_path / place)
+    with pytest.raises(DataError, match=r"FEATURES-ARE-NOT-OGB\.txt was not found"):  # these may be the official files
+        loading.load_bundle("ogbn_arxiv_standin", tmp_path)
+    (tmp_path / place / ogbn_arxiv.MARK).write_text("computed from references")
+    bundle = loading.load_bundle("ogbn_arxiv_standin", tmp_path)
+    assert bundle.facts.name == "ogbn_arxiv_standin" and "stand-in" in bundle.facts.title
+    assert bundle.train.x.tolist() == [[0.5, -0.25], [1, 2], [3, 4], [5, 6]]
+    (tmp_path / place / "raw/edge.csv.gz").unlink()
+    with pytest.raises(DataError, match=r"edge\.csv\.gz was not found"):
+        ogbn_arxiv_standin.load(tmp_path)
+
+
+def test_arxiv_refuses_features_that_are_not_the_official_ones(tmp_path: Path) -> None:
+    official.arxiv(tmp_path / "ogbn_arxiv")
+    (tmp_path / "ogbn_arxiv" / ogbn_arxiv.MARK).write_text("computed from references")
+    with pytest.raises(DataError, match="use --dataset ogbn_arxiv_standin"):
+        loading.load_bundle("ogbn_arxiv", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Run one case by name: `python -m profcil.bench NAME DATA-DIR DEVICE`. The last printed line is its row as JSON."""
+"""Run one case: `python -m profcil.bench NAME DATA-DIR DEVICE [PEER-PYTHON]`. Its last line is its row as JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from profcil.bench.cases import cases
 
 if __name__ == "__main__":
-    name, data, device = sys.argv[1:]
-    row = cases(Path(data), device)[name]()
+    name, data, device, *peer_python = sys.argv[1:]
+    row = cases(Path(data), device, *peer_python)[name]()
     if "ours" in row:
         unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -40,9 +40,10 @@ class Case:
         return getattr(module, self.call)(**self.args)
 
 
-def cases(data: Path, device: str = "cpu") -> dict[str, Case]:
-    """All cases: those of a GPU first, if one is used."""
-    on_cpu = {**main_cases(data), **stream_cases(data), **scale_cases(), **label_space_cases(data)}
+def cases(data: Path, device: str = "cpu", peer_python: str = "") -> dict[str, Case]:
+    """All cases: those of a GPU first, if one is used. `peer_python` runs the other frameworks."""
+    on_cpu = {**main_cases(data), **peer_cases(peer_python), **stream_cases(data), **scale_cases()}
+    on_cpu |= label_space_cases(data)
     if device == "cpu":
         return on_cpu
     return {**gpu_cases(data, device), **on_cpu}
@@ -76,6 +77,16 @@ def main_cases(data: Path) -> dict[str, Case]:
     found[GRAPH] = Case("graph")
     found["plan for 100,000 clients"] = Case("streams", "plan_case", many)
     found["own data, 100,000 texts"] = Case("own", args={"texts": 100_000})
+    return found
+
+
+def peer_cases(python: str) -> dict[str, Case]:
+    """FedAvg on digits beside other frameworks: the stream of five tasks, and one task of all ten classes."""
+    found = {}
+    for name, sets in (("five tasks", ()), ("one task", ("task_size=10", "train.rounds=30"))):
+        for framework in ("pfl", "flower"):
+            args = {"framework": framework, "python": python, "sets": sets}
+            found[f"fedavg on digits and its peers, {name}, {framework}"] = Case("peers.case", args=args)
     return found
 
 

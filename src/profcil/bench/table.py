@@ -26,6 +26,9 @@ COLUMNS = {
     "unit": "",
     "reference": "reference",
     "ratio": "ratio",
+    "accuracy": "our accuracy",
+    "reference_accuracy": "its accuracy",
+    "largest_difference": "largest difference of weights",
     "peak_memory_mb": "peak MB",
     "images_per_second": "images/s",
     "share_of_matmul_peak": "of peak",
@@ -36,9 +39,9 @@ COLUMNS = {
 }
 
 
-def select(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
+def select(words: Sequence[str], data: Path, device: str, peer_python: str = "") -> dict[str, Case]:
     """The cases whose name contains one of the words; all cases if no word is given."""
-    known = cases(data, device)
+    known = cases(data, device, peer_python)
     for word in words:
         if not any(word in name for name in known):
             names = "; ".join(known)
@@ -49,11 +52,11 @@ def select(words: Sequence[str], data: Path, device: str) -> dict[str, Case]:
     return {name: known[name] for name in selected}
 
 
-def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
+def measure(words: Sequence[str], data: Path, device: str, peer_python: str = "") -> Iterator[Row]:
     """Run the selected cases and yield the row of each as soon as it is measured."""
     done: dict[str, Row] = {}
-    for name, case in select(words, data, device).items():
-        row = {"what": name, **run_case(name, data, device)}
+    for name, case in select(words, data, device, peer_python).items():
+        row = {"what": name, **run_case(name, data, device, peer_python)}
         base = done.get(case.base, {})
         if "ours" in base:
             row |= {"reference": base["ours"], "against": case.base}
@@ -63,9 +66,9 @@ def measure(words: Sequence[str], data: Path, device: str) -> Iterator[Row]:
         yield row
 
 
-def run_case(name: str, data: Path, device: str) -> Row:
+def run_case(name: str, data: Path, device: str, peer_python: str = "") -> Row:
     """Run one case in a new process. All processes that it started are killed when it ends."""
-    command = [sys.executable, "-m", "profcil.bench", name, str(data), device]
+    command = [sys.executable, "-m", "profcil.bench", name, str(data), device, peer_python]
     pipe = subprocess.PIPE
     child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:

@@ -19,6 +19,12 @@ def add(parser: Parser) -> None:
     parser.add_argument("only", nargs="*", help="only cases whose name contains one of these words")
     parser.add_argument("--device", help="torch device: cpu, cuda or cuda:N (a GPU if available)")
     parser.add_argument(
+        "--peer-python",
+        default="",
+        metavar="PATH",
+        help="a Python with pfl or Flower, for the cases `peers` (this one)",
+    )
+    parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="write rows and machine to FILE; `-` prints only JSON"
     )
     data_dir(parser)
@@ -29,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from profcil.io.atomic_files import write_json
 
     rows = []
-    for row in table.measure(args.only, data_root(args), choose_device(args.device)):
+    for row in table.measure(args.only, data_root(args), choose_device(args.device), args.peer_python):
         rows.append(row)
         print(table.render([row]).splitlines()[-1], file=sys.stderr, flush=True)
     if args.json == "-":

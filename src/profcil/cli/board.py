@@ -52,7 +52,7 @@ class Board:
 
     def time_left(self) -> str:
         """The expected time left, with a leading comma; empty if it is unknown."""
-        from profcil.studies.scheduler import estimate_seconds
+        from profcil.studies.estimates import estimate_seconds
 
         missing = [cell for cell in self.cells if self.states[cell.name] in (WAITING, RUNNING)]
         seconds, unknown = estimate_seconds(missing, self.out, self.jobs)

@@ -24,6 +24,9 @@ def add(parser: Parser) -> None:
     parser.add_argument(
         "--launcher", default="local", help="local: run here; slurm: write a job array with a task per run (local)"
     )
+    parser.add_argument(
+        "--store", metavar="DIR", default="results", help="results store whose seconds say how long runs take (results)"
+    )
     parser.add_argument("--best", action="store_true", help="show only the best variant of each method, by mean FAA")
     parser.add_argument("--dry-run", action="store_true", help="only show what is done and how long the rest takes")
     add_selection_flags(parser)
@@ -110,7 +113,7 @@ def write_jobs(cells: list[Any], args: argparse.Namespace, diagnose: bool) -> in
     if args.launcher not in LAUNCHERS:
         raise unknown("launcher", args.launcher, LAUNCHERS)
     out = Path(args.out)
-    print(describe_work(cells, out, args.jobs), file=sys.stderr)
+    print(describe_work(cells, args), file=sys.stderr)
     if lacking := missing_data(cells, out, data_root(args)):
         print(lacking, file=sys.stderr)  # the nodes of a cluster may have what this machine lacks
     script = None if args.dry_run else write_array(cells, out, data_root(args), args.jobs, diagnose)
@@ -163,7 +166,7 @@ def say_what_is_to_do(cells: list[Any], args: argparse.Namespace) -> bool:
     from profcil.studies.checks import missing_data
 
     out = Path(args.out)
-    print(describe_work(cells, out, args.jobs), file=sys.stderr)
+    print(describe_work(cells, args), file=sys.stderr)
     lacking = missing_data(cells, out, data_root(args))
     if lacking and not args.dry_run:
         raise DataError(lacking)
@@ -172,12 +175,14 @@ def say_what_is_to_do(cells: list[Any], args: argparse.Namespace) -> bool:
     return not args.dry_run
 
 
-def describe_work(cells: list[Any], out: Path, jobs: int) -> str:
+def describe_work(cells: list[Any], args: argparse.Namespace) -> str:
     """How many runs are done, how many are missing, and how long those will take."""
     from profcil.cli.progress import clock_time
     from profcil.studies.definition import is_finished
-    from profcil.studies.scheduler import estimate_seconds, is_not_applicable
+    from profcil.studies.estimates import estimate_seconds
+    from profcil.studies.scheduler import is_not_applicable
 
+    out = Path(args.out)
     by_name = {cell.name: cell for cell in cells}
     applicable = [cell for cell in by_name.values() if not is_not_applicable(out, cell)]
     missing = [cell for cell in applicable if not is_finished(out, cell)]
@@ -185,10 +190,10 @@ def describe_work(cells: list[Any], out: Path, jobs: int) -> str:
     if len(applicable) < len(by_name):
         parts.append(f"{len(by_name) - len(applicable)} not applicable")
     if missing:
-        seconds, unknown = estimate_seconds(missing, out, jobs)
+        seconds, unknown = estimate_seconds(missing, out, args.jobs, Path(args.store))
         known = len(missing) - unknown
         if known:
             parts.append(f"about {clock_time(seconds)} for {known} of them")
         if unknown:
-            parts.append(f"no estimate for {unknown}, because no similar run is finished")
+            parts.append(f"no estimate for {unknown}, because no similar run is finished there or in the results store")
     return "; ".join(parts)

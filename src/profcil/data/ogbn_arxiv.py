@@ -14,11 +14,13 @@ import numpy as np
 
 from profcil.data import _graphs, files
 from profcil.data.bundle import Bundle, Facts, File
+from profcil.errors import DataError
 
 FOLDER = "arxiv"
 RAW = ("node-feat", "edge", "node-label", "num-node-list", "num-edge-list")
 PARTS = ("train", "valid", "test")
 PATHS = tuple(f"raw/{name}.csv.gz" for name in RAW) + tuple(f"split/time/{part}.csv.gz" for part in PARTS)
+MARK = "FEATURES-ARE-NOT-OGB.txt"  # beside raw/: the features are others than the official ones
 FACTS = Facts(
     name="ogbn_arxiv",
     title="ogbn-arxiv",
@@ -46,12 +48,23 @@ FACTS = Facts(
 def load(root: Path, seed: int = 0) -> Bundle:
     """The citation graph, made undirected. The split is the official one, so `seed` is not used."""
     sources = [files.locate(FACTS, root, f"{FOLDER}/{path}") for path in PATHS]
-    data_folder = sources[0].parent.parent
+    folder = sources[0].parent.parent
+    if (folder / MARK).exists():
+        raise DataError(
+            f"{folder} has features that are not ogbn-arxiv's, as {MARK} in it says; use --dataset ogbn_arxiv_standin, "
+            f"or {FACTS.get}"
+        )
+    return read(FACTS, sources)
+
+
+def read(facts: Facts, sources: list[Path]) -> Bundle:
+    """The graph in files of the official form."""
+    folder = sources[0].parent.parent
     name = f"graph-{files.stat_hash(sources)}"
-    arrays = files.cached(data_folder, name, lambda: parse(sources))
+    arrays = files.cached(folder, name, lambda: parse(sources))
     parts = (arrays["train"], arrays["valid"], arrays["test"])
-    names = class_names(root)
-    return _graphs.graph_bundle(FACTS, arrays["x"], arrays["edges"], arrays["y"], parts, names)
+    names = class_names(folder)
+    return _graphs.graph_bundle(facts, arrays["x"], arrays["edges"], arrays["y"], parts, names)
 
 
 def parse(sources: list[Path]) -> files.Arrays:
@@ -92,10 +105,10 @@ def table(path: Path, dtype: type) -> np.ndarray:
         raise files.damaged(FACTS, path, f"is not a gzipped table of numbers ({error})") from error
 
 
-def class_names(root: Path) -> tuple[str, ...]:
+def class_names(folder: Path) -> tuple[str, ...]:
     """The arXiv subject areas, or "class N" if the official mapping is missing."""
-    path = files.find(FACTS, root, f"{FOLDER}/mapping/labelidx2arxivcategeory.csv.gz")
-    if path is None:
+    path = folder / "mapping" / "labelidx2arxivcategeory.csv.gz"
+    if not path.exists():
         return tuple(f"class {label}" for label in range(FACTS.classes))
     try:
         with gzip.open(path, "rt", encoding="utf-8") as stream:

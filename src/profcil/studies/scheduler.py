@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from statistics import fmean
 from threading import Event, Lock, Thread
 from types import ModuleType
 
@@ -26,7 +25,6 @@ from profcil.config import OWN
 from profcil.io.atomic_files import write_text
 from profcil.io.interrupts import stop_signals_as_interrupt
 from profcil.resolve import to_toml
-from profcil.runs.identity import read_json
 from profcil.runs.reader import is_locked
 from profcil.studies.definition import Cell, is_finished
 
@@ -208,36 +206,3 @@ def read_last_line(log: Path) -> str:
 def is_not_applicable(out: Path, cell: Cell) -> bool:
     """Whether the method does not support the cell: known beforehand, or from the log of the run."""
     return not cell.applicable or read_last_line(out / f"{cell.name}.log").startswith(NOT_APPLICABLE)
-
-
-def estimate_seconds(cells: Iterable[Cell], out: Path, jobs: int = 1) -> tuple[float, int]:
-    """The seconds that some runs will take, and the number of runs without an estimate.
-
-    The estimate comes from finished runs in this folder: seconds per round and local epoch, of the same dataset and
-    method or else of the same dataset. Warm-ups are not included, because runs share them.
-    """
-    speeds = measure_speeds(out)
-    total = 0.0
-    unknown = 0
-    for cell in cells:
-        c = cell.config
-        speed = speeds.get((c.dataset, c.method), speeds.get((c.dataset, "")))
-        if speed is None:
-            unknown += 1
-        else:
-            total += speed * c.train.rounds * c.train.epochs
-    return total / jobs, unknown
-
-
-def measure_speeds(out: Path) -> dict[tuple[str, str], float]:
-    """Mean seconds per round and epoch by (dataset, method), and by (dataset, "") over all methods."""
-    measured: dict[tuple[str, str], list[float]] = {}
-    for path in sorted(out.glob("*/run.json")):
-        facts = read_json(path)
-        with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # damaged files are skipped
-            if facts.get("done"):
-                c = facts["config"]
-                speed = facts["seconds"] / (c["train.rounds"] * c["train.epochs"])
-                for key in ((c["dataset"], c["method"]), (c["dataset"], "")):
-                    measured.setdefault(key, []).append(speed)
-    return {key: fmean(speeds) for key, speeds in measured.items()}

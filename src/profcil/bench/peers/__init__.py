@@ -1,0 +1,1 @@
+"""The same rounds of FedAvg here and in other frameworks."""
