@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from profcil.errors import BrokenPlugin, ConfigError, unknown
+from profcil.plugin_errors import as_broken_plugin
 
 # Folder and entry-point group -> what a message calls one of its modules.
 GROUPS = {"methods": "method", "data": "dataset", "encoders": "encoder", "loggers": "logger"}
@@ -93,13 +94,10 @@ def execute_file(path: str, digest: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their module there
-    try:
+    with as_broken_plugin(f"method file {path} cannot be executed", "correct it"):
         spec.loader.exec_module(module)
-    except Exception as error:  # foreign code may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BrokenPlugin(f"method file {path} cannot be executed ({reason}); correct it") from error
-    if reason := check_attributes("methods", module) or check_method(path, module):
-        raise BrokenPlugin(f"method file {path} {reason}")
+        if reason := check_attributes("methods", module) or check_method(path, module):
+            raise BrokenPlugin(f"method file {path} {reason}")
     return module
 
 
@@ -147,13 +145,10 @@ def load_plugin(group: str, name: str) -> ModuleType:
     plugin = describe(group, name)
     if name in builtin(group):
         raise BrokenPlugin(f"{plugin} has the name of a built-in {GROUPS[group]}; give its entry point another name")
-    try:
+    with as_broken_plugin(f"{plugin} cannot be imported", "repair that package or uninstall it"):
         module = plugins(group)[name].load()
-    except Exception as error:  # importing foreign code may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BrokenPlugin(f"{plugin} cannot be imported ({reason}); repair that package or uninstall it") from error
-    if reason := check_attributes(group, module) or CHECKS[group](name, module):
-        raise BrokenPlugin(f"{plugin} {reason}")
+        if reason := check_attributes(group, module) or CHECKS[group](name, module):
+            raise BrokenPlugin(f"{plugin} {reason}")
     return module
 
 
@@ -231,6 +226,9 @@ def check_method(name: str, module: Any) -> str:
     method = module.METHOD
     if not (isinstance(method, type) and issubclass(method, Method)):
         return "has a METHOD that is not a method class; derive it from profcil.extend.Method"
+    for attribute in ("modalities", "kinds", "exact_kinds"):
+        if not is_set_of_texts(getattr(method, attribute)):
+            return f"has a METHOD whose {attribute} is no set of texts; write it as frozenset({{...}})"
     parent = next(c for c in method.__mro__ if c.__module__.partition(".")[0] == "profcil")
     expected = parent.Params  # type: ignore[attr-defined]
     params: Any = method.Params
@@ -242,6 +240,10 @@ def check_method(name: str, module: Any) -> str:
     if ignored := sorted(vars(params).get("__annotations__", {}).keys() - fields):
         return f"has Params whose {', '.join(ignored)} is no setting; put @dataclass(frozen=True) on {params.__name__}"
     return ""
+
+
+def is_set_of_texts(value: Any) -> bool:
+    return isinstance(value, set | frozenset) and all(isinstance(one, str) for one in value)
 
 
 def check_dataset(name: str, module: Any) -> str:

@@ -120,6 +120,22 @@ def test_what_cannot_be_read_is_said(serve: Callable[..., PageServer], root: Pat
     assert len(data["notes"]) == 3 and data["runs"] == []
 
 
+@pytest.mark.parametrize("name", ["plan.npz", "events.jsonl"])
+def test_a_damaged_file_of_one_run_does_not_hide_the_others(
+    serve: Callable[..., PageServer], root: Path, name: str
+) -> None:
+    with open(root / "pro" / name, "ab" if name == "events.jsonl" else "r+b") as file:
+        file.write(b"\0")
+    data = json.loads(ask(serve(root), "/data.json")[2])
+    assert sorted(run["name"] for run in data["runs"]) == ["fedavg", "pro1"] and len(data["notes"]) == 1
+
+
+def test_a_report_leaves_out_a_run_with_a_damaged_plan(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "pro" / "plan.npz").write_bytes(b"\0")
+    assert main(["report", *map(str, (root / "pro", root / "pro1")), "--out", str(root / "page.html")]) == 0
+    assert "left out" in capsys.readouterr().err
+
+
 def test_new_runs_appear(serve: Callable[..., PageServer], runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     server = serve(tmp_path / "empty")

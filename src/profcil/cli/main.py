@@ -16,6 +16,7 @@ from profcil import __version__
 from profcil.cli.parser import Parser
 from profcil.errors import ProfcilError, file_error, is_file_error, unknown
 from profcil.io.interrupts import exit_status, stop_signals_as_interrupt
+from profcil.plugin_errors import after_method_files, in_plugin, place_of, reason_of
 
 VERBS = (
     "run",
@@ -55,33 +56,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = dispatch(list(sys.argv[1:] if argv is None else argv))
             sys.stdout.flush()
             return status
-    except SystemExit as done:  # from argparse after --help
-        return int(done.code or 0)
+    except SystemExit as done:  # from argparse after --help, or from a plug-in
+        return fail_unexpectedly(done) if in_plugin(done) else int(done.code or 0)
     except ProfcilError as error:
         return fail(str(error), error.exit_status)
     except KeyboardInterrupt as stop:
         return fail(str(stop) or "interrupted; unfinished work was not saved", exit_status(stop) or 1)
     except BrokenPipeError:
         return close_output()
-    except RecursionError:
+    except BaseException as error:  # a plug-in may raise what is no Exception
         if os.environ.get(DEBUG):
             raise
-        return fail("a file or a value is nested too deeply to be read; give one with fewer brackets in brackets", 2)
-    except Exception as error:
-        if os.environ.get(DEBUG):
-            raise
+        if isinstance(error, RecursionError) and not in_plugin(error):
+            return fail("a file or a value is nested too deeply to be read; give one with fewer brackets", 2)
         return fail_unexpectedly(error)
 
 
-def fail_unexpectedly(error: Exception) -> int:
+def fail_unexpectedly(error: BaseException) -> int:
     """Prints an error that no command expects, and returns the exit status."""
     if isinstance(error, OSError) and (stopped := exit_status(error)):
         return stopped  # the terminal is gone, and so is the progress on it
-    if isinstance(error, OSError) and is_file_error(error):
+    if isinstance(error, OSError) and is_file_error(error) and not in_plugin(error):
         failure = file_error(error)
         return fail(str(failure), failure.exit_status)
-    reason = " ".join(str(error).split())
-    what = f"unexpected {type(error).__name__} ({reason}){place_of(error)}"
+    where = place_of(error) + ("" if in_plugin(error) else after_method_files())
+    what = f"unexpected {type(error).__name__} ({reason_of(error)}){where}"
     return fail(f"{what}; run again with {DEBUG}=1 for the traceback", 1)
 
 
@@ -122,21 +121,6 @@ def fail(message: str, status: int) -> int:
     with suppress(OSError):
         print(f"profcil: {message}", file=sys.stderr)
     return status
-
-
-def place_of(error: BaseException) -> str:
-    """File and line of the last plug-in function that an error passed through; else of the last one of profcil."""
-    from traceback import walk_tb
-
-    from profcil.registry import is_plugin_module
-
-    places: dict[bool, str] = {}  # by whether the function is a plug-in's
-    for frame, line in walk_tb(error.__traceback__):
-        module = str(frame.f_globals.get("__name__"))
-        is_plugin = is_plugin_module(module)
-        if is_plugin or module.partition(".")[0] == "profcil":
-            places[is_plugin] = f" in {frame.f_code.co_filename}, line {line}"
-    return places.get(True, places.get(False, ""))
 
 
 def close_output() -> int:

@@ -27,6 +27,7 @@ from profcil.engine.executor import Executor
 from profcil.engine.loop import play
 from profcil.errors import ProfcilError
 from profcil.model.net import MODEL
+from profcil.plugin_errors import explained
 from profcil.protocol.participation import participants
 from profcil.runs.models.saved_model import save_model
 from profcil.runs.models.trained_model import load_model
@@ -286,8 +287,10 @@ def fault_of(check_promise: Callable[[Case], str], case: Case) -> str:
         return check_promise(case)
     except ProfcilError as error:
         return str(error)
-    except Exception as error:  # third-party code may raise anything
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # third-party code may raise anything
+        return explained(error)
 
 
 def row(promise: str, data: str, fault: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from flwr.app import RecordDict
 
 from profcil import __version__
 from profcil.deploy.execution import read_execution
-from profcil.deploy.texts import one_line
 from profcil.deploy.wire import UnreadableMessage, pack, unpack
+from profcil.io.texts import one_line
 
 HELLO = "query.hello"  # Flower's message type
 MAX_CLIENTS = 10_000_000

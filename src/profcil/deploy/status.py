@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from profcil.deploy.texts import one_line
 from profcil.errors import count
+from profcil.io.texts import one_line
 from profcil.runs.reader import check_folder, explain_read_errors, is_locked, parse_event, parse_file, parse_json_table
 
 Made = TypeVar("Made")

@@ -132,7 +132,9 @@ def load_readable(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if not (path / "run.json").exists():
             continue
         try:
-            runs.append(load_run(path))
+            run = load_run(path)
+            run.alignments()  # the page reads the events, too: a run without them must not hide the others
+            runs.append(run)
         except RunFolderError as error:
             notes.append(f"left out: {error}")
     return runs, notes

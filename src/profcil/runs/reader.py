@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profcil.config import OWN
-from profcil.errors import ConfigError, RunFolderError
+from profcil.errors import ConfigError, DataError, RunFolderError
 from profcil.metrics.client_first import (
     accuracy,
     client_accuracy,
@@ -188,11 +188,19 @@ def load_run(path: str | Path) -> Run:
     check_unchanged(path, facts)
     scores = parse_file(path / "scores.json", lambda text: Scores.from_json(json.loads(text)))
     ledger = parse_file(path / "ledger.csv", Ledger.from_csv if facts.get("done") else growing_ledger)
-    plan = Plan.load(path / "plan.npz")
+    plan = read_plan(path / "plan.npz")
     run = Run(path, config=config, facts=facts, scores=scores, ledger=ledger, plan=plan)
     check_consistency(run)
     check_scores(run)
     return run
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a run. A damaged one is a RunFolderError, as every other file of a run is."""
+    try:
+        return Plan.load(path)
+    except DataError as error:
+        raise RunFolderError(str(error)) from None
 
 
 def growing_ledger(text: str) -> Ledger:

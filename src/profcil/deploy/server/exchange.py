@@ -12,10 +12,10 @@ from flwr.app import Message
 from profcil.deploy.encoded_blocks import WrongEncoding, read_blocks
 from profcil.deploy.server.mailbox import event_fields
 from profcil.deploy.status import from_one
-from profcil.deploy.texts import one_line
 from profcil.deploy.wire import Request, Response, UnreadableMessage, payload_bytes, read_response, wire_bytes
 from profcil.engine.channel import COUNT_BYTES, Coding, Reply, When
 from profcil.engine.reply_checks import ReplyRequirements, fault
+from profcil.io.texts import one_line
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from profcil.deploy.server.node_registry import RecordEvent
-from profcil.deploy.texts import one_line
 from profcil.deploy.wire import PARSE_ERRORS, Request, block_digest, request_records, to_array_record, wire_bytes
 from profcil.engine.channel import Block, When
+from profcil.io.texts import one_line
 
 MESSAGE_TYPES = {"turn": "train.turn", "survey": "query.survey"}
 Digested = tuple[Block, str]  # a block and its digest

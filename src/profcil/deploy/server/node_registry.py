@@ -14,8 +14,8 @@ from flwr.app import Message
 
 from profcil.deploy.hello import HELLO, LONGEST_REASON, Hello, SiteFault, hello_request, read_hello
 from profcil.deploy.server.bindings import Bindings, node_keys
-from profcil.deploy.texts import one_line
 from profcil.deploy.wire import UnreadableMessage
+from profcil.io.texts import one_line
 
 PERMANENT_ERRORS = {1, 2, 7}  # Flower's codes for an app that cannot be loaded, raised an error, or is not allowed
 RecordEvent = Callable[[Mapping[str, Any]], None]  # writes an event into the run folder

@@ -26,11 +26,11 @@ from profcil.deploy.sum_messages import (
     split,
     sum_records,
 )
-from profcil.deploy.texts import one_line
 from profcil.deploy.wire import Request, SumRequest, UnreadableMessage, payload_bytes, read_response, wire_bytes
 from profcil.engine.channel import When
 from profcil.engine.summed_replies import SumLayout
 from profcil.errors import Failure
+from profcil.io.texts import one_line
 from profcil.privacy.secure_sum import masks
 from profcil.privacy.secure_sum.collection import SecureSum, Sent, collect
 from profcil.privacy.secure_sum.protocol import KEYS_BYTES, Messages, Terms

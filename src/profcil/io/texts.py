@@ -1,4 +1,4 @@
-"""Texts that come over the network, made safe for a log and a terminal."""
+"""Texts of others, made safe for a log and a terminal."""
 
 from __future__ import annotations
 
