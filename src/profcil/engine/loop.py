@@ -18,7 +18,6 @@ from profcil.engine.client_store import ClientStore
 from profcil.engine.early_stop import stop_early
 from profcil.engine.evaluation import class_accuracy, evaluate, evaluation_features, examine, sum_by_task
 from profcil.engine.packing import make_packing
-from profcil.engine.sum_support import rare_classes
 from profcil.engine.world import World
 from profcil.methods.base import Method
 from profcil.metrics.ledger import Ledger
@@ -204,8 +203,8 @@ def refresh(
         names = method.survey_blocks(server, asked)
         reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, asked, clients))
         inboxes = {c: channel.down(c, server, names, asked) for c in reached}
-        if world.config.privacy.sum_support:
-            world.withheld = rare_classes(world, channel, reached, asked)
+        if reached and world.counts_first:
+            world.withheld = world.fleet.rare_classes(world, state, channel, reached, asked)
         done = world.fleet.surveys(world, method, state, asked, inboxes)
         world.withheld = None
         note_memory(state, done)
