@@ -41,10 +41,10 @@ def secure(method: str = "fedavg", **more: Any) -> Any:
     return tiny(method, **{**usual, **more})
 
 
-def quick(**more: Any) -> Any:
+def quick(method: str = "fedavg", **more: Any) -> Any:
     """Five clients that take part in every round; two rounds, no warm-up. Three clients can open a sum."""
     usual = {"warmup__rounds": 0, "stream__participants": 5, "stream__task_size": 10, "setting": "homogeneous"}
-    return secure(**{**usual, "privacy__sum_threshold": 0.5, "train__batch": 0, **more})
+    return secure(method, **{**usual, "privacy__sum_threshold": 0.5, "train__batch": 0, **more})
 
 
 # -- the same run -----------------------------------------------------------------------------------------------------

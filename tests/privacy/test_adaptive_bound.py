@@ -106,18 +106,8 @@ def test_a_secure_sum_has_the_noise_of_both():
         assert replies[c].notes == {adaptive_bound.NOTE: -0.5}  # in the clear until it is masked
     changes, said = [], []
     for seed in range(300):
-        (total,) = sum_replies(
-            replies,
-            replies[0],
-            MODEL_MEANS,
-            (),
-            settings,
-            seed,
-            Channel(Ledger()),
-            WHEN,
-            protection,
-            settings.update_bound,
-        )
+        addends = (MODEL_MEANS, (), settings, seed, Channel(Ledger()), WHEN, protection)
+        (total,) = sum_replies(replies, replies[0], *addends)
         assert total.samples == 4
         changes.append(4 * total.blocks["head"].tensors["w"])
         said.append(total.notes[adaptive_bound.NOTE])

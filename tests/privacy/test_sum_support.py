@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from profcil.deploy.run_config import check_deployable
 from profcil.errors import ConfigError
 from profcil.privacy.secure_sum.simulation import ROUNDS
 
@@ -59,9 +58,15 @@ def test_what_is_left_out_is_in_no_matrix(fresh: Callable) -> None:
     assert examples == pytest.approx(sum(count for count in total.values() if count >= least), rel=1e-4)
 
 
-def test_it_needs_secure_sums_and_a_simulation(fresh: Callable) -> None:
+def test_it_needs_secure_sums(fresh: Callable) -> None:
     with pytest.raises(ConfigError, match=r"set privacy\.secure_sum = true"):
         fresh("pro", privacy__sum_support="true")
-    run = fresh("pro", **SECURE, privacy__sum_support="true")
-    with pytest.raises(ConfigError, match="counted in simulation only"):
-        check_deployable(run.world.config)
+
+
+def test_with_noise_nothing_is_counted_before(fresh: Callable) -> None:
+    """The counts would have none."""
+    noise = {"privacy__unit": "example", "privacy__epsilon": 8.0, "privacy__min_support": 5}
+    run = fresh("probayes", **SECURE, **noise, privacy__sum_support="true", setting="homogeneous", dictionary=30)
+    run.play(0, 0)
+    sums = [e for e in run.ledger.entries if e.kind == "masked" and e.direction == "up"]
+    assert len(sums) == len(run.clients(0, 0))

@@ -15,9 +15,10 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 from test_protection import BOUND, CLIENT, EXAMPLE, examples
 
+from profcil.cli.run import expected_spending
 from profcil.config import PrivacySettings
 from profcil.engine.channel import Block, Channel, Reply, When
-from profcil.engine.summed_replies import SumLayout, arrays_of, layout_of, sum_replies, with_zeros
+from profcil.engine.summed_replies import SumLayout, arrays_of, layout_of, noised_vectors, sum_replies, with_zeros
 from profcil.errors import ConfigError, Failure
 from profcil.memory.bank import measure
 from profcil.methods.parts.addends import MODEL_MEANS, ClassRows, PlainSum
@@ -215,15 +216,27 @@ def test_the_noise_does_not_grow_with_the_clients(monkeypatch):
     assert twelve < 1.6 * three
 
 
-def test_two_sums_of_one_round_have_different_noise():
-    settings, channel = SETTINGS, Channel(Ledger())
-    protection = Protection(settings, 2.0, 1)
-    replies = {c: protection.protect(reply(*examples(c), c), {}, WHEN, 9, 0) for c in range(3)}
-    sums = [
-        sum_replies(replies, replies[0], ADDITIVE, CLASSES, settings, 0, channel, WHEN, protection)[0] for _ in range(2)
-    ]
-    first, second = (s.blocks["second_moments"].tensors["gram"] for s in sums)
-    assert float((first - second).abs().min()) > 0
+def test_the_same_sum_has_the_same_noise_and_any_other_its_own():
+    """Of every client, also of those who add the same to both: else the difference of the two would have the noise of
+    few shares."""
+    replies = [protected(SETTINGS, reply(*examples(c), c)) for c in range(4)]
+    terms, arrays = layout(*replies)
+    noise = noise_of_sum(Protection(SETTINGS, 2.0, 1), terms.blocks, terms.shapes, 3, 28)
+    numbers = {c: fixed_point.encode(with_zeros(arrays[c], terms.shapes, c), 28, 4, c) for c in range(4)}
+    sent = {"base": Block("model", {"w": torch.ones(3)})}
+
+    def shares(clients=(0, 1, 2), when=WHEN, secret=0, inbox=sent, of=numbers) -> list[list[int]]:
+        vectors = {c: of[c] for c in clients}
+        noised = noised_vectors(vectors, terms, noise, secret, when, dict.fromkeys(clients, inbox))
+        return [(noised[c] - vectors[c]).view(np.int64)[:20].tolist() for c in (0, 1, 2)]
+
+    first = shares()
+    assert shares() == first
+    more = {"base": Block("model", {"w": torch.full((3,), 1.5)})}
+    for other in (shares((0, 1, 2, 3)), shares(when=replace(WHEN, round=1)), shares(secret=1), shares(inbox=more)):
+        assert all(mine != before for mine, before in zip(other, first, strict=True))
+    changed = shares(of={**numbers, 0: numbers[3]})  # those who add the same cannot know it
+    assert changed[0] != first[0] and changed[1:] == first[1:]
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -262,3 +275,10 @@ def test_the_noise_of_a_summed_report_is_that_of_one_and_not_of_all(fresh: Calla
     settings["privacy__secure_sum"] = "false"
     plain = fresh("probayes", **settings).stream().server.blocks["class_sums"].tensors["noise"]
     assert float(summed.mean()) < 0.5 * float(plain.mean())
+
+
+def test_a_dry_run_says_what_sums_spend(fresh: Callable) -> None:
+    """A sum has the whole noise, also in rounds with fewer clients than planned."""
+    settings = {**NOISY, "participants": 4, "privacy__unit": "client", "privacy__epsilon": 4.0, "setting": "severe"}
+    world = fresh("fedavg", **settings).world
+    assert expected_spending(world.config, world).startswith("ε = 4 at δ = 1e-05 for each client")

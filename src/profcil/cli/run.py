@@ -236,13 +236,10 @@ def expected_work(config: Any, world: Any) -> dict[str, Any]:
 
 def expected_spending(config: Any, world: Any) -> str:
     """ε and δ of a whole run if all clients answer as planned, and the noise."""
-    from profcil import registry
-    from profcil.privacy.meter import Meter, planned_releases
+    from profcil.privacy.meter import Meter
 
-    method = registry.find("methods", config.method).METHOD(config.params)
     protection = world.protection
-    rounds = config.train.rounds
-    releases = planned_releases(method, world.plan, rounds, config.warmup.rounds, protection.by_client)
+    releases = protection.releases
     epsilon = Meter(protection).planned(releases)
     unit = config.privacy.unit
     return (

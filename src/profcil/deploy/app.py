@@ -20,6 +20,7 @@ def make_client_app(mods: Sequence[Any] = ()) -> ClientApp:
     app.query("hello")(hello)
     app.train("turn")(turn)
     app.query("survey")(survey)
+    app.query("count")(count)
     app.query("sum")(answer_sum)
     return app
 
@@ -51,6 +52,11 @@ def turn(message: Message, context: Context) -> Message:
 def survey(message: Message, context: Context) -> Message:
     """Computes a client's survey: statistics without training."""
     return handle("survey", message, context)
+
+
+def count(message: Message, context: Context) -> Message:
+    """Counts a client's examples of each class, for a secure sum of the counts."""
+    return handle("count", message, context)
 
 
 def answer_sum(message: Message, context: Context) -> Message:

@@ -34,16 +34,6 @@ def config_from_text(text: str) -> RunConfig:
 
 def check_deployable(config: RunConfig) -> None:
     """Refuses what runs in simulation only."""
-    if config.privacy.secure_sum and config.privacy.unit != "none":
-        raise ConfigError(
-            "secure sums with noise run in simulation only, so a deployment cannot have privacy.secure_sum = true and "
-            "privacy.unit; leave out one of them, or try them with `profcil run`"
-        )
-    if config.privacy.sum_support:
-        raise ConfigError(
-            "the support of a secure sum is counted in simulation only, so a deployment cannot have "
-            "privacy.sum_support = true; leave it out"
-        )
     if config.clock.mode != "off":
         raise ConfigError(
             f"clock.mode = {config.clock.mode} simulates the time that clients take, and a deployment has real ones, "

@@ -19,6 +19,7 @@ from torch import Tensor
 from profcil.deploy.bounds import check_size, read_array, read_head
 from profcil.engine.channel import KINDS, Block, Inbox, Reply, When
 from profcil.io.atomic_files import digest
+from profcil.metrics.ledger import HEADER
 
 HEAD = "head"  # the name of the record with the JSON header
 BLOCK_PREFIX = "block:"  # starts the name of each record with a block's arrays
@@ -54,6 +55,7 @@ class Request:
     facts: Mapping[str, str] = field(default_factory=dict)  # run, plan and data, which both sides must agree on
     patches: tuple[str, ...] = ()  # the blocks of which only the rows are sent that have changed
     sum: SumRequest | None = None  # the secure sum that the reply is for
+    withheld: tuple[int, ...] | None = None  # classes that are rare in that sum; None = they were not counted
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def unpack(content: RecordDict, most: float = math.inf) -> tuple[dict[str, Any],
 
 def read_block(name: str, header: list[Any], record: ArrayRecord) -> Block:
     kind, labels, version = header
-    if kind not in KINDS or not all(type(y) is int for y in labels):
+    if kind not in (*KINDS, HEADER) or not all(type(y) is int for y in labels):
         raise ValueError(f"block {name} has an unknown kind, or labels that are not class ids")
     tensors = {k: torch.from_numpy(read_array(a)) for k, a in record.items()}
     return Block(kind, tensors, tuple(labels), int(version))
@@ -133,6 +135,8 @@ def request_records(request: Request, arrays: Mapping[str, ArrayRecord] | None =
         head["patches"] = list(request.patches)
     if request.sum:
         head["sum"] = vars(request.sum)
+    if request.withheld is not None:
+        head["withheld"] = list(request.withheld)
     return pack(head, request.blocks, arrays)
 
 
@@ -150,6 +154,7 @@ def read_request(content: RecordDict) -> Request:
             patches=tuple(map(str, head.get("patches", ()))),
             facts={str(k): str(v) for k, v in head["facts"].items()},
             sum=read_sum_request(head["sum"]) if "sum" in head else None,
+            withheld=tuple(map(int, head["withheld"])) if "withheld" in head else None,
         )
     except PARSE_ERRORS as error:
         raise UnreadableMessage(f"the message is not a request ({type(error).__name__}: {error})") from None

@@ -11,7 +11,6 @@ import torch
 from profcil.engine.admission import admit
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When
 from profcil.engine.run_state import RunState
-from profcil.engine.sum_support import rare_classes
 from profcil.engine.world import World
 from profcil.methods.base import Method
 from profcil.privacy.adaptive_bound import NAME as UPDATE_BOUND
@@ -58,8 +57,8 @@ def refresh(
         names = method.survey_blocks(server, asked)
         reached = enough_for_a_sum(world, channel, world.fleet.reach(world, state, asked, clients))
         inboxes = {c: channel.down(c, server, names, asked) for c in reached}
-        if world.config.privacy.sum_support:
-            world.withheld = rare_classes(world, channel, reached, asked)
+        if reached and world.counts_first:
+            world.withheld = world.fleet.rare_classes(world, state, channel, reached, asked)
         done = world.fleet.surveys(world, method, state, asked, inboxes)
         world.withheld = None
         note_memory(state, done)

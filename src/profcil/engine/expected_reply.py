@@ -90,6 +90,37 @@ class ReplyForecast:
         return [dummy_client(world, when, clients, p) for p in privates]
 
 
+def reply_of_anyone(world: World, method: Any, client: Client, inbox: Inbox, classes: Sequence[int]) -> Reply:
+    """A reply with all blocks and notes that a client of a secure sum may have, as one of them computes it: on a few of
+    its own examples, as if they were of all classes of the sum. Only its form means anything."""
+    dummy = client_with_classes(world, client, classes)
+    dummies = [dummy, *([replace(dummy, private=None)] if client.private is not None else [])]
+    if client.when.stage == "refresh":
+        replies = survey(world, method, dummies, inbox)
+    else:
+        replies = [world.protected(c, inbox, run_untrained_turn(method, c, inbox)) for c in dummies]
+    notes = {name: 0.0 for reply in replies for name in reply.notes}
+    return Reply(client.id, 0, all_blocks(replies), notes=notes)
+
+
+def client_with_classes(world: World, client: Client, classes: Sequence[int]) -> Client:
+    """A client with some examples of another and these labels; before the stream with any labels."""
+    each = examples_per_class(world)
+    labels = torch.tensor(sorted(classes) or [0], device=world.device).repeat_interleave(each)
+    rows = client.current if len(client.current) else torch.arange(len(client.examples), device=world.device)
+    part = client.examples.part(rows.repeat(-(-len(labels) // len(rows)))[: len(labels)])
+    examples = replace(part, y=labels)
+    return replace(
+        client,
+        id=-1,  # so that it shares no random numbers with a real one
+        examples=examples,
+        current=torch.arange(len(labels), device=world.device),
+        settings=replace(client.settings, epochs=1),
+        cache={},
+        kept={},
+    )
+
+
 @torch.no_grad()
 def survey(world: World, method: Any, clients: Sequence[Client], inbox: Inbox) -> list[Reply]:
     """The replies of some clients to a survey."""
@@ -135,9 +166,8 @@ def dummy_client(world: World, when: When, clients: Clients, private: Private) -
     plan = world.plan
     early = when.before_stream
     classes = [y for p in range(plan.positions) for y in observed(world, clients, p)]
-    least = (world.config.privacy.min_support, getattr(world.config.params, "min_support", 1))
-    each = max(EXAMPLES_PER_CLASS, *least)
-    examples = world.evaluation_examples.part(first_rows(world.evaluation_examples.y, classes, each))
+    found = first_rows(world.evaluation_examples.y, classes, examples_per_class(world))
+    examples = world.evaluation_examples.part(found)
     current = classes if early else observed(world, clients, when.position)
     return Client(
         id=plan.clients,  # one beyond the last client, so that it shares no random numbers with a real one
@@ -152,6 +182,11 @@ def dummy_client(world: World, when: When, clients: Clients, private: Private) -
         **world.limits(),
         summed=world.config.privacy.secure_sum,
     )
+
+
+def examples_per_class(world: World) -> int:
+    """Enough examples of a class for it to be in all statistics."""
+    return max(EXAMPLES_PER_CLASS, world.config.privacy.min_support, getattr(world.config.params, "min_support", 1))
 
 
 def first_rows(y: Tensor, labels: Sequence[int], each: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 Clients send how many examples of each class of the position they have, by a secure sum of its own. The server tells
 them which classes have too few in all; they leave these out of everything that they add. So a class with one example at
-each of many clients is used, and one with a single example in all of them is in no sum.
+each of many clients is used, and one with a single example in all of them is in no sum. With noise nothing is counted
+before: the noised counts say it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from profcil.engine.channel import Block, Channel, Reply, When
-from profcil.engine.summed_replies import sum_replies
+from profcil.engine.channel import Block, Channel, Inbox, Reply, When
+from profcil.engine.summed_replies import Additive, SumLayout, layout_of, sum_replies
 
 if TYPE_CHECKING:
     from profcil.engine.world import World
@@ -37,20 +38,38 @@ class Counts:
         return replace(like, tensors={"count": sums["count"].round().long()}, labels=tuple(classes))
 
 
-def rare_classes(world: World, channel: Channel, clients: Sequence[int], when: When) -> frozenset[int] | None:
-    """The classes of the position with too few examples at these clients together. None if noise is added: the noised
-    counts say it then."""
-    settings = world.config.privacy
-    if not clients or world.protection:
-        return None
+class SupportCount:
+    """The counting as a survey of a method. It needs nothing of the server."""
+
+    additive: ClassVar[Additive] = {NAME: Counts()}
+
+    def survey(self, client: Any, inbox: Inbox) -> Reply:
+        return count_reply(client.id, client.y_list)
+
+
+def rare_classes(world: World, channel: Channel, clients: Sequence[int], when: When) -> frozenset[int]:
+    """The classes of the position with too few examples at these clients together, by a secure sum in this process."""
     classes = world.current_classes(when)
     replies = {c: count_reply(c, world.client(c, when).y_list) for c in clients}
     expected = count_reply(clients[0], classes)
-    sums = sum_replies(replies, expected, {NAME: Counts()}, classes, settings, world.config.seed, channel, when)
+    addends = (SupportCount.additive, classes, world.config.privacy, world.config.seed)
+    return rare_in(world, sum_replies(replies, expected, *addends, channel, when), when)
+
+
+def rare_in(world: World, sums: Sequence[Reply], when: When) -> frozenset[int]:
+    """The classes of the position with too few examples in a sum of counts; all of them without a sum."""
+    classes = world.current_classes(when)
     if not sums:
         return frozenset(classes)
     counts = sums[0].blocks[NAME].tensors["count"].tolist()
-    return frozenset(label for label, count in zip(classes, counts, strict=True) if count < settings.min_support)
+    least = world.config.privacy.min_support
+    return frozenset(label for label, count in zip(classes, counts, strict=True) if count < least)
+
+
+def layout_of_counts(world: World, when: When) -> SumLayout:
+    """The arrays of a sum of counts."""
+    classes = world.current_classes(when)
+    return layout_of(count_reply(0, classes), SupportCount.additive, classes)
 
 
 def count_reply(client: int, labels: Sequence[int]) -> Reply:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from profcil.config import PrivacySettings
-from profcil.engine.channel import Block, Channel, Reply, When
+from profcil.engine.channel import Block, Channel, Inbox, Reply, When
 from profcil.errors import ConfigError, Failure
 from profcil.randomness import derive_bytes
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from profcil.privacy.summed_noise import SumNoise
     from profcil.resolve import RunConfig
 
-NOISE_KEY_BYTES = 16
 NOT_SUMMED = "extra_bytes"  # a note on the memory of one client, of which the largest is wanted
 SAMPLES = "samples"
 NOTES = "notes/"  # starts the names of the arrays of notes
@@ -104,11 +103,11 @@ def sum_replies(
     channel: Channel,
     when: When,
     protection: Protection | None = None,
-    update_bound: float = 0.0,
+    inboxes: Mapping[int, Inbox] | None = None,
 ) -> list[Reply]:
     """The sum of the replies as a list of one reply. It is empty, and the round goes on without replies, if there are
     too few clients to hide in a sum. `expected` has all blocks and notes that a client may have: what a server knows
-    that sees no single reply. With a protection the sum has its noise; `update_bound` is then that of model updates."""
+    that sees no single reply. With a protection the sum has its noise, which depends on what the clients were sent."""
     clients = tuple(sorted(replies))
     if not clients:
         return []
@@ -119,8 +118,10 @@ def sum_replies(
         channel.facts["skipped_sums"] += 1
         return []
     arrays = {c: arrays_of(replies[c], additive, classes) for c in clients}
-    noise = sum_noise(protection, layout, settings, when, len(clients), update_bound) if protection else None
-    total, members = add_arrays(arrays, layout, settings, seed, channel, when, noise)
+    sent = inboxes or {}
+    inbox = sent.get(clients[0], {})
+    noise = sum_noise(protection, layout, settings, when, len(clients), inbox) if protection else None
+    total, members = add_arrays(arrays, layout, settings, seed, channel, when, noise, sent)
     return [reply_of(total, layout, additive, members, noise)]
 
 
@@ -166,12 +167,22 @@ def vector_of(
     return fixed_point.encode(complete, settings.sum_bits, members, client, width)
 
 
-def with_noise(vector: Ring, layout: SumLayout, noise: SumNoise, draw: Draw) -> Ring:
-    """The numbers of a client with its share of the noise."""
-    from profcil.privacy.discrete_noise import words_of
+def noised_vectors(
+    vectors: Mapping[int, Ring],
+    layout: SumLayout,
+    noise: SumNoise,
+    secret: int,
+    when: When,
+    inboxes: Mapping[int, Inbox],
+) -> dict[int, Ring]:
+    """The numbers of all clients of a sum, each with its share of the noise."""
+    from profcil.privacy.summed_noise import name_of_part, name_of_sum, with_noise
 
-    words = words_of(draw("noise", NOISE_KEY_BYTES))
-    return vector + noise.drawn(layout.shapes, words).view(np.uint64)
+    noised = {}
+    for c, vector in vectors.items():
+        name = name_of_part(name_of_sum(when, tuple(vectors), inboxes.get(c, {}), noise), c, vector)
+        noised[c] = with_noise(vector, layout.shapes, noise, secret, name)
+    return noised
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
@@ -195,12 +206,14 @@ def terms_of(settings: PrivacySettings, members: int, when: When) -> Terms:
     return Terms(name, threshold, settings.sum_clients, width)
 
 
-def reply_of_sum(done: SecureSum, layout: SumLayout, additive: Additive, terms: Terms, bits: int) -> Reply:
+def reply_of_sum(
+    done: SecureSum, layout: SumLayout, additive: Additive, terms: Terms, bits: int, noise: SumNoise | None = None
+) -> Reply:
     """The summed reply in a completed sum."""
     from profcil.privacy.secure_sum import fixed_point
 
     total = fixed_point.decode(done.total, layout.shapes, bits, terms.width)
-    return reply_of(total, layout, additive, done.clients)
+    return reply_of(total, layout, additive, done.clients, noise)
 
 
 def sum_noise(
@@ -209,13 +222,15 @@ def sum_noise(
     settings: PrivacySettings,
     when: When,
     clients: int,
-    update_bound: float,
+    inbox: Inbox,
 ) -> SumNoise:
-    """The noise of a sum of so many clients. It is whole if only as many stay as must."""
+    """The noise of a sum of so many clients, who were sent these blocks. It is whole if only as many stay as must."""
+    from profcil.privacy.adaptive_bound import bound_of
     from profcil.privacy.summed_noise import noise_of_sum
 
     staying = terms_of(settings, clients, when).needed
-    return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits, update_bound)
+    bound = bound_of(inbox, settings)
+    return noise_of_sum(protection, layout.blocks, layout.shapes, staying, settings.sum_bits, bound)
 
 
 def add_arrays(
@@ -226,6 +241,7 @@ def add_arrays(
     channel: Channel,
     when: When,
     noise: SumNoise | None,
+    inboxes: Mapping[int, Inbox],
 ) -> tuple[dict[str, Real], tuple[int, ...]]:
     """The sums of the clients' arrays by the protocol, and the clients in them. The ledger counts all messages."""
     from profcil.privacy.secure_sum import fixed_point
@@ -240,7 +256,7 @@ def add_arrays(
         return lambda purpose, size: derive_bytes(seed, "secure sum", terms.name, number, client, purpose, size=size)
 
     if noise:
-        vectors = {c: with_noise(vector, layout, noise, draw_of(c)) for c, vector in vectors.items()}
+        vectors = noised_vectors(vectors, layout, noise, seed, when, inboxes)
     done = add_securely(vectors, terms, draw_of)
     for message in done.sent:
         channel.record(when, message.client, message.direction, {message.kind: message.bytes})

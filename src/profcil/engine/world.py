@@ -28,10 +28,10 @@ from profcil.engine.expected_reply import ReplyForecast
 from profcil.engine.late import check_clock
 from profcil.engine.packing import check_channel
 from profcil.engine.server import Server
+from profcil.engine.sum_support import rare_classes
 from profcil.engine.summed_replies import check_secure_sums, sum_replies
 from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
-from profcil.privacy.adaptive_bound import bound_of
 from profcil.privacy.plan import make_protection
 from profcil.privacy.protection import Protection
 from profcil.protocol.plan import Plan, make_plan
@@ -65,6 +65,12 @@ class Fleet(Protocol):
     ) -> list[Reply]:
         """The secure sum of the replies as a list of one reply, or of none. The ledger counts its messages. `inboxes`
         are of all clients that were asked."""
+        ...
+
+    def rare_classes(
+        self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
+    ) -> frozenset[int]:
+        """The classes with too few examples at these clients together, by a secure sum of their counts."""
         ...
 
     def facts(self) -> Mapping[str, float]:
@@ -104,8 +110,12 @@ class LocalFleet:
         expected = self.forecast.summed(world, method, when, inboxes)
         config = world.config
         addends = (method.additive, world.current_classes(when), config.privacy, config.seed)
-        bound = bound_of(next(iter(inboxes.values())), config.privacy)
-        return sum_replies(replies, expected, *addends, channel, when, world.protection, bound)
+        return sum_replies(replies, expected, *addends, channel, when, world.protection, inboxes)
+
+    def rare_classes(
+        self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
+    ) -> frozenset[int]:
+        return rare_classes(world, channel, clients, when)
 
     def facts(self) -> Mapping[str, float]:
         return {}
@@ -150,6 +160,11 @@ class World:
     @property
     def device(self) -> torch.device:
         return next(self.net.parameters()).device
+
+    @property
+    def counts_first(self) -> bool:
+        """Whether clients add their counts before their statistics. With noise the noised counts are used."""
+        return self.config.privacy.sum_support and self.protection is None
 
     @property
     def evaluation_examples(self) -> Examples:

@@ -18,7 +18,7 @@ from typing import Any
 from profcil.engine.channel import When
 from profcil.errors import Failure
 from profcil.metrics.ledger import HEADER, Entry
-from profcil.privacy.accountant import epsilon_of
+from profcil.privacy.accountant import epsilon_of, multiplier_of
 from profcil.privacy.protection import Protection
 from profcil.protocol.participation import participants, warmup_participants
 from profcil.protocol.plan import Plan
@@ -61,6 +61,15 @@ class Meter:
         """ε after this many releases about one unit."""
         mu = math.sqrt(releases) / self.protection.multiplier
         return epsilon_of(mu, self.protection.settings.delta)
+
+    @property
+    def most_releases(self) -> float:
+        """How many releases about one unit the settings allow: as many as ε does, or where none is given as planned."""
+        settings = self.protection.settings
+        if not settings.epsilon:
+            return self.protection.releases
+        once = multiplier_of(settings.epsilon, settings.delta)
+        return math.floor((self.protection.multiplier / once) ** 2 * (1 + 1e-6))
 
     def by_client(self, releases: dict[tuple[int, Place], int]) -> float:
         """The largest number of releases of a client, each in units of one with as many replies as planned."""

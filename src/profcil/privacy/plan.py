@@ -6,6 +6,7 @@ from typing import Any
 
 from profcil.config import SITES
 from profcil.data.bundle import Inputs
+from profcil.engine.channel import When
 from profcil.errors import ConfigError
 from profcil.model.net import Net
 from profcil.privacy.accountant import multiplier_of
@@ -24,14 +25,24 @@ def make_protection(config: Any, method: Any, plan: Plan, net: Net, like: Inputs
         raise ConfigError(f"privacy.unit = {settings.unit} is not possible: {reason}")
     by_client = settings.unit == "client"
     multiplier = settings.noise_multiplier
+    releases = max(1.0, planned_for(config, method, plan))
     if not multiplier:
-        if by_client and config.dataset == SITES and not settings.secure_sum:
+        if by_client and config.dataset == SITES:
             raise ConfigError("sites do not know how often others take part; give privacy.noise_multiplier")
-        rounds = (config.train.rounds, config.warmup.rounds)
-        releases = planned_releases(method, plan, *rounds, by_client, settings.secure_sum)
-        multiplier = multiplier_of(settings.epsilon, settings.delta, max(1.0, releases))
+        multiplier = multiplier_of(settings.epsilon, settings.delta, releases)
     shared = by_client and not settings.secure_sum  # by as many clients as planned, else a sum or a reply has it all
-    return Protection(settings, multiplier, config.stream.participants if shared else 1)
+    return Protection(settings, multiplier, config.stream.participants if shared else 1, releases)
+
+
+def planned_for(config: Any, method: Any, plan: Plan) -> float:
+    """The most releases that an example or a client takes part in. A site knows its own plan alone, and all sites must
+    find the same number: there it is that of a client in all rounds."""
+    by_client = config.privacy.unit == "client"
+    rounds = config.train.rounds
+    if config.dataset != SITES:
+        return planned_releases(method, plan, rounds, config.warmup.rounds, by_client, config.privacy.secure_sum)
+    each = [method.releases([When("round", p, r, rounds) for r in range(rounds)]) for p in range(plan.positions)]
+    return float(config.warmup.rounds + sum(each) if by_client else max(each))
 
 
 def unprotected_parts(config: Any, method: Any, net: Net, like: Inputs) -> str:

@@ -36,6 +36,7 @@ class Protection:
     settings: PrivacySettings
     multiplier: float  # the deviation of the noise of a reply, or of a sum of replies, in units of its sensitivity
     clients: int  # that answer in a round, as planned; each adds its share of the noise of a sum
+    releases: float = math.inf  # that one example or client takes part in at most, as planned
 
     @property
     def by_client(self) -> bool:

@@ -4,12 +4,18 @@ With n clients and a threshold of s, at least s of them are in a sum that is com
 of the noise that is accounted for, so that the sum has at least that noise; if all n are in it, n/s times the variance.
 The server sees the sum alone, so both units are protected against it.
 
+A share is drawn from a secret number and the name of what it is added to: a digest of the numbers, of the place in the
+stream, of the clients of the sum and of what they were sent. So a sum that is asked for again is the same sum. Any
+other has noise of its own from each client, also from those who add the same to both: the difference of two sums has
+the noise of two.
+
 What one example or client can change is measured on the fixed-point numbers. Rounding to them adds at most one unit to
 each number, which is accounted for; `MARGIN` is for the rounding of float32 in what is summed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +24,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.engine.channel import Block
+from profcil.engine.channel import Block, Inbox, When
 from profcil.errors import ConfigError, Failure
+from profcil.io.atomic_files import digest
 from profcil.privacy.adaptive_bound import MOST as MOST_SAID
 from profcil.privacy.adaptive_bound import NOTE
 from profcil.privacy.adaptive_bound import SHARE as SHARE_SAID
-from profcil.privacy.discrete_noise import LEAST, MOST, SLACK, Integers, Words, discrete_gaussian
+from profcil.privacy.discrete_noise import LEAST, MOST, SLACK, Integers, Words, discrete_gaussian, words_of
 from profcil.privacy.protection import Protection
-from profcil.privacy.secure_sum.fixed_point import Real
+from profcil.privacy.secure_sum.fixed_point import Real, Ring
 from profcil.privacy.sums import Sum, sums_of
+from profcil.randomness import derive_bytes
 
 WITHOUT_NOISE = "samples"  # the number of clients that have a reply
 SAID = f"notes/{NOTE}"  # whether a model update is within its bound
 MARGIN = 1.001  # enough for means over 8,000 examples, whose float32 rounding counts up
+KEY_BYTES = 16
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -91,6 +100,33 @@ def noise_of_sum(
     shared = {name: math.sqrt((deviation**2 + SLACK**2) / shares) for name, deviation in deviations.items()}
     check_range(shared, bits)
     return SumNoise(shared, weights, bits)
+
+
+def name_of_sum(when: When, members: Sequence[int], inbox: Inbox, noise: SumNoise) -> str:
+    """Names a sum of these members, who were sent these blocks. Another sum has another name."""
+    place = (when.stage, when.position, when.round, *sorted(members))
+    sent = [digest_of(name, inbox[name]) for name in sorted(inbox)]
+    return short_digest(f"{place} {sorted(noise.deviations.items())} {noise.bits} {sent}".encode())
+
+
+def digest_of(name: str, block: Block) -> str:
+    """A digest of a block that clients were sent."""
+    return digest({key: t.detach().cpu() for key, t in block.tensors.items()}, f"{name} {list(block.labels)}")
+
+
+def name_of_part(name: str, client: int, vector: Ring) -> str:
+    """Names what a client adds to a sum of this name. Other numbers have another name."""
+    return short_digest(f"{name} {client} ".encode() + vector.tobytes())
+
+
+def short_digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def with_noise(vector: Ring, shapes: Shapes, noise: SumNoise, secret: int, name: str) -> Ring:
+    """The numbers of a client with its share of the noise, which follows from its secret and their name."""
+    words = words_of(derive_bytes(secret, "noise on a sum", name, size=KEY_BYTES))
+    return vector + noise.drawn(shapes, words).view(np.uint64)
 
 
 def in_units(most: float, weight: Tensor, shapes: Sequence[tuple[int, ...]], bits: int) -> float:

@@ -16,7 +16,7 @@ from profcil.deploy.client.store import SiteStore, default_home
 from profcil.deploy.execution import execution_facts
 from profcil.deploy.hello import Hello
 from profcil.deploy.run_config import config_from_text
-from profcil.deploy.sites.federation import Federation, declaration_error, read_federation
+from profcil.deploy.sites.federation import LAST_POSITION, Federation, declaration_error, read_federation
 from profcil.deploy.sites.site import Site, read_site
 from profcil.deploy.wire import Request
 from profcil.engine.client import Client
@@ -72,11 +72,13 @@ class SiteIdentity:
     federation: str
     position: int = 0  # the terms are those at this position
     joined: int = 0  # the position from which the site takes part
+    agreed: str = ""  # the terms in the app, where the server has given others since
 
     def with_facts(self, facts: Mapping[str, Any], position: int) -> SiteIdentity:
         """The identity under the terms that the server gives."""
         federation = str(facts.get("federation") or self.federation)
-        return replace(self, federation=federation, position=position, joined=int(facts.get("joined", 0)))
+        joined = int(facts.get("joined", 0))
+        return replace(self, federation=federation, position=position, joined=joined, agreed=self.federation)
 
     def terms(self) -> Federation:
         return read_federation(self.federation).at(self.position)
@@ -102,7 +104,17 @@ class SiteIdentity:
         return build_world(config, federation.bundle(site.examples), plan)
 
     def check_matches_server(self, world: World, facts: Mapping[str, str]) -> None:
-        """Nothing to compare: the server does not have the site's data. It checks replies against the declaration."""
+        """The server does not have the site's data, and checks replies against the declaration. It may declare classes
+        later, but without a budget ε each position more is one more that nobody has planned to spend on a client."""
+        protection = world.protection
+        if protection is None or not protection.by_client or protection.settings.epsilon:
+            return
+        planned = len(read_federation(self.agreed or self.federation).at(LAST_POSITION).tasks)
+        if world.plan.positions > planned:
+            raise DataError(
+                f"the server has {world.plan.positions} positions where the app plans {planned}, and without "
+                "privacy.epsilon a site sends nothing about a client in the others; give the budget"
+            )
 
     def noise_secret(self, store: SiteStore) -> int | None:
         return store.noise_secret()

@@ -14,7 +14,9 @@ from profcil import registry
 from profcil.config import PrivacySettings
 from profcil.deploy.client import screen
 from profcil.deploy.client.identity import PartitionIdentity, SiteIdentity
+from profcil.deploy.client.spent import release_at
 from profcil.deploy.client.store import SiteStore, remove_unused
+from profcil.deploy.client.sum_noise import own_share
 from profcil.deploy.client.sums import answer, begin_sum, longest_message
 from profcil.deploy.encoded_blocks import coding_at, encoded_reply, received_block
 from profcil.deploy.sum_messages import SumMessage, read_data, read_sum_head
@@ -23,9 +25,12 @@ from profcil.engine.channel import Inbox, Reply
 from profcil.engine.client import Client
 from profcil.engine.dictionary import DictionarySearch, dictionary_of
 from profcil.engine.executor import make_guard
+from profcil.engine.sum_support import SupportCount
 from profcil.engine.warmup import warmup_setup
 from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError
+from profcil.metrics.ledger import HEADER
+from profcil.privacy.protection import digest
 
 
 def respond(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Response:
@@ -56,6 +61,9 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     began = time.monotonic()
     world.features.clear()  # the cache is keyed by block version, and another run may use the same versions
     world, method = method_at(world, request.when.stage)
+    world.withheld = withheld_from(world, action, request)
+    if action == "count":
+        method = SupportCount()
     private = store.read_private(request.private_id)
     client = identity.make_client(world, request, private)
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
@@ -63,8 +71,11 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     reply = world.protected(client, inbox, reply)
     sum_keys = b""
     if request.sum:
-        sum_keys = begin_sum(store, request, reply, method.additive, world.config.privacy)
+        share = own_share(world, method, client, inbox, request)
+        sum_keys = begin_sum(store, request, reply, method.additive, world.config.privacy, share)
         reply = replace(reply, samples=0, blocks={}, notes={})
+    elif world.protection and has_content(reply):
+        release_at(world.protection, digest(reply.blocks), client.id, client.when).note(store.spent)
     reply = encoded_reply(reply, coding_at(world.config.channel, request.when))
     if reply.private is not None:
         store.write_private(request.next_private_id, reply.private, request.private_id)
@@ -72,6 +83,26 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     if request.private_id and private is None and not request.sum:  # they were lost, so the client started without them
         reply = replace(reply, notes={**reply.notes, "memories_lost": 1.0})
     return reply, sum_keys
+
+
+def withheld_from(world: World, action: str, request: Request) -> frozenset[int] | None:
+    """The classes that are in no statistics of a client, as a sum of counts has said before; None if nothing is
+    counted."""
+    if action == "count" and not world.counts_first:
+        raise Failure(f"client {request.client} is asked for its counts, but the settings of the app have none counted")
+    if action != "survey" or request.when.before_stream or not world.counts_first:
+        return None
+    if request.withheld is None:
+        raise Failure(
+            f"client {request.client} is asked for statistics of classes that were not counted, but "
+            "privacy.sum_support = true"
+        )
+    return frozenset(request.withheld)
+
+
+def has_content(reply: Reply) -> bool:
+    """Whether a reply says anything about the client's data."""
+    return any(block.kind != HEADER for block in reply.blocks.values())
 
 
 def check_is_summed(settings: PrivacySettings, request: Request) -> None:

@@ -3,7 +3,8 @@
 Each message may be handled by a new process, so everything is on disk, in `run/client`, written atomically. Private
 tensors are stored under an id. The server's next request gives the id that belongs to the last accepted reply. So a
 turn whose reply was lost, or that a restarted server requests again, starts from the same tensors as before. During a
-secure sum the folder has the client's secrets, too.
+secure sum the folder has the client's secrets, too. In runs with noise it has the secret from which that is drawn, and
+what has been sent.
 """
 
 from __future__ import annotations
@@ -112,6 +113,11 @@ class SiteStore:
     def sum_vector(self) -> Path:
         """The file with the numbers that are to be added."""
         return self.path / "open-sum-vector"
+
+    @property
+    def spent(self) -> Path:
+        """The file with what has been sent with noise (`client/spent`)."""
+        return self.path / "spent.jsonl"
 
     def forget_sum(self) -> None:
         """Removes what is stored of an open secure sum."""

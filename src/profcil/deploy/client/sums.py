@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from profcil.config import PrivacySettings
+from profcil.deploy.client.spent import Release
 from profcil.deploy.client.store import SiteStore
+from profcil.deploy.client.sum_noise import OwnShare
 from profcil.deploy.sum_messages import ASKED, SumMessage, entries_size, joined, split
 from profcil.deploy.wire import Request, SumRequest
 from profcil.engine.channel import Reply
@@ -24,7 +26,7 @@ from profcil.engine.summed_replies import Additive, arrays_of, terms_of, vector_
 from profcil.errors import Failure
 from profcil.io.atomic_files import write_bytes, write_json
 from profcil.privacy.secure_sum import protocol
-from profcil.privacy.secure_sum.fixed_point import from_bytes, to_bytes
+from profcil.privacy.secure_sum.fixed_point import Ring, from_bytes, to_bytes
 from profcil.privacy.secure_sum.protocol import ClientState, Terms
 
 FOLLOWING = {"shares": "masked", "masked": "recovery"}
@@ -45,42 +47,72 @@ class OpenSum:
     stage: str  # of the next answer
     members: tuple[int, ...]
     state: ClientState
+    release: Release | None = None  # what it counts as, if there is noise
 
     def to_json(self) -> dict[str, Any]:
         s = self.state
         own = {name: getattr(s, name).hex() for name in HEX}
         others = {name: {str(c): m.hex() for c, m in getattr(s, name).items()} for name in ("keys", "held")}
         facts = {"id": self.id, "stage": self.stage, "members": list(self.members), "client": s.id}
-        return {**facts, "terms": vars(s.terms), **own, **others}
+        spending = {"release": vars(self.release)} if self.release else {}
+        return {**facts, "terms": vars(s.terms), **own, **others, **spending}
 
 
 def open_sum_of_json(found: Mapping[str, Any]) -> OpenSum:
     mask_key, share_key, seed = (bytes.fromhex(found[name]) for name in HEX)
     keys, held = ({int(c): bytes.fromhex(m) for c, m in found[name].items()} for name in ("keys", "held"))
     state = ClientState(found["client"], Terms(**found["terms"]), mask_key, share_key, seed, draw, keys, held)
-    return OpenSum(found["id"], found["stage"], tuple(found["members"]), state)
+    release = Release(**found["release"]) if "release" in found else None
+    return OpenSum(found["id"], found["stage"], tuple(found["members"]), state, release)
 
 
 # -- the first message ------------------------------------------------------------------------------------------------
 
 
-def begin_sum(store: SiteStore, request: Request, reply: Reply, additive: Additive, settings: PrivacySettings) -> bytes:
-    """Stores the numbers that a reply adds to a sum, and new secrets. Returns the client's keys; none if the sum has no
-    numbers. A sum that was open before is given up."""
+def begin_sum(
+    store: SiteStore,
+    request: Request,
+    reply: Reply,
+    additive: Additive,
+    settings: PrivacySettings,
+    share: OwnShare | None = None,
+) -> bytes:
+    """Stores the numbers that a reply adds to a sum, with its share of the noise, and new secrets. Returns the client's
+    keys; none if the sum has no numbers. A sum that was open before is given up."""
     asked = request.sum
     assert asked is not None
     store.forget_sum()
     check_members(asked, request.client, settings)
     terms = terms_of(settings, len(asked.members), request.when)
-    arrays = arrays_of(reply, additive, asked.classes)
-    vector = vector_of(arrays, asked.shapes, settings, len(asked.members), request.client, terms.width)
+    vector = own_numbers(request, reply, additive, settings, terms.width, share is not None)
     if not asked.shapes:
         return b""
+    release = None
+    if share:
+        vector, release = share.added(vector, request)
+        release.check(store.spent)
     state, keys = protocol.advertise(request.client, terms, draw)
     state = replace(state, keys={request.client: keys})  # to recognise its own among those of all
     write_bytes(store.sum_vector, to_bytes(vector, terms.width))
-    write_json(store.sum_state, OpenSum(asked.id, "shares", asked.members, state).to_json())
+    write_json(store.sum_state, OpenSum(asked.id, "shares", asked.members, state, release).to_json())
     return keys
+
+
+def own_numbers(
+    request: Request, reply: Reply, additive: Additive, settings: PrivacySettings, width: int, noised: bool
+) -> Ring:
+    """The numbers that a reply adds to a sum. Where noise is to hide them, an error does not say their size."""
+    asked = request.sum
+    assert asked is not None
+    arrays = arrays_of(reply, additive, asked.classes)
+    try:
+        return vector_of(arrays, asked.shapes, settings, len(asked.members), request.client, width)
+    except Failure:
+        if not noised:
+            raise
+        raise Failure(
+            f"client {request.client} has numbers that do not fit into the secure sum; lower privacy.sum_bits"
+        ) from None
 
 
 def check_members(asked: SumRequest, client: int, settings: PrivacySettings) -> None:
@@ -181,6 +213,8 @@ def recover(store: SiteStore, found: OpenSum, arrived: Mapping[int, bytes]) -> t
         raise Failure(
             f"the secure sum has numbers of client {min(set(arrived) - set(found.state.held))}, which sent no shares"
         )
+    if found.release:
+        found.release.note(store.spent, arrived)
     _, revealed = protocol.reveal(found.state, arrived)
     return None, joined(revealed)
 

@@ -176,6 +176,7 @@ class FlowerFleet:
             seen=() if when.before_stream else tuple(sorted(world.plan.seen(when.position))),
             facts={**self.run_facts, **self.site_facts(world, client)},
             sum=summed,
+            withheld=None if world.withheld is None else tuple(sorted(world.withheld)),
         )
 
     def site_facts(self, world: World, client: int) -> dict[str, str]:
@@ -213,6 +214,11 @@ class FlowerFleet:
     ) -> list[Reply]:
         """The secure sum that `turns` or `surveys` collected."""
         return self.sums.take(channel, when)
+
+    def rare_classes(
+        self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
+    ) -> frozenset[int]:
+        return self.sums.count(world, state, when, {c: ClientBlocks({}, {}) for c in clients})
 
     # -- accounts -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from profcil.deploy.wire import PARSE_ERRORS, Request, block_digest, request_rec
 from profcil.engine.channel import Block, When
 from profcil.io.texts import one_line
 
-MESSAGE_TYPES = {"turn": "train.turn", "survey": "query.survey"}
+MESSAGE_TYPES = {"turn": "train.turn", "survey": "query.survey", "count": "query.count"}
 Digested = tuple[Block, str]  # a block and its digest
 Prepared = tuple[Block, ArrayRecord]  # a block, as it is sent, and its arrays
 
