@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from profcil.engine.channel import Block, Channel, Reply, ServerState, When, stored_bytes
 from profcil.engine.loop import RunState, play
 from profcil.protocol.buffered_clock import BufferedClock
-from profcil.protocol.clocks import ClockState, Pending, Work
+from profcil.protocol.clocks import ClockState, Work
 
 if TYPE_CHECKING:
     from profcil.engine.world import World
@@ -54,11 +54,6 @@ def bytes_of(models: Iterable[Mapping[str, Block]]) -> int:
     return sum({(name, block.version): block.bytes for model in models for name, block in model.items()}.values())
 
 
-def key_of(pending: Pending) -> Key:
-    """What identifies a reply on its way."""
-    return (pending.client, pending.what, pending.update)
-
-
 def make_clock(world: World) -> BufferedClock:
     """The clocks of a run."""
     return BufferedClock(world.config.clock, world.plan, world.config.train.epochs, world.weak_epochs)
@@ -97,13 +92,12 @@ def play_buffered(
 ) -> tuple[ServerState, Facts]:
     """An asynchronous round, which is one update of the server. The rules say who takes part, not `clients`."""
     from profcil.engine.buffered_round import BufferedRound
-    from profcil.engine.timed_deliveries import TimedDeliveries
 
     channel.dropped = {}
     world.forget_features({block.version for block in state.server.blocks.values()})
     with channel.round(range(world.plan.clients)):
         playing = BufferedRound(world, method, state, channel, when)
-        deliveries = TimedDeliveries(playing)
+        deliveries = world.fleet.deliveries(playing)
         facts = playing.play(deliveries)
     clock, parcels = deliveries.left()
     state.arrivals = Arrivals(clock, parcels, playing.measured)

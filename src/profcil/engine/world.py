@@ -40,6 +40,7 @@ from profcil.randomness import torch_generator
 from profcil.resolve import RunConfig
 
 if TYPE_CHECKING:
+    from profcil.engine.buffered_round import BufferedRound, Deliveries
     from profcil.engine.loop import RunState
 
 CACHED_CLIENTS = 64  # clients whose local examples (for graphs, their subgraphs) stay in memory
@@ -66,6 +67,9 @@ class Fleet(Protocol):
         """The secure sum of the replies as a list of one reply, or of none. The ledger counts its messages. `inboxes`
         are of all clients that were asked."""
         ...
+
+    def deliveries(self, playing: BufferedRound) -> Deliveries:
+        """How the replies of an asynchronous round arrive."""
 
     def facts(self) -> Mapping[str, float]:
         """Facts of the last round for the log."""
@@ -106,6 +110,11 @@ class LocalFleet:
         addends = (method.additive, world.current_classes(when), config.privacy, config.seed)
         bound = bound_of(next(iter(inboxes.values())), config.privacy)
         return sum_replies(replies, expected, *addends, channel, when, world.protection, bound)
+
+    def deliveries(self, playing: BufferedRound) -> Deliveries:
+        from profcil.engine.timed_deliveries import TimedDeliveries
+
+        return TimedDeliveries(playing)
 
     def facts(self) -> Mapping[str, float]:
         return {}
