@@ -260,8 +260,8 @@ class ChannelSettings(Checked):
 
 @dataclass(frozen=True)
 class ClockSettings(Checked):
-    """Simulated clocks: how long clients take, and for whom the server waits. Runs without clocks do not store this
-    section."""
+    """Clocks: how long clients take in a simulation, and for whom the server waits. A deployment has real times, and of
+    the modes only buffer. Runs without clocks do not store this section."""
 
     mode: str = setting(
         "off",

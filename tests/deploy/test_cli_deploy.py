@@ -50,10 +50,23 @@ def test_a_configuration_survives_as_text():
     assert config_from_text(config_to_text(config)) == config
 
 
-@pytest.mark.parametrize("mode", ["wait", "buffer"])
-def test_a_node_refuses_simulated_clocks(mode):
-    with pytest.raises(ConfigError, match="a deployment has real ones"):
-        config_from_text(to_toml(tiny("promax", clock__mode=mode)))
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"mode": "wait"}, "mode = wait"),
+        ({"mode": "buffer", "stragglers": 0.5}, "stragglers"),
+        ({"mode": "buffer", "example_seconds": 1.0}, "example_seconds"),
+        ({"mode": "buffer", "dropout": 0.5}, "dropout"),
+    ],
+)
+def test_a_node_refuses_simulated_clocks(settings, name):
+    with pytest.raises(ConfigError, match=f"clock.{name} .* a deployment has real ones"):
+        config_from_text(to_toml(tiny("promax", **{f"clock__{key}": value for key, value in settings.items()})))
+
+
+def test_a_node_accepts_a_server_that_takes_replies_as_they_come():
+    config = tiny("promax", clock__mode="buffer", clock__buffer=2, clock__staleness=1.0, clock__max_staleness=9)
+    assert config_from_text(config_to_text(config)) == config
 
 
 def test_an_incomplete_configuration_is_refused():
@@ -68,7 +81,7 @@ def test_an_incomplete_configuration_is_refused():
         (["deploy", "app", "--deadline", "0"], "deadline = 0.0 is out of range"),
         (["deploy", "app", "--federation", __file__], "give both or none"),
         (["deploy", "app", "--method", "promx"], "did you mean promax"),
-        (["deploy", "app", "--set", "clock.mode=buffer"], "a deployment has real ones"),
+        (["deploy", "app", "--set", "clock.mode=wait"], "a deployment has real ones"),
         (["status", "nowhere"], "does not exist"),
     ],
 )

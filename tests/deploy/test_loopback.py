@@ -26,6 +26,7 @@ from profcil.deploy.client.allowed_apps import app_digest
 from profcil.deploy.local.certs import write_certs
 from profcil.deploy.local.cluster import CONNECTION, LocalCluster, is_finished, start_federation
 from profcil.deploy.server.bindings import fingerprint
+from profcil.deploy.status import describe, status
 from profcil.engine import run as engine
 from profcil.privacy.secure_sum.collection import ROUNDS
 from profcil.resolve import RunConfig
@@ -34,6 +35,7 @@ from profcil.runs.reader import load_run
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 TIME_LIMIT = 400.0  # seconds; several times what an idle machine needs
 FAULTY_APP = Path(__file__).with_name("faulty_app.py")
+SLOW_APP = Path(__file__).with_name("slow_app.py")
 
 
 def events(folder: Path, *kinds: str) -> list[dict]:
@@ -177,6 +179,29 @@ def test_a_run_continues_with_killed_hanging_late_and_duplicate_nodes(tmp_path, 
     assert {e["client"] for e in events(run, "claimed twice")} == {0}
     assert len(asked) == 7
     assert events(run, "absent")[0]["clients"] == [3]
+
+
+def test_fast_nodes_do_not_wait_for_a_slow_one_and_its_late_reply_is_used(tmp_path, cluster):
+    """Its first turn lasts until the others have made three updates without it."""
+    run = tmp_path / "run"
+    config = all_clients(3, clock__mode="buffer", train__rounds=8)
+    app = write_test_app(tmp_path, config)
+    shutil.copy(SLOW_APP, app / "profcil_app.py")
+    slow = node_config(tmp_path, 2, until=tmp_path / "release")
+    start_federation(cluster, app, [node_config(tmp_path, 0), node_config(tmp_path, 1), slow], worker=True)
+    assert wait_until(lambda: len(events(run, "round")) >= 3, TIME_LIMIT)
+    (tmp_path / "release").touch()
+    assert run_finishes(cluster, run)
+    asked = [e for e in events(run, "asked") if e["stage"] == "round"]
+    assert all(sorted(e["answered"]) == [0, 1] for e in asked[:3])
+    assert [2, 1] in asked[0]["at_work"]
+    arrivals = [a for e in asked for a in e["arrivals"]]
+    late = [a for a in arrivals if a["client"] == 2]
+    assert (late[0]["position"], late[0]["round"]) == (0, 0) and late[0]["age"] >= 3
+    tally = json.loads((run / "run.json").read_text())["tally"]
+    assert tally["used_replies"] == len(arrivals) and tally["staleness"] == sum(a["age"] for a in arrivals)
+    assert tally["lost_replies"] == 0
+    assert f"age of replies in updates: 0: {sum(a['age'] == 0 for a in arrivals)}, " in describe(status(run))
 
 
 def test_a_site_joins_and_a_class_is_declared_while_it_runs(tmp_path, cluster, monkeypatch):

@@ -19,7 +19,7 @@ from profcil.engine.arrivals import Arrivals, make_clock, planned_work
 from profcil.engine.buffered_round import Asked, BufferedRound
 from profcil.engine.channel import Block, Channel, Reply, ServerState, When
 from profcil.engine.executor import Executor
-from profcil.engine.late import check_clock, expect_late, forget_moves, moves_since, record_move, recorded_moves
+from profcil.engine.late import expect_late, forget_moves, moves_since, record_move, recorded_moves
 from profcil.engine.rebase import completed, rebased, staleness_weight
 from profcil.engine.run_state import RunState
 from profcil.engine.timed_deliveries import TimedDeliveries
@@ -361,13 +361,6 @@ def test_every_other_method_is_refused_in_one_sentence():
 def test_what_cannot_be_combined_is_refused(method, settings, word, fresh):
     with pytest.raises(ConfigError, match=word):
         fresh(method, **BUFFER, **settings)
-
-
-@pytest.mark.parametrize("mode", ["wait", "buffer"])
-def test_sites_which_may_join_have_no_clocks(mode, fresh):
-    made = fresh("fedavg", clock__mode=mode)
-    with pytest.raises(ConfigError, match="sites may join"):
-        check_clock(replace(made.world.config, dataset="sites"), made.method)
 
 
 def test_the_command_line_says_it_with_status_2(capsys, tmp_path):

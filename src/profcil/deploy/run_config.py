@@ -6,10 +6,12 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from profcil.config import ClockSettings
 from profcil.deploy.sites.federation import Federation
 from profcil.errors import ConfigError
 from profcil.resolve import RunConfig, chosen_setting, finish, merge, read_preset, read_recipe, to_toml
 
+SIMULATED_TIME = ("latency", "example_seconds", "spread", "stragglers", "slowdown", "dropout", "available", "day")
 SUPPORT_AT_SITES = 2  # the data of sites may be of persons, and the mean of a class with one example is that example
 
 
@@ -34,11 +36,20 @@ def config_from_text(text: str) -> RunConfig:
 
 def check_deployable(config: RunConfig) -> None:
     """Refuses what runs in simulation only."""
-    if config.clock.mode != "off":
+    if simulated := simulated_time(config):
         raise ConfigError(
-            f"clock.mode = {config.clock.mode} simulates the time that clients take, and a deployment has real ones, "
-            "whose replies it waits for; leave it out, or try it with `profcil run`"
+            f"clock.{simulated} simulates the time that clients take, and a deployment has real ones; leave it out, or "
+            "try it with `profcil run`"
         )
+
+
+def simulated_time(config: RunConfig) -> str:
+    """A setting that only simulated clocks follow; empty if there is none. `buffer` also says for whom a deployment's
+    server waits."""
+    if config.clock.mode == "wait":
+        return "mode = wait"
+    plain = ClockSettings()
+    return next((name for name in SIMULATED_TIME if getattr(config.clock, name) != getattr(plain, name)), "")
 
 
 def sites_config(federation: Federation, recipe: str | None, flags: Mapping[str, Any], sets: list[str]) -> RunConfig:

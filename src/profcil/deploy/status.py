@@ -50,6 +50,8 @@ def read_status(path: Path) -> dict[str, Any]:
         "dropped": count_dropped(events),
         "quarantined": sorted({c for e in events for c in e.get("quarantined", [])}),
         "clients": count_replies(asked),
+        "ages": count_ages(asked),
+        "at_work": asked[-1].get("at_work", []) if asked else [],
         "sites": facts.get("sites", {}),
     }
 
@@ -128,6 +130,26 @@ def count_replies(asked: list[dict[str, Any]]) -> dict[str, int]:
     return {str(c): counts[c] for c in sorted(counts)}
 
 
+def count_ages(asked: list[dict[str, Any]]) -> dict[str, dict[int, int]]:
+    """Of a server that does not wait for all: how many replies of each client, to turns, were how many updates old."""
+    found: dict[str, Counter[int]] = {}
+    for arrival in (a for e in asked for a in e.get("arrivals", []) if a["what"] == "turn"):
+        found.setdefault(str(arrival["client"]), Counter())[arrival["age"]] += 1
+    return {client: dict(sorted(found[client].items())) for client in sorted(found, key=int)}
+
+
+def age_lines(s: dict[str, Any]) -> Iterator[str]:
+    """How old replies were when they were used, and who is at work."""
+    if not s["ages"]:
+        return
+    total = sum((Counter(ages) for ages in s["ages"].values()), Counter())
+    yield "age of replies in updates: " + ", ".join(f"{age}: {total[age]}" for age in sorted(total))
+    if late := {client: max(ages) for client, ages in s["ages"].items() if max(ages)}:
+        yield "oldest reply of each late client: " + ", ".join(f"{client}: {age}" for client, age in late.items())
+    if s["at_work"] and s["state"] != "done":
+        yield "at work: " + ", ".join(f"client {client} for {count(age, 'update')}" for client, age in s["at_work"])
+
+
 def site_lines(sites: dict[str, dict[str, str]]) -> Iterator[str]:
     """How most sites compute, and each site that computes differently."""
     if not sites:
@@ -180,6 +202,7 @@ def description_lines(s: dict[str, Any]) -> Iterator[str]:
 def reply_lines(s: dict[str, Any]) -> Iterator[str]:
     """The replies, the sites and the bytes of a deployment."""
     yield "accepted replies by client: " + (", ".join(f"{c}: {n}" for c, n in s["clients"].items()) or "none yet")
+    yield from age_lines(s)
     yield from site_lines(s["sites"])
     envelope = s["flower_bytes"] - s["payload_bytes"]
     yield f"payload {s['payload_bytes']:,} bytes; Flower's envelope adds {envelope:,} bytes"

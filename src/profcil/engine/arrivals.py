@@ -14,7 +14,7 @@ from profcil.engine.channel import Block, Channel, Reply, ServerState, When, sto
 from profcil.engine.loop import play
 from profcil.engine.run_state import RunState
 from profcil.protocol.buffered_clock import BufferedClock
-from profcil.protocol.clocks import ClockState, Pending, Work
+from profcil.protocol.clocks import ClockState, Work
 
 if TYPE_CHECKING:
     from profcil.engine.world import World
@@ -55,11 +55,6 @@ def bytes_of(models: Iterable[Mapping[str, Block]]) -> int:
     return sum({(name, block.version): block.bytes for model in models for name, block in model.items()}.values())
 
 
-def key_of(pending: Pending) -> Key:
-    """What identifies a reply on its way."""
-    return (pending.client, pending.what, pending.update)
-
-
 def make_clock(world: World) -> BufferedClock:
     """The clocks of a run."""
     return BufferedClock(world.config.clock, world.plan, world.config.train.epochs, world.weak_epochs)
@@ -98,13 +93,12 @@ def play_buffered(
 ) -> tuple[ServerState, Facts]:
     """An asynchronous round, which is one update of the server. The rules say who takes part, not `clients`."""
     from profcil.engine.buffered_round import BufferedRound
-    from profcil.engine.timed_deliveries import TimedDeliveries
 
     channel.dropped = {}
     world.forget_features({block.version for block in state.server.blocks.values()})
     with channel.round(range(world.plan.clients)):
         playing = BufferedRound(world, method, state, channel, when)
-        deliveries = TimedDeliveries(playing)
+        deliveries = world.fleet.deliveries(playing)
         facts = playing.play(deliveries)
     clock, parcels = deliveries.left()
     state.arrivals = Arrivals(clock, parcels, playing.measured)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from profcil.config import SITES
 from profcil.engine.channel import Block, Reply, ServerState, When
 from profcil.errors import ConfigError
 
@@ -66,16 +65,11 @@ def forget_moves(state: ServerState, oldest: int | None) -> ServerState:
 
 
 def check_clock(config: RunConfig, method: Any) -> None:
-    """Refuses what cannot be combined with clocks, or with replies that arrive late."""
-    if config.clock.mode != "off" and config.dataset == SITES:
-        raise ConfigError(
-            "clocks are made for a plan that does not grow, and sites may join; leave out clock.mode, or use data that "
-            "is divided by a plan"
-        )
+    """Refuses what cannot be combined with replies that arrive late."""
     if config.clock.mode != "buffer":
         return
     if misfit := method.late_misfit():
-        raise ConfigError(f"{misfit}; choose another method, or clock.mode = wait")
+        raise ConfigError(f"{misfit}; choose another method, or clock.mode = wait (in a deployment: off)")
     refused = (
         (config.privacy.unit != "none", "privacy.unit counts the replies of synchronous rounds"),
         (config.privacy.secure_sum, "privacy.secure_sum needs the replies of all clients of a round at once"),

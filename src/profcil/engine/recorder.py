@@ -154,7 +154,8 @@ class RunRecorder:
         """FAA, CTA and AF as if the stream had ended after a position, and the bytes sent until then."""
         scores = self.state.scores
         metrics = summary_so_far(scores.correct, scores.total, self.world.plan.orders, position)
-        simulated = {"simulated_time": self.state.arrivals.clock.time} if self.state.arrivals else {}
+        seconds = simulated_seconds(self.state)
+        simulated = {"simulated_time": seconds} if seconds else {}
         return {**metrics, "bytes": self.state.ledger.stream_bytes, **simulated}
 
     def save_memory(self, position: int) -> None:
@@ -184,8 +185,8 @@ class RunRecorder:
         self.facts["server_memory_bytes"] = state.server_bytes
         self.facts["client_extra_bytes"] = state.client_bytes
         self.facts["tally"] = state.tally
-        if state.arrivals:
-            self.facts["simulated_seconds"] = state.arrivals.clock.time
+        if seconds := simulated_seconds(state):
+            self.facts["simulated_seconds"] = seconds
         self.facts["execution"] = [*self.earlier, world.executor.report()]
         self.facts["date"] = datetime.now(UTC).date().isoformat()  # of the last saved state
         self.facts["done"] = state.position == world.plan.positions
@@ -210,3 +211,8 @@ class RunRecorder:
         path = self.folder.path
         with self.folder.explain_write_errors(f"the run is complete, and `profcil resume {path}` writes its model"):
             save_model(path, self.world, method, self.whole[0].server, self.facts["metrics"])
+
+
+def simulated_seconds(state: RunState) -> float:
+    """What simulated clocks show; 0 without them, also in a deployment, whose clients take real time."""
+    return state.arrivals.clock.time if state.arrivals else 0.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from profcil.engine.arrivals import Key, Parcel, bytes_of, key_of, make_clock, time_facts
+from profcil.engine.arrivals import Key, Parcel, bytes_of, make_clock, time_facts
 from profcil.engine.channel import Inbox, Reply
 from profcil.engine.client_exchange import note_memory
 from profcil.protocol.clocks import TURN, ClockState, Pending
@@ -84,10 +84,10 @@ class TimedDeliveries:
         note_memory(self.playing.state, computed)
         for p in asked.pending:
             if p.client in computed and not p.lost:
-                self.parcels[key_of(p)] = self.playing.parcel(asked, p, computed[p.client])
+                self.parcels[p.key] = self.playing.parcel(asked, p, computed[p.client])
 
     def arrived(self, arrived: Sequence[Pending]) -> list[Delivery]:
-        return [(p, self.parcels.pop(key_of(p), None)) for p in arrived]
+        return [(p, self.parcels.pop(p.key, None)) for p in arrived]
 
 
 @contextmanager

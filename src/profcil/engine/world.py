@@ -40,6 +40,7 @@ from profcil.randomness import torch_generator
 from profcil.resolve import RunConfig
 
 if TYPE_CHECKING:
+    from profcil.engine.buffered_round import BufferedRound, Deliveries
     from profcil.engine.run_state import RunState
 
 CACHED_CLIENTS = 64  # clients whose local examples (for graphs, their subgraphs) stay in memory
@@ -72,6 +73,9 @@ class Fleet(Protocol):
     ) -> frozenset[int]:
         """The classes with too few examples at these clients together, by a secure sum of their counts."""
         ...
+
+    def deliveries(self, playing: BufferedRound) -> Deliveries:
+        """How the replies of an asynchronous round arrive."""
 
     def facts(self) -> Mapping[str, float]:
         """Facts of the last round for the log."""
@@ -116,6 +120,11 @@ class LocalFleet:
         self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
     ) -> frozenset[int]:
         return rare_classes(world, channel, clients, when)
+
+    def deliveries(self, playing: BufferedRound) -> Deliveries:
+        from profcil.engine.timed_deliveries import TimedDeliveries
+
+        return TimedDeliveries(playing)
 
     def facts(self) -> Mapping[str, float]:
         return {}

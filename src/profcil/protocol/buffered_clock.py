@@ -33,7 +33,8 @@ class BufferedClock(Clock, BufferedRules):
         opened: list[Pending] = []
         if work.opens:
             opening, state = self.ask(state, self.openers(state, self.order(position, round), round), work)
-            opened, state = state.taken(self.arrived(state))
+            opened = self.arrived(state)
+            state = state.without(opened)
         started, arrived, state = self.next_update(state, position, round, work)
         overdue, state = self.overdue(state, arrived)
         overdue, state = self.ask(state, overdue)
@@ -45,8 +46,8 @@ class BufferedClock(Clock, BufferedRules):
             asked = [*asked, *final]
             ends = [p.end for p in state.pending if p.what != TURN]
             state = replace(state, time=max([state.time, *ends]))
-        in_time, state = state.taken(self.arrived(state))
-        return Update(opening, opened, started, arrived, asked, in_time, state)
+        in_time = self.arrived(state)
+        return Update(opening, opened, started, arrived, asked, in_time, state.without(in_time))
 
     def next_update(
         self, state: ClockState, position: int, round: int, work: Work

@@ -38,6 +38,11 @@ class Pending:
     lost: bool = False  # it never arrives, which the server notices at this time
     round: int = -1  # of statistics: the round of the position for which the method asks for them
 
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """What identifies it among all that is on its way."""
+        return (self.client, self.what, self.update)
+
 
 @dataclass(frozen=True)
 class ClockState:
@@ -65,13 +70,12 @@ class ClockState:
         fresh = late - set(self.asked) if self.surveyed >= 0 else set()
         return tuple(sorted({*self.owing, *((client, self.surveyed) for client in fresh)}))
 
-    def taken(self, arrived: Sequence[Pending]) -> tuple[list[Pending], ClockState]:
-        """Statistics that have arrived, and the state without them. A client whose statistics of this position are lost
-        is asked again."""
-        others = tuple(p for p in self.pending if p not in arrived)
+    def without(self, arrived: Sequence[Pending]) -> ClockState:
+        """The state without what has arrived. A client whose statistics of this position are lost is asked again."""
+        keys = {p.key for p in arrived}
+        others = tuple(p for p in self.pending if p.key not in keys)
         lost = {p.client for p in arrived if p.lost and p.position == self.position and p.what == STATISTICS}
-        asked = tuple(c for c in self.asked if c not in lost)
-        return list(arrived), replace(self, pending=others, asked=asked)
+        return replace(self, pending=others, asked=tuple(c for c in self.asked if c not in lost))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,14 @@ from flwr.app import Message
 from profcil.deploy.encoded_blocks import as_received, coding_at
 from profcil.deploy.policy import Policy
 from profcil.deploy.server.exchange import Exchange
+from profcil.deploy.server.live_deliveries import LiveDeliveries
 from profcil.deploy.server.mailbox import Mailbox, event_fields
 from profcil.deploy.server.node_registry import NodeRegistry, RecordEvent
+from profcil.deploy.server.open_requests import OpenRequests
 from profcil.deploy.server.sum_collector import SumCollector
 from profcil.deploy.server.sums import RemoteSum
 from profcil.deploy.wire import Request, SumRequest
+from profcil.engine.buffered_round import BufferedRound
 from profcil.engine.channel import Channel, Coding, Reply, When
 from profcil.engine.expected_reply import ReplyForecast
 from profcil.engine.packing import ClientBlocks
@@ -37,6 +40,10 @@ RESUME_ADVICE = (
 
 class TooFewClients(Failure):
     """Too few clients are connected or replied. The run can be resumed."""
+
+
+def too_few_replies(found: str, needed: int) -> TooFewClients:
+    return TooFewClients(f"{found} clients sent a usable reply, {needed} are needed; {RESUME_ADVICE}")
 
 
 class FlowerFleet:
@@ -60,10 +67,19 @@ class FlowerFleet:
         self.false: dict[int, str] = {}  # clients with false replies since the loop last asked, and the reasons
         self.sites: dict[str, Mapping[str, str]] = {}  # how each client that was connected computes
         self.sums = SumCollector(self)
+        self.open_requests = OpenRequests(self)
 
     # -- connected clients ------------------------------------------------------------------------------------------
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
+        connected = self.connected(world, clients)
+        if absent := sorted(set(clients) - set(connected)):
+            self.record_event({"event": "absent", **event_fields(when), "clients": absent})
+        for client in connected:
+            self.greet(world, state, when, client)
+        return connected
+
+    def connected(self, world: World, clients: Sequence[int]) -> list[int]:
         """The connected ones of some clients. Waits for all of them at the start, later only for the minimum."""
         needed = self.needed(world, clients)
         connected = self.wait_for(clients, needed if self.started else len(clients))
@@ -71,13 +87,13 @@ class FlowerFleet:
             raise TooFewClients(
                 f"{len(connected)} of {len(clients)} clients are connected, {needed} are needed; {RESUME_ADVICE}"
             )
-        if absent := sorted(set(clients) - set(connected)):
-            self.record_event({"event": "absent", **event_fields(when), "clients": absent})
         self.started = True
-        for client in connected:
-            self.forget_missing_blocks(state, client, coding_at(world.config.channel, when))
-            self.note_execution(client)
         return connected
+
+    def greet(self, world: World, state: RunState, when: When, client: int) -> None:
+        """Notes which blocks a client that is about to be asked holds, and how it computes."""
+        self.forget_missing_blocks(state, client, coding_at(world.config.channel, when))
+        self.note_execution(client)
 
     def needed(self, world: World, clients: Sequence[int]) -> int:
         """How many of some clients a round needs: for a secure sum, where they are enough for one, enough for one."""
@@ -152,9 +168,7 @@ class FlowerFleet:
             self.false = {c: reason for c, reason in self.false.items() if c not in exchange.accepted}
             if len(accepted) >= needed:
                 return accepted
-        raise TooFewClients(
-            f"{len(accepted)} of {len(inboxes)} clients sent a usable reply, {needed} are needed; {RESUME_ADVICE}"
-        )
+        raise too_few_replies(f"{len(accepted)} of {len(inboxes)}", needed)
 
     def make_request(
         self,
@@ -202,12 +216,16 @@ class FlowerFleet:
                 receive(pending.pop(id), message)
             if not pending or time.monotonic() > end:
                 break
-            time.sleep(POLL_SECONDS)
+            self.pause()
         for id, client in pending.items():
-            self.mailbox.overdue[id] = (client, when)
-            node = self.registry.node_of(client)
-            if node is not None:
-                self.registry.remove(node)  # it is sent a hello before it is asked again
+            self.give_up(id, client, when)
+
+    def give_up(self, id: str, client: int, when: When) -> None:
+        """No longer waits for the reply to a message. The client's node is sent a hello before it is asked again."""
+        self.mailbox.overdue[id] = (client, when)
+        node = self.registry.node_of(client)
+        if node is not None:
+            self.registry.remove(node)
 
     def summed(
         self, world: World, method: Any, channel: Channel, when: When, inboxes: Inboxes, replies: Mapping[int, Reply]
@@ -219,6 +237,20 @@ class FlowerFleet:
         self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
     ) -> frozenset[int]:
         return self.sums.count(world, state, when, {c: ClientBlocks({}, {}) for c in clients})
+
+    def deliveries(self, playing: BufferedRound) -> LiveDeliveries:
+        """The replies of an asynchronous round, as they come."""
+        deliveries = LiveDeliveries(self, playing)
+        deliveries.begin()
+        return deliveries
+
+    def stop(self, replies: int, needed: int) -> None:
+        """Ends a run that has too few replies for an update."""
+        raise too_few_replies(str(replies), needed)
+
+    def pause(self) -> None:
+        """Waits a moment before the next query for messages."""
+        time.sleep(POLL_SECONDS)
 
     # -- accounts -----------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,11 @@ class SimulatedSites:
 
     def make_world(self, config: RunConfig) -> World:
         """The world of the server, with the data of all sites."""
+        if config.clock.mode != "off":
+            raise ConfigError(
+                "simulated clocks are made for a plan that does not grow, and sites may join; leave out clock.mode, or "
+                "deploy the run, where clients take real time"
+            )
         if config.accelerate == "auto":
             prepare(device_of(config.device).type)
         federation = read_federation(self.federation)
