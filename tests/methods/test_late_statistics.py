@@ -201,12 +201,19 @@ def test_promax_runs_with_late_statistics_and_carries_them(settings, fresh, monk
 # -- PRO-LIN -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["prolin", "probayes"])
-def test_without_a_moving_base_what_is_remembered_does_not_depend_on_the_order(method, fresh):
+@pytest.mark.parametrize(
+    ("method", "frozen"),
+    [
+        ("prolin", {"base_rounds": 0}),
+        ("prolin", {"base_rounds": 0, "moments": "sketch", "sketch_rank": 8}),
+        ("prolin", {"base_rounds": 0, "moments": "none"}),
+        ("probayes", {}),
+    ],
+)
+def test_without_a_moving_base_what_is_remembered_does_not_depend_on_the_order(method, frozen, fresh):
     """All clients report in both runs, so the sums are the same up to rounding."""
     all_clients = {"stream__participants": 4, "train__rounds": 8, "dictionary": 64}
     milder = {**BUFFER, "clock__statistics": 0.0, "clock__spread": 0.0, "clock__buffer": 2}
-    frozen = {"base_rounds": 0} if method == "prolin" else {}
     wait, buffer = (fresh(method, **all_clients, **frozen, **more).stream() for more in ({}, milder))
     assert buffer.state.tally["late_statistics"] > 0
     names = ("bank", "bank_gram") if method == "prolin" else ("class_sums",)

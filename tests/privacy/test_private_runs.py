@@ -60,6 +60,19 @@ def test_a_run_ends_at_its_budget(tmp_path, method, unit):
     assert tensors(made) != tensors(plain)
 
 
+def test_without_second_moments_the_sums_of_classes_get_their_share_of_the_budget(tmp_path):
+    """The same budget with less to protect: there is less noise on what is left."""
+    noise = []
+    for moments in ("full", "none"):
+        folder = start(private("prolin", EXAMPLE, params__moments=moments), tmp_path / moments, tmp_path)
+        found = read_tensors(folder / "state.safetensors")
+        assert found is not None
+        (variance,) = (t for name, t in found[0].items() if name.endswith("bank/noise"))
+        assert about(folder)["privacy"]["epsilon"] == pytest.approx(4.0, rel=1e-6)
+        noise.append(float(variance.min()))
+    assert noise[1] == pytest.approx(noise[0] * 1.1 / 1.3, rel=1e-4)
+
+
 def test_an_example_is_released_once_however_many_rounds_there_are(tmp_path):
     made = start(private("prolin", EXAMPLE), tmp_path / "run", tmp_path)
     folder = start(private("prolin", EXAMPLE, train__rounds=6), tmp_path / "more", tmp_path)
@@ -135,6 +148,7 @@ def test_a_resumed_run_has_the_same_noise(tmp_path, monkeypatch):
     [
         (lambda: private("pro", EXAMPLE), "Pro sends model updates, which noise for single examples does not protect"),
         (lambda: private("prolin", EXAMPLE, params__base_rounds=1), "ProLin sends model updates"),
+        (lambda: private("prolin", EXAMPLE, params__moments="sketch"), "noise drowns a sketch of second moments"),
         (lambda: private("prolin", EXAMPLE, warmup__rounds=1), r"the warm-up sends model updates.*warmup\.rounds = 0"),
         (lambda: private("fedavg", CLIENT, model__norm="batch"), "negative; set model.norm = group"),
         (lambda: private("fedcbdr", CLIENT), "which noise does not protect; choose another method"),

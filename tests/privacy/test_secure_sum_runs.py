@@ -37,6 +37,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("prolin", {}),
     ("prolin", {"inertia": 1.0}),
     ("prolin", {"base_rounds": 0, "dictionary": 20}),
+    ("prolin", {"base_rounds": 0, "dictionary": 20, "moments": "sketch", "sketch_rank": 8}),
+    ("prolin", {"base_rounds": 0, "dictionary": 20, "moments": "none"}),
     ("probayes", {"dictionary": 20}),
 ]
 IDS = ["-".join([method, *map(str, more.values())]) for method, more in CASES]

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profcil.engine.moment_checks import unfit_factor, wrong_moments
+from profcil.engine.channel import Block, Reply
+from profcil.engine.moment_checks import unfit_factor, unfit_sketch, wrong_matrices, wrong_moments
 from profcil.memory import linear
 from profcil.memory.bank import measure
 from profcil.methods.parts.memory_blocks import block_of_moments
@@ -36,6 +37,32 @@ def sent(n: int = 20, seed: int = 0, size: float = 1.0) -> tuple[torch.Tensor, t
 def test_honest_reports_are_accepted(n, seed, size):
     assert list(unfit_factor(*sent(n, seed, size))) == []
     assert list(wrong_moments(block_of_moments(measure(*examples(n, seed, size))))) == []
+
+
+def sketched(n: int = 20, seed: int = 0, size: float = 1.0) -> tuple[torch.Tensor, ...]:
+    """Means, counts and sketch of a client's report."""
+    blocks = report(*examples(n, seed, size), rank=3)
+    tensors = blocks["class_means"].tensors | blocks["second_moments"].tensors
+    return tuple(tensors[name].double() for name in ("mean", "count", "product", "diagonal"))
+
+
+@settings(deadline=None, max_examples=50)
+@given(n=st.integers(1, 40), seed=st.integers(0, 500), size=st.sampled_from([1e-4, 1.0, 1e4]))
+def test_honest_sketches_are_accepted(n, seed, size):
+    assert list(unfit_sketch(*sketched(n, seed, size))) == []
+    assert list(wrong_matrices(Reply(0, n, report(*examples(n, seed, size), rank=3)), 1e-5)) == []
+
+
+def test_a_sketch_that_no_examples_have_is_refused():
+    mean, count, product, diagonal = sketched()
+    assert "no sketch of 6 features" in next(unfit_sketch(mean, count, product[:-1], diagonal))
+    assert "below the squares" in next(unfit_sketch(mean, count, product, diagonal / 10))
+    assert "no symmetric matrix" in next(unfit_sketch(mean, count, product.roll(1, 1), diagonal))
+    assert "less than the second moments" in next(unfit_sketch(mean, count, -product, diagonal))
+    lie = Reply(0, 20, report(*examples(20, 0), rank=3))
+    moved = {"product": -product.float(), "diagonal": diagonal.float()}
+    lie.blocks["second_moments"] = Block("statistics", moved)
+    assert any("less than the second moments" in reason for reason in wrong_matrices(lie, 1e-5))
 
 
 def test_a_factor_of_other_means_is_refused():

@@ -11,6 +11,7 @@ from torch import Tensor
 from profcil.engine.channel import Block, Reply
 from profcil.engine.encoding import ROUNDING
 from profcil.memory import linear
+from profcil.memory.sketch import directions
 
 
 def wrong_moments(block: Block, rounding: float = ROUNDING["float32"]) -> Iterator[str]:
@@ -43,12 +44,16 @@ def is_semidefinite(matrix: Tensor, rounding: float) -> bool:
 
 
 def wrong_matrices(reply: Reply, rounding: float) -> Iterator[str]:
-    """Class means and a factor of second moments, in blocks of one reply, that no examples have together."""
+    """Class means and second moments (a factor or a sketch), in blocks of one reply, that no examples have together."""
     means = [b.tensors for b in reply.blocks.values() if b.labels and {"mean", "count"} <= b.tensors.keys()]
-    factors = [b.tensors["factor"] for b in reply.blocks.values() if b.kind == "statistics" and "factor" in b.tensors]
+    second = [b.tensors for b in reply.blocks.values() if b.kind == "statistics"]
     for tensors in means:
-        for factor in factors:
-            yield from unfit_factor(tensors["mean"].double(), tensors["count"].double(), factor, rounding)
+        mean, count = tensors["mean"].double(), tensors["count"].double()
+        for sent in second:
+            if "factor" in sent:
+                yield from unfit_factor(mean, count, sent["factor"], rounding)
+            if {"product", "diagonal"} <= sent.keys():
+                yield from unfit_sketch(mean, count, sent["product"].double(), sent["diagonal"].double(), rounding)
 
 
 def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor, rounding: float = ROUNDING["float32"]) -> Iterator[str]:
@@ -71,6 +76,29 @@ def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor, rounding: float = 
         yield "tensor factor has other sums than the class means"
     if not has_scatter(mean, count, factor[:, :-1], rounding):
         yield "tensor factor has less than the second moments of the class means"
+
+
+def unfit_sketch(
+    mean: Tensor, count: Tensor, product: Tensor, diagonal: Tensor, rounding: float = ROUNDING["float32"]
+) -> Iterator[str]:
+    """Reasons why GΩ and the diagonal of G cannot be those of examples with these class means and counts: the scatter
+    within classes is positive along each feature and in the span of the directions Ω, and so is its matrix there."""
+    features = mean.shape[1]
+    if len(diagonal) != features or len(product) != features or not 0 < product.shape[1] <= features:
+        yield f"tensor product or diagonal is no sketch of {features} features"
+        return
+    if bool((diagonal - count @ mean.square() < -rounding * (diagonal + diagonal.mean())).any()):
+        yield "tensor diagonal is below the squares of the class means"
+    omega = directions(features, product.shape[1]).to(product.device)
+    inner = omega.T @ product
+    tolerance = rounding * float(diagonal.sum())
+    if bool(((inner - inner.T).abs() > tolerance).any()):
+        yield "tensor product is no symmetric matrix times the common directions"
+        return
+    projected = mean @ omega
+    left = inner - projected.T @ (count[:, None] * projected)
+    if bool(torch.linalg.eigvalsh((left + left.T) / 2)[0] < -tolerance):
+        yield "tensor product has less than the second moments of the class means"
 
 
 def is_triangle(numbers: int, width: int) -> bool:

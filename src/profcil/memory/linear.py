@@ -12,11 +12,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from profcil.errors import Failure
+
+if TYPE_CHECKING:
+    from profcil.memory.sketch import Sketch
 
 ROUNDING = 1e-6  # a variance below this share of the mean square is rounding, since reports are sent in float32
 NO_VARIANCE = 1e-5  # the share that is added to the diagonal instead of such a variance
@@ -34,11 +38,12 @@ class Summary:
     labels: tuple[int, ...]
     count: Tensor  # [classes]
     mean: Tensor  # [classes, d]
-    gram: Tensor  # [d + 1, d + 1], Σ ũũᵀ
+    gram: Tensor  # [d + 1, d + 1], Σ ũũᵀ; [0, 0] where it is not measured
     bound: float = math.inf  # to which the length of features was clipped
     noise: float = 0.0  # variance of the noise on each number of G beside the diagonal
     sum_noise: Tensor | None = None  # [classes], variance of the noise on each number of count · mean
     dispersion: Tensor | None = None  # [classes, 2], see `uncertainty`; None = not measured
+    sketch: Sketch | None = None  # in place of G, see `sketch`
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,8 @@ def add(a: Summary, b: Summary, in_place: bool = False) -> Summary:
     sum_noise = None if math.isinf(bound) else noise
     known = a.dispersion is not None and b.dispersion is not None
     dispersion = squares / count.square()[:, None] if known else None
-    return Summary(tuple(labels), count, mean, gram, bound, a.noise + b.noise, sum_noise, dispersion)
+    sketch = a.sketch + b.sketch if a.sketch is not None and b.sketch is not None else None
+    return Summary(tuple(labels), count, mean, gram, bound, a.noise + b.noise, sum_noise, dispersion, sketch)
 
 
 def within_class_covariance(s: Summary) -> Tensor:
@@ -136,7 +142,7 @@ def within_class_covariance(s: Summary) -> Tensor:
 
 def within_class_variance(s: Summary) -> Tensor:
     """The diagonal of the within-class covariance."""
-    second = s.gram.diagonal()[: s.mean.shape[1]]
+    second = s.gram.diagonal()[: s.mean.shape[1]] if s.sketch is None else s.sketch.diagonal
     between = (s.count[:, None] * s.mean.square()).sum(0)
     return ((second - between) / s.count.sum()).clamp(min=0.0)
 
@@ -165,10 +171,15 @@ def covariance_and_penalty(s: Summary, shrink: float, last: int = 0) -> tuple[Te
     if variance <= FLOOR * square:
         zeros = torch.zeros_like(cov)
         cov = add_to_diagonal(zeros, square.clamp(min=FLOOR))
-    variances = group_means(cov.diagonal(), last)
+    return cov, penalties(cov.diagonal(), sums, total, shrink, last)
+
+
+def penalties(variance: Tensor, sums: Tensor, total: Tensor, shrink: float, last: int) -> Tensor:
+    """What `lda` adds to the diagonal of a covariance, from the variance of each feature and its sum of squares."""
+    variances = group_means(variance, last)
     squares = group_means(sums, last) / total
     varies = variances > ROUNDING * squares
-    return cov, torch.where(varies, shrink * variances, NO_VARIANCE * squares)
+    return torch.where(varies, shrink * variances, NO_VARIANCE * squares)
 
 
 def without_noise(cov: Tensor, s: Summary) -> Tensor:

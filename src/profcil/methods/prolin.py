@@ -19,7 +19,9 @@ one linear map. With `base_rounds = 0` nothing is trained by gradient, and the r
 reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it
 reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples. With
 `uncertainty = "shrink"` the deployed head is solved from means that are shrunk by how sure they are, for classes with
-few examples (docs/uncertainty.md).
+few examples (docs/uncertainty.md). With `base_rounds = 0` there may be less than the matrix: `moments = "sketch"` is
+G on a few common directions and its diagonal (`memory/sketch.py`), which adds up like G and is far smaller in secure
+sums and on the server; `moments = "none"` is the nearest class mean, for noise (docs/privacy.md).
 
 This file has the reports and what the server does with them. The rounds that train the base are in
 `parts/prolin_base.py`; features, memory and deployed head in `parts/prolin_memory.py`.
@@ -73,6 +75,8 @@ class ProLin(ProLinBase):
         """Without training nothing but sums over examples is sent, and noise can hide each of the examples."""
         if self.uncertain:
             return mean_uncertainty.REFUSED
+        if self.params.moments == "sketch":
+            return "noise drowns a sketch of second moments; set params.moments = none, or full"
         if unit == "example" and not self.params.base_rounds:
             return ""
         if unit == "client" and self.params.base_rounds and self.params.transport == "linear":
@@ -105,7 +109,9 @@ class ProLin(ProLinBase):
             change = client.features(inbox["base"]) - client.features(inbox["starting_base"])
             z = torch.cat([z, change], 1)
         z = client.bounded(z)
-        sent = report(z[rows], client.y[rows], client.bound, client.summed) if bool(rows.any()) else {}
+        sent = {}
+        if bool(rows.any()):
+            sent = report(z[rows], client.y[rows], client.bound, client.summed, self.params.rank)
         stored = [name for name in ("anchor", "dictionary", "starting_base") if name in inbox]
         notes = {"extra_bytes": float(sum(inbox[name].bytes for name in stored))}
         return Reply(client.id, len(client.current), sent, notes=notes)
@@ -231,7 +237,9 @@ class ProLin(ProLinBase):
         if not late.opening and late_reports.is_merged(state, late):
             return state
         width = self.memory(state).mean.shape[1]
-        report = linear.select_features(summary_of_report(late.reply.blocks), range(width))
+        report = summary_of_report(late.reply.blocks)
+        if report.mean.shape[1] > width:  # with the change of features
+            report = linear.select_features(report, range(width))
         for move in moves_since(state, late.version):
             report = linear.apply_drift(report, move.tensors["map"], move.tensors["residual"])
         return self.put_memory(state, linear.add(self.memory(state), report))

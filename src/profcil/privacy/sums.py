@@ -34,6 +34,8 @@ def sums_of(name: str, block: Block) -> dict[str, Sum]:
     """The sums in a block."""
     tensors = block.tensors
     bound = block.row_bound
+    if tensors.keys() == {"bound"}:
+        return {}  # a setting, no sum
     if not bound or not ({"mean", "count"} <= tensors.keys() or "gram" in tensors):
         raise Failure(
             f"the block {name} is no sum over examples of bounded length, so noise cannot protect it; "

@@ -12,13 +12,13 @@ from torch import Tensor
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, ServerState
 from profcil.engine.client import BlockFeatures, Lens
-from profcil.memory import linear
+from profcil.memory import linear, sketch
 from profcil.memory.linear import Summary
 from profcil.memory.uncertainty import ShrunkHead, fresh_dispersion, mean_variance, shrunk_discriminants
 from profcil.methods.base import Method
 from profcil.methods.parts import mean_uncertainty, solved_head
 from profcil.methods.parts.prolin_settings import ProLinParams
-from profcil.methods.parts.summaries import put_summary, stored_summary
+from profcil.methods.parts.summaries import empty_summary, put_summary, stored_summary
 from profcil.model.dictionary import Dictionary, make_dictionary
 from profcil.model.net import MODEL, Net, Weights
 
@@ -71,7 +71,7 @@ class ProLinMemory(Method):
         labels = scale.new_zeros(0).long()
         if self.uncertain:
             state = state.put(**{mean_uncertainty.NAME: mean_uncertainty.empty_block(scale)})
-        return self.put_memory(state, self.with_dispersion(linear.summarise(features, labels)))
+        return self.put_memory(state, self.with_dispersion(empty_summary(features, labels, self.params.rank)))
 
     @property
     def uncertain(self) -> bool:
@@ -122,7 +122,8 @@ class ProLinMemory(Method):
         weight = memory.mean.double()
         bias = weight[:, 0]
         if memory.labels:
-            weight, bias = linear.lda(memory, self.params.shrink_deployed, self.params.dictionary)
+            lda = linear.lda if self.params.moments == "full" else sketch.lda
+            weight, bias = lda(memory, self.params.shrink_deployed, self.params.dictionary)
         return solved_head.solved_head(memory.labels, weight, bias, memory.bound), memory.mean
 
     def solve_shrunk(self, memory: Summary, sums: Tensor) -> ShrunkHead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profcil.config import Checked, setting
+from profcil.errors import ConfigError
 from profcil.methods.parts import mean_uncertainty
 from profcil.model.dictionary import TEXT_ENTRIES
 
@@ -37,6 +38,30 @@ class ProLinParams(Checked):
         "linear", "how old memory follows the base: by a linear map, or not at all", choices=("linear", "none")
     )
     ridge: float = setting(0.01, "regularisation of the linear map, as a share of its diagonal", low=0.0)
+    moments: str = setting(
+        "full",
+        "second moments of features: their whole matrix, a sketch of it (fewer numbers in secure sums and on the "
+        "server), or none (nearest class mean, for noise); the last two need base_rounds = 0",
+        choices=("full", "sketch", "none"),
+    )
+    sketch_rank: int = setting(32, "directions of a sketch; it has this many numbers for each feature, and one", low=1)
     uncertainty: str = setting("off", mean_uncertainty.HELP, choices=mean_uncertainty.CHOICES)
     anchor: bool = setting(True, "whether memory and deployed head also use the features of the warmed-up base")
     min_support: int = setting(1, "older name of privacy.min_support; the larger of the two counts", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.moments != "full" and self.base_rounds:
+            raise ConfigError(
+                f'moments = "{self.moments}" cannot follow a base that moves; set base_rounds = 0 or moments = "full"'
+            )
+        if self.moments != "full" and self.uncertainty != "off":
+            raise ConfigError(
+                f'uncertainty = "{self.uncertainty}" shrinks by the whole matrix of second moments, which moments = '
+                f'"{self.moments}" does not have; set uncertainty = "off" or moments = "full"'
+            )
+
+    @property
+    def rank(self) -> int | None:
+        """The directions of a sketch; 0 = no second moments, None = their whole matrix."""
+        return {"full": None, "none": 0}.get(self.moments, self.sketch_rank)
