@@ -10,8 +10,8 @@ import torch
 from profcil import registry
 from profcil.engine.channel import Block, Reply
 from profcil.engine.expected_reply import ReplyForecast
+from profcil.engine.fleet import LocalFleet
 from profcil.engine.reply_checks import Knowledge, ReplyRequirements, fault
-from profcil.engine.world import LocalFleet
 
 
 def model(scale: float = 1.0) -> Block:

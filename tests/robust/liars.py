@@ -9,7 +9,8 @@ from typing import Any
 from attacks import Attack
 
 from profcil.engine.channel import Inbox, Reply
-from profcil.engine.world import LocalFleet, World, make_world
+from profcil.engine.fleet import LocalFleet
+from profcil.engine.world import World, make_world
 from profcil.randomness import torch_generator
 
 

@@ -1,16 +1,12 @@
-"""Everything that a run computes with: data, plan, model and device. Creates clients from them on demand.
-
-The loop decides which clients are asked for what. A fleet says which of them can be reached and returns their replies.
-`LocalFleet` is the simulation, with all clients in this process. A deployment is another fleet for the same loop.
-"""
+"""Everything that a run computes with: data, plan, model and device. Creates clients from them on demand."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +16,15 @@ from profcil.config import OWN
 from profcil.data.bundle import Bundle, Examples, to_device
 from profcil.data.loading import load_bundle
 from profcil.engine.build import held_out, make_net
-from profcil.engine.channel import Channel, Inbox, Reply, When
+from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import Client, FeatureKey
 from profcil.engine.device import device_of, set_threads
-from profcil.engine.executor import Executor, make_guard, prepare
-from profcil.engine.expected_reply import ReplyForecast
+from profcil.engine.executor import Executor, prepare
+from profcil.engine.fleet import Fleet, LocalFleet
 from profcil.engine.late import check_clock
 from profcil.engine.packing import check_channel
 from profcil.engine.server import Server
-from profcil.engine.sum_support import rare_classes
-from profcil.engine.summed_replies import check_secure_sums, sum_replies
+from profcil.engine.summed_replies import check_secure_sums
 from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
 from profcil.privacy.plan import make_protection
@@ -39,98 +34,7 @@ from profcil.protocol.weak_task import weakened
 from profcil.randomness import torch_generator
 from profcil.resolve import RunConfig
 
-if TYPE_CHECKING:
-    from profcil.engine.buffered_round import BufferedRound, Deliveries
-    from profcil.engine.run_state import RunState
-
 CACHED_CLIENTS = 64  # clients whose local examples (for graphs, their subgraphs) stay in memory
-Inboxes = Mapping[int, Inbox]  # by client
-
-
-class Fleet(Protocol):
-    """Computes turns and surveys. A client without a reply could not answer, or its reply is not usable."""
-
-    def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
-        """The clients that can be asked now. Nothing is sent to the others, and nothing is metered for them."""
-
-    def turns(
-        self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes
-    ) -> Mapping[int, Reply]: ...
-
-    def surveys(
-        self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes
-    ) -> Mapping[int, Reply]: ...
-
-    def summed(
-        self, world: World, method: Any, channel: Channel, when: When, inboxes: Inboxes, replies: Mapping[int, Reply]
-    ) -> list[Reply]:
-        """The secure sum of the replies as a list of one reply, or of none. The ledger counts its messages. `inboxes`
-        are of all clients that were asked."""
-        ...
-
-    def rare_classes(
-        self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
-    ) -> frozenset[int]:
-        """The classes with too few examples at these clients together, by a secure sum of their counts."""
-        ...
-
-    def deliveries(self, playing: BufferedRound) -> Deliveries:
-        """How the replies of an asynchronous round arrive."""
-
-    def facts(self) -> Mapping[str, float]:
-        """Facts of the last round for the log."""
-
-    def false_replies(self) -> Mapping[int, str]:
-        """The clients whose replies were refused since the last call because their values are false, and why."""
-
-
-class LocalFleet:
-    """All clients in this process. Their private tensors are part of the run's state."""
-
-    def __init__(self) -> None:
-        self.forecast = ReplyForecast()  # of what clients may add to a secure sum
-
-    def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
-        return clients
-
-    def turns(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
-        clients = {c: world.client(c, when, state.private.get(c)) for c in inboxes}
-        started = {c: method.turn(clients[c], inboxes[c]) for c in inboxes}
-        replies = world.executor(started, make_guard(world.config.train, when))
-        return {c: world.protected(clients[c], inboxes[c], reply) for c, reply in replies.items()}
-
-    def surveys(self, world: World, method: Any, state: RunState, when: When, inboxes: Inboxes) -> Mapping[int, Reply]:
-        replies = {}
-        for c, inbox in inboxes.items():
-            client = world.client(c, when, state.private.get(c))
-            replies[c] = world.protected(client, inbox, method.survey(client, inbox))
-        return replies
-
-    def summed(
-        self, world: World, method: Any, channel: Channel, when: When, inboxes: Inboxes, replies: Mapping[int, Reply]
-    ) -> list[Reply]:
-        if not replies:
-            return []
-        expected = self.forecast.summed(world, method, when, inboxes)
-        config = world.config
-        addends = (method.additive, world.current_classes(when), config.privacy, config.seed)
-        return sum_replies(replies, expected, *addends, channel, when, world.protection, inboxes)
-
-    def rare_classes(
-        self, world: World, state: RunState, channel: Channel, clients: Sequence[int], when: When
-    ) -> frozenset[int]:
-        return rare_classes(world, channel, clients, when)
-
-    def deliveries(self, playing: BufferedRound) -> Deliveries:
-        from profcil.engine.timed_deliveries import TimedDeliveries
-
-        return TimedDeliveries(playing)
-
-    def facts(self) -> Mapping[str, float]:
-        return {}
-
-    def false_replies(self) -> Mapping[int, str]:
-        return {}
 
 
 @dataclass(frozen=True)

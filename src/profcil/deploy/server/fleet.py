@@ -26,9 +26,10 @@ from profcil.deploy.wire import Request, SumRequest
 from profcil.engine.buffered_round import BufferedRound
 from profcil.engine.channel import Channel, Coding, Reply, When
 from profcil.engine.expected_reply import ReplyForecast
+from profcil.engine.fleet import Inboxes
 from profcil.engine.packing import ClientBlocks
 from profcil.engine.run_state import RunState
-from profcil.engine.world import Inboxes, World
+from profcil.engine.world import World
 from profcil.errors import Diverged, Failure
 
 POLL_SECONDS = 0.2  # between two queries for new messages
