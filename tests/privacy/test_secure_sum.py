@@ -47,7 +47,7 @@ def add(lost: Mapping[str, Collection[int]] | None = None, seed: int = 0) -> Sec
 # -- the sum ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(clients=st.sets(st.integers(0, 1000), min_size=4, max_size=6), seed=st.integers(0, 2**30))
 def test_masked_sums_are_plain_sums(clients, seed):
     given_vectors = vectors(seed, clients, 5)
