@@ -17,6 +17,7 @@ from test_same_run import outcome
 
 from profcil.deploy.server.fleet import TooFewClients
 from profcil.deploy.status import describe, status
+from profcil.errors import Diverged
 from profcil.io.atomic_files import read_tensors
 from profcil.resolve import RunConfig
 
@@ -234,16 +235,26 @@ def test_without_nodes_the_run_stops_and_can_be_resumed(tmp_path):
     assert run_facts(folder)["done"] and len(events(folder, "round")) == 6
 
 
+def test_clients_that_diverge_end_the_run(tmp_path):
+    with pytest.raises(Diverged, match="client"):
+        deploy_paced(live(lr=1e9, clip=0, batch=32), tmp_path)
+
+
 def test_too_few_usable_replies_stop_the_run(tmp_path):
     """After as many attempts as the policy allows; until then, clients whose replies were refused are asked again."""
 
     def refuse(grid: PacedGrid, request: Message, replies: list[Message]) -> list[Message]:
         return changed_by(nan)(grid, request, replies[0]) if grid.client_of(request) else replies
 
+    turns: list[int] = []
+
+    def count(grid: PacedGrid, request: Message, replies: list[Message]) -> list[Message]:
+        turns.append(grid.client_of(request))
+        return refuse(grid, request, replies)
+
     with pytest.raises(TooFewClients, match="1 clients sent a usable reply, 2 are needed"):
-        deploy_paced(live(), tmp_path, change=refuse, policy={"min_replies": 2, "attempts": 3})
-    [asked] = events(tmp_path / "run", "asked") or [{"refused": {}}]
-    assert asked["refused"] == {} or set(asked["refused"]) == {"1", "2"}
+        deploy_paced(live(), tmp_path, change=count, policy={"min_replies": 2, "attempts": 3})
+    assert sorted(turns) == [0, 1, 1, 1, 2, 2, 2]
 
 
 # -- restarts of the server --------------------------------------------------------------------------------------------

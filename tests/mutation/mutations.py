@@ -32,6 +32,8 @@ PACKING = "engine/test_packing.py"
 CLOCKS = "protocol/test_clocks.py"
 ARRIVALS = "engine/test_arrivals.py"
 LATE = "methods/test_late_statistics.py"
+LIVE = "deploy/test_buffered_faults.py"
+LIVE_BITS = "deploy/test_buffered_run.py"
 UNCERTAINTY = "memory/test_uncertainty.py"
 MEAN_UNCERTAINTY = "methods/test_mean_uncertainty.py"
 RARE = "protocol/test_rare.py"
@@ -1367,6 +1369,54 @@ MUTATIONS = (
         "break\n",
         "A lost reply of a synchronous round costs no time.",
         (CLOCKS,),
+    ),
+    Mutation(
+        "open-turns-forgotten",
+        "deploy/server/live_deliveries.py",
+        "first = [c for c in self.again if c in startable]",
+        "first = []",
+        "After a restart of the server, turns that were on their way are not asked for again.",
+        (LIVE,),
+    ),
+    Mutation(
+        "open-statistics-forgotten",
+        "deploy/server/live_deliveries.py",
+        "early = [p for p in gone if p.what != TURN and p.position < position]",
+        "early = []",
+        "After a restart of the server, statistics of an earlier position that were on their way are missing.",
+        (LIVE,),
+    ),
+    Mutation(
+        "waiting-replies-not-saved",
+        "deploy/server/live_deliveries.py",
+        "for p, parcel in self.ready if parcel is not None}",
+        "for p, parcel in self.ready if parcel is not None and p.what != TURN}",
+        "Replies that wait for the next update are lost.",
+        (LIVE,),
+    ),
+    Mutation(
+        "two-requests-at-once",
+        "deploy/server/open_requests.py",
+        "oldest.setdefault(request.client, request)",
+        "oldest[request.client] = request",
+        "A client is sent its next request while it works on the one before.",
+        (LIVE, LIVE_BITS),
+    ),
+    Mutation(
+        "vanished-node-waited-for",
+        "deploy/server/open_requests.py",
+        "gone = request.node not in self.fleet.registry.keys",
+        "gone = False",
+        "A request to a node that has left stays open until the deadline.",
+        (LIVE,),
+    ),
+    Mutation(
+        "end-before-last-live-statistics",
+        "deploy/server/live_deliveries.py",
+        "self.wait_until(lambda: not self.requests.statistics)",
+        "pass",
+        "A deployment ends before its last statistics have arrived.",
+        (LIVE, LIVE_BITS),
     ),
     Mutation(
         "late-statistics-replace",

@@ -43,7 +43,7 @@ class RunState:
     tally: dict[str, float] = field(default_factory=dict)  # sums over rounds, e.g. replay served, server seconds
     stopping: dict[str, float] = field(default_factory=dict)  # of early stopping: best FAA, rounds since, stopped
     row_histories: dict[str, RowHistory] = field(default_factory=dict)  # of blocks, where changed rows are sent alone
-    arrivals: Arrivals | None = None  # with simulated clocks: the time, and replies on their way
+    arrivals: Arrivals | None = None  # with clocks: the time, and replies on their way
     evaluated: dict[FeatureKey, Tensor] = field(default_factory=dict)  # features of the last evaluation; not saved
 
     def add_to_tally(self, facts: Mapping[str, Any]) -> None:

@@ -73,17 +73,17 @@ class FlowerFleet:
     # -- connected clients ------------------------------------------------------------------------------------------
 
     def reach(self, world: World, state: RunState, when: When, clients: Sequence[int]) -> Sequence[int]:
-        connected = self.connected(world, clients)
+        connected = self.connected(world, clients, len(clients))
         if absent := sorted(set(clients) - set(connected)):
             self.record_event({"event": "absent", **event_fields(when), "clients": absent})
         for client in connected:
             self.greet(world, state, when, client)
         return connected
 
-    def connected(self, world: World, clients: Sequence[int]) -> list[int]:
-        """The connected ones of some clients. Waits for all of them at the start, later only for the minimum."""
+    def connected(self, world: World, clients: Sequence[int], at_start: int) -> list[int]:
+        """The connected ones of some clients. Waits for so many of them at the start, later only for the minimum."""
         needed = self.needed(world, clients)
-        connected = self.wait_for(clients, needed if self.started else len(clients))
+        connected = self.wait_for(clients, needed if self.started else at_start)
         if len(connected) < needed:
             raise TooFewClients(
                 f"{len(connected)} of {len(clients)} clients are connected, {needed} are needed; {RESUME_ADVICE}"

@@ -47,7 +47,7 @@ class LiveDeliveries:
 
     def begin(self) -> None:
         """Waits until enough clients are connected. Asks again for what was on its way when the server stopped."""
-        self.fleet.connected(self.playing.world, self.order)
+        self.fleet.connected(self.playing.world, self.order, self.rules.at_work(self.clock.position))
         known = {p.key for p, _ in self.ready}
         gone = [p for p in self.clock.pending if p.key not in known and not self.requests.has(p)]
         self.clock = self.clock.without([replace(p, lost=True) for p in gone])
@@ -178,7 +178,7 @@ class LiveDeliveries:
         return found
 
     def check_divergence(self) -> None:
-        """Ends the run if most of the turns that have arrived since the last update claim a divergence."""
+        """Ends the run if most of the turns that have arrived since the last event claim a divergence."""
         turns = [r for r in self.ended if r.pending.what == TURN]
         diverged = [r for r in turns if r.exchange and r.exchange.diverged]
         if 2 * len(diverged) > len(turns) and self.playing.world.config.train.on_divergence == "fail":
@@ -215,6 +215,7 @@ class Attempts:
     def __init__(self, deliveries: LiveDeliveries, interval: Interval) -> None:
         self.interval = interval
         self.fleet = deliveries.fleet
+        self.deliveries = deliveries
         self.least = min(self.fleet.policy.min_replies, deliveries.rules.at_work(deliveries.clock.position))
         self.left = self.fleet.policy.attempts - 1
         self.since: float | None = None  # when nothing could help any more
@@ -228,6 +229,7 @@ class Attempts:
             return False
         if interval.replies() >= self.least:
             return True
+        self.deliveries.check_divergence()
         if self.left:
             self.left -= 1
             interval.used -= {p.client for p in interval.arrived if p.lost}
