@@ -14,7 +14,7 @@ from profcil.cli.board import Board, line_reporter, render_table
 
 def cell(method: str, seed: int, applicable: bool = True) -> SimpleNamespace:
     train = SimpleNamespace(rounds=2, epochs=1)
-    config = SimpleNamespace(dataset="digits", setting="severe", method=method, seed=seed, train=train)
+    config = SimpleNamespace(dataset="digits", setting="severe", method=method, seed=seed, train=train, device="cpu")
     return SimpleNamespace(config=config, name=f"{method}{seed}", label=method, applicable=applicable)
 
 

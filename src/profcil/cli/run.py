@@ -100,7 +100,7 @@ def find_reused(config: Any, args: argparse.Namespace) -> Path | None:
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Runs every combination of the values that were given, and prints one table."""
-    from profcil.cli.study import check_jobs, run_missing
+    from profcil.cli.study import STORE, check_jobs, run_missing
     from profcil.reporting.study_table import summarise, table_text
     from profcil.reporting.sweep_table import sweep_cells as cells_of
     from profcil.studies.sweep import sweep_cells
@@ -112,6 +112,7 @@ def run_sweep(args: argparse.Namespace) -> int:
         raise ConfigError("--tensorboard is for one run, but several values were given; leave it out")
     cells = with_notes(lambda: sweep_cells(args.recipe, selection_of(args), args.set))
     args.out = args.out or SWEEPS
+    args.store = STORE
     failures = run_missing(cells, args)
     rows = summarise(cells, Path(args.out))
     if args.json:

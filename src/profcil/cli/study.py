@@ -16,6 +16,8 @@ from typing import Any
 from profcil.cli.parser import Parser, announce, data_dir, data_root, json_flag, print_json
 from profcil.errors import ConfigError, DataError, count, unknown
 
+STORE = "results"  # of the working folder
+
 
 def add(parser: Parser) -> None:
     parser.add_argument("study", help="built-in study or a TOML file")
@@ -25,7 +27,7 @@ def add(parser: Parser) -> None:
         "--launcher", default="local", help="local: run here; slurm: write a job array with a task per run (local)"
     )
     parser.add_argument(
-        "--store", metavar="DIR", default="results", help="results store whose seconds say how long runs take (results)"
+        "--store", metavar="DIR", default=STORE, help=f"results store whose seconds say how long runs take ({STORE})"
     )
     parser.add_argument("--best", action="store_true", help="show only the best variant of each method, by mean FAA")
     parser.add_argument("--dry-run", action="store_true", help="only show what is done and how long the rest takes")
