@@ -64,6 +64,15 @@ def test_a_table_has_means_deviations_seeds_paper_values_and_the_best_in_bold(st
     assert "[`store/cora.csv`](store/cora.csv)" in text
 
 
+def test_an_upper_bound_on_another_stream_is_never_bold(store):
+    recipe = {hash_recipe(RECIPE): RECIPE}
+    bound = row("fedavg", 0, faa="99.0", settings="stream.task_size=7 train.rounds=90")
+    rows = [row("fedavg", 0, faa="40.0"), row("prolin", 0, faa="80.0"), bound]
+    write_contents({"cora": Content(rows, recipe)}, store)
+    found = lines(table(store, "dataset=cora settings=severe columns=faa variants=all"))
+    assert [cells[3].partition(" ")[0] for cells in found] == ["40.0", "99.0", "**80.0**"]
+
+
 def test_a_missing_method_has_dashes_and_the_paper_beside(store):
     (missing,) = lines(table(store, "dataset=cora settings=severe methods=power"))
     assert missing == ["severe", "POWER", "0", "– [58.8]", "– [64.4]", "– [38.8]"]

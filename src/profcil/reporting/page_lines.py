@@ -51,6 +51,12 @@ class Line:
     def known(self, column: str) -> list[float]:
         return [values[column] for values in self.values if values.get(column) is not None]
 
+    @property
+    def competes(self) -> bool:
+        """Whether the runs had the stream of the recipe; an upper bound has another one."""
+        differing = self.runs[0].values["settings"] if self.runs else ""
+        return not any(setting.startswith("stream.") for setting in differing.split())
+
 
 def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Line]:
     """The rows of one dataset, by setting and then in the order of the paper."""

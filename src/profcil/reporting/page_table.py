@@ -10,7 +10,8 @@ variants   none: only runs by the recipe; presets: also runs by a preset, e.g. P
 regime     the budget for replay of the runs by the recipe: matched or expanded (matched)
 
 Values are mean ± standard deviation over seeds. The paper's value follows in brackets. The best FAA, CTA and AF of a
-dataset and setting are bold. Of several versions that with the most seeds is shown, or the newest of several such.
+dataset and setting are bold, among methods on the stream of the recipe. Of several versions that with the most seeds is
+shown, or the newest of several such.
 """
 
 from __future__ import annotations
@@ -85,14 +86,15 @@ def format_cell(line: Line, column: str, lines: Sequence[Line]) -> str:
 
 
 def is_best(line: Line, column: str, lines: Sequence[Line]) -> bool:
-    """Whether a line has the best mean of its dataset and setting; not if there is nothing to compare."""
+    """Whether a line has the best mean of its dataset and setting, among methods on the stream of the recipe; not if
+    there is nothing to compare."""
     means = []
     for other in lines:
         known = other.known(column)
         same_stream = other.dataset == line.dataset and other.setting == line.setting
-        if same_stream and known:
+        if same_stream and known and other.competes:
             means.append(fmean(known))
-    if len(set(means)) < 2:
+    if len(set(means)) < 2 or not line.competes:
         return False
     sign = METRICS[column].better
     best = max(means, key=lambda mean: sign * mean)
