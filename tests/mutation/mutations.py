@@ -25,6 +25,7 @@ HETEROGENEITY = "protocol/test_heterogeneity.py"
 PLAN = "protocol/test_stream_plan.py"
 PROLIN = "methods/test_prolin.py"
 LINEAR = "memory/test_linear.py"
+SKETCH = "memory/test_sketch.py"
 CARRIED = "methods/test_linear_transport.py"
 IMAGE_DICTIONARY = "model/test_image_dictionary.py"
 DICTIONARY = "engine/test_dictionary.py"
@@ -770,6 +771,30 @@ MUTATIONS = (
         'notes = {"nothing": float(sum(',
         "What a client stores for its reports counts as nothing.",
         (PROLIN,),
+    ),
+    Mutation(
+        "sketch-between-classes",
+        "memory/sketch.py",
+        "sketch.product - weighted.T @ (s.mean @ omega)",
+        "sketch.product",
+        "What varies between classes counts as what varies within them.",
+        (SKETCH,),
+    ),
+    Mutation(
+        "sketch-without-the-missing-diagonal",
+        "memory/sketch.py",
+        "missing.clamp(min=0.0)",
+        "0.0 * missing",
+        "The variance that a sketch does not see is left out.",
+        (SKETCH,),
+    ),
+    Mutation(
+        "noised-means-without-correction",
+        "memory/sketch.py",
+        "bias + 0.5 * s.mean.shape[1] * s.sum_noise / s.count**2",
+        "bias",
+        "Noise on the means decides against classes with few examples.",
+        (SKETCH,),
     ),
     Mutation(
         "residual-not-added",
