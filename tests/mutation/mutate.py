@@ -5,7 +5,7 @@
     python tests/mutation/mutate.py --check      only whether every mutation can be applied
 
 The source is copied to a temporary folder, one text in it is replaced, and pytest runs with the copy. The unchanged
-copy must pass the same tests. The mutations are in `mutations.py`.
+copy must pass the same tests. The mutations are in `mutations.py`, those of the attacks in `attack_faults.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mutations import MUTATIONS, Mutation
+from attack_faults import ATTACK_FAULTS
+from mutations import MUTATIONS as OTHERS
+from mutations import Mutation
 
+MUTATIONS = (*OTHERS, *ATTACK_FAULTS)
 ROOT = Path(__file__).resolve().parents[2]
 TIME = 1200  # seconds for the tests of one mutation, or for all tests on the unchanged source
 PASSED = 0  # pytest's exit status
@@ -50,7 +53,7 @@ def mutated(mutation: Mutation, source: Path = ROOT / "src") -> str:
     text = path.read_text()
     if (found := text.count(mutation.old)) != 1:
         raise Broken(f"mutation '{mutation.name}': {mutation.old!r} occurs {found} times in {mutation.file}, not once")
-    if missing := [name for name in mutation.tests if not (ROOT / "tests" / name).is_file()]:
+    if missing := [name for name in mutation.tests if not (ROOT / "tests" / name.partition("::")[0]).is_file()]:
         raise Broken(f"mutation '{mutation.name}': there is no test file {missing[0]}")
     return text.replace(mutation.old, mutation.new)
 

@@ -1,7 +1,7 @@
 """The mutations: what is replaced by what, what that breaks, and which test files must notice.
 
 `old` must occur exactly once in its file, below src/profcil. Keep it short, so that it is easily updated. Test files
-are named below tests.
+are named below tests; `file.py::test_name` names one test.
 """
 
 from __future__ import annotations

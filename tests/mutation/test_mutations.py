@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mutate
 import pytest
-from mutations import MUTATIONS, Mutation
+from mutate import MUTATIONS
+from mutations import Mutation
 
 
 def test_every_mutation_can_be_applied_and_has_a_name_of_its_own() -> None:
