@@ -54,7 +54,7 @@ ATTACK_FAULTS = (
     ),
     Mutation(
         "D4-nothing-sealed",
-        "engine/run.py",
+        "engine/recorder.py",
         "entries, characters = self.folder.seal()",
         "entries, characters = 0, 0",
         "The whole ledger and all events are in every saved state.",
