@@ -6,23 +6,21 @@ import os
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from long_run import LongRun
 from tiny_runs import at_call, outcome, tiny
 
 from profcil.cli.main import main
 from profcil.engine import run
-from profcil.engine.channel import ServerState
 from profcil.errors import RunFolderError
-from profcil.metrics.ledger import Entry, Ledger, stream_bytes
-from profcil.metrics.scores import Scores
+from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.runs import folder as run_folder
 from profcil.runs.reader import load_run
 from profcil.runs.verify import find_faults
 
 ROUNDS = 18
-EACH = 400  # entries of one round
+EACH = 400  # entries of one round, two for each participant
 
 
 @pytest.fixture
@@ -82,31 +80,6 @@ def test_a_sealed_run_can_be_rolled_back(tmp_path, sealing, undisturbed):
     assert outcome(run.resume(folder)) == undisturbed
 
 
-class LongRun:
-    """The part of a run that saves, with a synthetic ledger."""
-
-    def __init__(self, path: Path) -> None:
-        from types import SimpleNamespace
-
-        from profcil.engine.run_state import RunState
-
-        self.folder = run_folder.RunFolder(path)
-        self.state = RunState(ServerState({}, 0), Scores.empty(1, np.array([1])), Ledger())
-        (path / "events.jsonl").write_bytes(b"")
-        self.recorder = SimpleNamespace(folder=self.folder, whole=(self.state, ""))
-
-    def round(self, number: int) -> None:
-        entries = [Entry("round", 0, number, client, "up", "model", 1000 + client) for client in range(EACH)]
-        self.state.ledger.entries.extend(entries)
-        line = f'{{"event": "round", "round": {number}, "note": "{"x" * 2_000}"}}\n'
-        self.folder.append(line)
-        run.RunRecorder.hold(self.recorder, self.state, self.recorder.whole[1] + line)
-        run.RunRecorder.seal(self.recorder)
-        state, events = self.recorder.whole
-        self.folder.save(state, events, {"bytes": state.ledger.stream_bytes})
-        self.folder.wait_until_written()
-
-
 def test_memory_to_save_does_not_grow_with_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "SEAL_BYTES", 50_000)
     (tmp_path / "run").mkdir()
@@ -116,7 +89,8 @@ def test_memory_to_save_does_not_grow_with_the_run(tmp_path, monkeypatch):
     tracemalloc.start()
     for number in range(ROUNDS):
         tracemalloc.reset_peak()
-        long.round(number)
+        long.round(number, EACH // 2)
+        long.save()
         peaks.append(tracemalloc.get_traced_memory()[1])
         sizes.append((tmp_path / "run" / "state.safetensors").stat().st_size)
     tracemalloc.stop()
