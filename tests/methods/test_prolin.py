@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -565,6 +566,36 @@ def test_a_dictionary_classifies_where_the_base_is_constant(fresh):
         run.stream()
     assert faa(without) < 25
     assert faa(found) > 75
+
+
+ALONE = {"anchor": False, "base_rounds": 0, "dictionary": 60, "warmup.rounds": 0}  # no network is used
+
+
+def test_a_dictionary_alone_computes_and_sends_no_base(fresh, monkeypatch):
+    run = fresh("prolin", **ALL, **ALONE)
+
+    def forward(*_: Any, **__: Any) -> None:
+        raise AssertionError("the base was computed")
+
+    monkeypatch.setattr(type(run.world.net.base), "forward", forward)
+    run.stream()
+    assert memory_in(run.server).mean.shape == (10, 60)
+    assert run.ledger.total(kind="model") == 0
+    assert faa(run) > 75
+
+
+def test_a_dictionary_alone_has_the_memory_of_its_features(tiny):
+    run, whole = (tiny("prolin", **ALL, **{**ALONE, "anchor": anchor}) for anchor in (False, True))
+    d = whole.world.net.features
+    expected = linear.select_features(memory_in(whole.server), range(d, d + 60))
+    found = memory_in(run.server)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.gram, expected.gram, rtol=1e-4, atol=1e-3)
+
+
+def test_neither_a_base_nor_a_dictionary_is_refused(fresh):
+    with pytest.raises(ConfigError, match="no features here; set dictionary"):
+        fresh("prolin", anchor=False, base_rounds=0)
 
 
 def test_a_client_is_sent_the_dictionary_once_and_stores_it(tiny):

@@ -16,12 +16,13 @@ Our own method, based on PRO: aggregated statistics only, no raw data, no genera
 
 So there are three ideas: heads in closed form, a base that moves but keeps its scores, and a memory that is carried by
 one linear map. With `base_rounds = 0` nothing is trained by gradient, and the result depends on which examples were
-reported, not on the order of tasks. A report holds a factor of G that follows from G (`linear.packed_factor`): it
-reveals as much as G, which for few examples is much. `min_support` withholds classes with few examples. With
-`uncertainty = "shrink"` the deployed head is solved from means that are shrunk by how sure they are, for classes with
-few examples (docs/uncertainty.md). With `base_rounds = 0` there may be less than the matrix: `moments = "sketch"` is
-G on a few common directions and its diagonal (`memory/sketch.py`), which adds up like G and is far smaller in secure
-sums and on the server; `moments = "none"` is the nearest class mean, for noise (docs/privacy.md).
+reported, not on the order of tasks. With `anchor = false`, too, z is d(x) alone and no network is used at all. A report
+holds a factor of G that follows from G (`linear.packed_factor`): it reveals as much as G, which for few examples is
+much. `min_support` withholds classes with few examples. With `uncertainty = "shrink"` the deployed head is solved from
+means that are shrunk by how sure they are, for classes with few examples (docs/uncertainty.md). With `base_rounds = 0`
+there may be less than the matrix: `moments = "sketch"` is G on a few common directions and its diagonal
+(`memory/sketch.py`), which adds up like G and is far smaller in secure sums and on the server; `moments = "none"` is
+the nearest class mean, for noise (docs/privacy.md).
 
 This file has the reports and what the server does with them. The rounds that train the base are in
 `parts/prolin_base.py`; features, memory and deployed head in `parts/prolin_memory.py`.
@@ -127,11 +128,10 @@ class ProLin(ProLinBase):
         return self.frozen_after(when)
 
     def survey_blocks(self, state: ServerState, when: When) -> Sequence[str]:
-        fixed = ("base", "anchor", "dictionary")
         if self.opens(state, when):
-            return (*fixed, "known_classes")
+            return (*self.feature_blocks, "known_classes")
         start = ("starting_base",) if self.params.transport == "linear" else ()
-        return (*fixed, *start, "reported_clients")
+        return (*self.feature_blocks, *start, "reported_clients")
 
     def absorb(self, state: ServerState, replies: Sequence[Reply], when: When) -> ServerState:
         reports = [r for r in replies if has_report(r.blocks)]

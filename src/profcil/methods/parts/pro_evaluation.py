@@ -55,7 +55,7 @@ class ProEvaluation(Method):
         if not self.params.closed_head:
             return state.only(*MODEL)
         head, mean = self.solve_head(state)
-        return solved_head.deploy_head(state, head, mean)
+        return solved_head.deploy_head(state, head, mean, "base")
 
     def temperature(self, state: ServerState) -> float | None:
         return solved_head.stored_temperature(state) if self.params.closed_head else 1.0

@@ -38,7 +38,8 @@ class ProLinMemory(Method):
 
     def joint_features(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
         """z of some examples. `under` computes their features under a base, or by any function of their inputs."""
-        z = [under(blocks[name]) for name in ("base", "anchor") if name in blocks]
+        bases = ("base", "anchor") if self.has_base else ()
+        z = [under(blocks[name]) for name in bases if name in blocks]
         entries = blocks.get("dictionary")
         if entries:
             compute = partial(self.dictionary_features, entries=entries)
@@ -50,6 +51,16 @@ class ProLinMemory(Method):
         dictionary = self.dictionary(net, inputs)
         assert dictionary is not None
         return dictionary.features(dict(entries.tensors), inputs)
+
+    @property
+    def has_base(self) -> bool:
+        """Whether z has features of a base. A base that never moves is the warmed-up one: the anchor."""
+        return self.params.anchor or self.params.base_rounds != 0
+
+    @property
+    def feature_blocks(self) -> tuple[str, ...]:
+        """The blocks that z is computed from, where there are such."""
+        return ("base", "anchor", "dictionary") if self.has_base else ("dictionary",)
 
     @property
     def anchored(self) -> bool:
@@ -65,7 +76,7 @@ class ProLinMemory(Method):
         if "dictionary" in weights:
             state = state.put(dictionary=Block("memory", weights["dictionary"]))
         scale = weights["adapter"]["scale"]
-        bases = 2 if self.anchored else 1
+        bases = self.has_base + self.anchored
         width = bases * len(scale) + self.params.dictionary
         features = scale.new_zeros(0, width)
         labels = scale.new_zeros(0).long()
@@ -87,8 +98,8 @@ class ProLinMemory(Method):
         return state.blocks["bank"].tensors["mean"].shape[1]
 
     def moving_width(self, state: ServerState) -> int:
-        """The number of moving features."""
-        return len(state.blocks["adapter"].tensors["scale"])
+        """The number of features of the base, which come first."""
+        return len(state.blocks["adapter"].tensors["scale"]) if self.has_base else 0
 
     def put_memory(self, state: ServerState, memory: Summary) -> ServerState:
         """Stores the memory, and its labels alone for opening reports."""
@@ -138,15 +149,15 @@ class ProLinMemory(Method):
     def deployed(self, state: ServerState) -> ServerState:
         """The solved head in place of the memory, which is larger and reveals more."""
         head, mean = self.solve(state)
-        return solved_head.deploy_head(state, head, mean, "anchor", "dictionary")
+        return solved_head.deploy_head(state, head, mean, *self.feature_blocks)
 
     def temperature(self, state: ServerState) -> float | None:
         return solved_head.stored_temperature(state)
 
     def memories(self, net: Net, state: ServerState) -> dict[str, tuple[Block, Callable[[Tensor], Tensor]]]:
-        """The means of the moving features; those of the fixed ones are exact."""
+        """The means of the base's features; those of the fixed ones are exact. A dictionary alone has only such."""
         bank = state.blocks["bank"]
-        d = net.features
+        d = net.features if self.has_base else self.width(state)
         mean = bank.tensors["mean"][:, :d]
         moving = Block("memory", {**bank.tensors, "mean": mean}, bank.labels)
         return {"memory": (moving, lambda z: z[:, :d])}

@@ -46,11 +46,20 @@ class ProLinParams(Checked):
     )
     sketch_rank: int = setting(32, "directions of a sketch; it has this many numbers for each feature, and one", low=1)
     uncertainty: str = setting("off", mean_uncertainty.HELP, choices=mean_uncertainty.CHOICES)
-    anchor: bool = setting(True, "whether memory and deployed head also use the features of the warmed-up base")
+    anchor: bool = setting(
+        True,
+        "whether memory and deployed head also use the features of the warmed-up base; false with base_rounds = 0: the "
+        "dictionary alone",
+    )
     min_support: int = setting(1, "older name of privacy.min_support; the larger of the two counts", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not (self.anchor or self.base_rounds or self.dictionary):
+            raise ConfigError(
+                "anchor = false with base_rounds = 0 leaves the dictionary alone, which has no features here; set "
+                "dictionary to their number, or anchor = true"
+            )
         if self.moments != "full" and self.base_rounds:
             raise ConfigError(
                 f'moments = "{self.moments}" cannot follow a base that moves; set base_rounds = 0 or moments = "full"'

@@ -36,12 +36,12 @@ def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
     return scores
 
 
-def deploy_head(state: ServerState, head: Block, mean: Tensor, *others: str) -> ServerState:
-    """A state with the solved head, its temperature, the base and these other blocks."""
+def deploy_head(state: ServerState, head: Block, mean: Tensor, *features: str) -> ServerState:
+    """A state with the solved head, its temperature, and the blocks that compute its features."""
     divisor = temperature(head.tensors["weight"], mean)
     stored = head.tensors["bias"].new_tensor([divisor])
     solved = Block("memory", {**head.tensors, "temperature": stored}, head.labels)
-    return state.only("base", *others).put(**{NAME: solved})
+    return state.only(*features).put(**{NAME: solved})
 
 
 def stored_temperature(state: ServerState) -> float:
