@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profcil.config import PrivacySettings
 from profcil.data.bundle import Examples
 from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.client import embed
@@ -34,6 +33,7 @@ from profcil.engine.world import World
 from profcil.memory.linear import clipped
 from profcil.privacy.accountant import multiplier_of
 from profcil.privacy.protection import Protection
+from profcil.privacy.settings import PrivacySettings
 from profcil.randomness import derive_seed, generator
 
 CANDIDATES = 100

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
+from profcil.plain_values import plain
 from profcil.reporting.grid import Column, Item, Table, TableEntry, TableLayout, measure_runs
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.gather import load_all

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil import registry
-from profcil.config import ModelSettings, build
+from profcil.config import ModelSettings
 from profcil.errors import CodeNote, ConfigError, DataError, RunFolderError
 from profcil.io.atomic_files import read_tensors
+from profcil.plain_values import build
 from profcil.resolve import resolve
 from profcil.runs.models.saved_model import NAME, PLUGINS, SavedModel, empty_bundle, empty_inputs, read_model
 from profcil.runs.reader import Run, load_run
