@@ -137,7 +137,7 @@ ATTACK_FAULTS = (
     ),
     Mutation(
         "D9-impossible-scores",
-        "runs/reader.py",
+        "runs/run_checks.py",
         "if not is_possible.all():",
         "if not is_possible.any():",
         "More correct predictions than examples are scored.",
