@@ -70,7 +70,7 @@ ATTACK_FAULTS = (
     ),
     Mutation(
         "D5-unbounded-declaration",
-        "deploy/sites/federation.py",
+        "deploy/sites/declarations.py",
         "or sum(counts.values()) > federation.max_examples",
         "or sum(counts.values()) < 0",
         "A site may declare any number of examples.",

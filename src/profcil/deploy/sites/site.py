@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Examples
-from profcil.deploy.sites.federation import Federation, complete_orders, parse_toml
+from profcil.deploy.sites.declarations import complete_orders
+from profcil.deploy.sites.federation import Federation
+from profcil.deploy.sites.federation_file import parse_toml
 from profcil.deploy.sites.readers import read_examples
 from profcil.errors import DataError, unknown
 from profcil.protocol.plan import Plan, assemble

@@ -20,7 +20,9 @@ from profcil.data._pixels import header
 from profcil.data.own.graphs import read_graph_folder
 from profcil.data.own.images import class_images
 from profcil.data.own.records import read_records
-from profcil.deploy.sites.federation import LAST_POSITION, Federation, declaration_error, read_federation
+from profcil.deploy.sites.declarations import declaration_error
+from profcil.deploy.sites.federation import LAST_POSITION, Federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import KEYS, read_site
 from profcil.errors import ConfigError, ProfcilError, file_error, nearest
 
