@@ -25,8 +25,8 @@ from profcil.errors import NotApplicable, ProfcilError
 from profcil.model.net import MODEL
 from profcil.plain_values import build
 from profcil.reporting.methods import split_docstring, stored
+from profcil.runs.models.loading import load_model
 from profcil.runs.models.saved_model import save_model
-from profcil.runs.models.trained_model import load_model
 
 NAMES = registry.names("methods")
 MODALITIES = ("image", "text", "graph", "table")

@@ -31,7 +31,7 @@ from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.metrics.client_first import current_by_position, summary, summary_so_far
 from profcil.protocol.plan import Plan
-from profcil.runs.models.trained_model import load_model
+from profcil.runs.models.loading import load_model
 from profcil.runs.reader import load_run
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]

@@ -24,7 +24,7 @@ from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
-from profcil.runs.models.trained_model import load_model
+from profcil.runs.models.loading import load_model
 from profcil.runs.reader import load_run
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]

@@ -26,8 +26,8 @@ from profcil.engine.executor import Executor
 from profcil.engine.loop import play
 from profcil.model.net import MODEL
 from profcil.protocol.participation import participants
+from profcil.runs.models.loading import load_model
 from profcil.runs.models.saved_model import save_model
-from profcil.runs.models.trained_model import load_model
 
 TOLERANCE = 1e-4  # the largest difference by rounding between two ways of computation after two rounds
 IDLE = 2  # the position, from 0, at which no client has data
