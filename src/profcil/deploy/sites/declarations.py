@@ -12,7 +12,8 @@ import numpy as np
 
 from profcil.deploy.sites.federation import Federation
 from profcil.deploy.sites.federation_file import is_count
-from profcil.protocol.plan import Plan, assemble
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import assemble
 from profcil.protocol.settings import StreamSettings
 
 

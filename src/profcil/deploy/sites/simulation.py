@@ -32,7 +32,8 @@ from profcil.engine.world import World, build_world
 from profcil.engine.world import make_world as make_dataset_world
 from profcil.errors import ConfigError, DataError
 from profcil.io.atomic_files import write_text
-from profcil.protocol.plan import Plan, assemble
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import assemble
 from profcil.resolve import RunConfig
 
 FILE = "sites.toml"

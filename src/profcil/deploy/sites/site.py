@@ -15,7 +15,8 @@ from profcil.deploy.sites.federation import Federation
 from profcil.deploy.sites.federation_file import parse_toml
 from profcil.deploy.sites.readers import read_examples
 from profcil.errors import DataError, unknown
-from profcil.protocol.plan import Plan, assemble
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import assemble
 from profcil.protocol.settings import StreamSettings
 
 KEYS = ("site", "data", "position")  # that a manifest must have
