@@ -224,7 +224,7 @@ def assign_samples(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def use(owner: Callable[[Any, Any], Any], orders: list[list[int]] | None = None) -> None:
         import numpy as np
 
-        from profcil.protocol.plan import assemble
+        from profcil.protocol.plan_making import assemble
         from profcil.protocol.tasks import class_order, split
 
         def make(labels: Any, classes: int, settings: Any, seed: int) -> Any:

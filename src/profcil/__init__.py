@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from profcil.api import load_data, resume, run
     from profcil.experiments import compare, study, sweep
-    from profcil.runs.models.trained_model import load_model
+    from profcil.runs.models.loading import load_model
     from profcil.runs.reader import load_run
 
 __version__ = "0.7.0"  # the one place: pyproject.toml and `profcil --version` read it from here
@@ -27,7 +27,7 @@ __all__ = ["__version__", "compare", "load_data", "load_model", "load_run", "res
 MODULES = {
     "compare": "experiments",
     "load_data": "api",
-    "load_model": "runs.models.trained_model",
+    "load_model": "runs.models.loading",
     "load_run": "runs.reader",
     "resume": "api",
     "run": "api",

@@ -42,7 +42,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four finished runs, one unfinished, one with markup in a setting and a hundred clients, and a warning."""
     import numpy as np
 
-    from profcil.protocol.plan import make_plan
+    from profcil.protocol.plan_making import make_plan
     from profcil.protocol.settings import StreamSettings
     from profcil.reporting.page.page import render_page, write_page
     from profcil.runs.reader import Run, load_run

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.page.page import render_page, write_page
 from profcil.runs.reader import load_run

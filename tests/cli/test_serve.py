@@ -22,7 +22,7 @@ from profcil.cli.main import main
 from profcil.live.server import PageServer, make_server
 from profcil.live.watcher import Watcher
 from profcil.runs.folder import RunFolder
-from profcil.runs.reader import is_locked
+from profcil.runs.run_files import is_locked
 
 TOKEN = "a-token_of-enough-letters"
 

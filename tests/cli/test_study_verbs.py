@@ -23,7 +23,7 @@ from profcil.reporting.study_table import COLUMNS, best_variants, markdown, mean
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
 from profcil.runs.identity import hash_settings
-from profcil.runs.reader import is_locked
+from profcil.runs.run_files import is_locked
 from profcil.studies.definition import Cell, expand_methods, list_cells, load_study, study_names, study_values
 from profcil.studies.estimates import estimate_seconds, measure_speeds
 from profcil.studies.selection import narrow_study

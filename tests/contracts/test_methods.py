@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from profcil import registry
-from profcil.config import build
 from profcil.contract.case import Case
 from profcil.contract.promises import check_writes
 from profcil.engine import early_stop
@@ -24,9 +23,10 @@ from profcil.engine.evaluation import evaluation_features
 from profcil.engine.executor import Executor
 from profcil.errors import NotApplicable, ProfcilError
 from profcil.model.net import MODEL
+from profcil.plain_values import build
 from profcil.reporting.methods import split_docstring, stored
+from profcil.runs.models.loading import load_model
 from profcil.runs.models.saved_model import save_model
-from profcil.runs.models.trained_model import load_model
 
 NAMES = registry.names("methods")
 MODALITIES = ("image", "text", "graph", "table")

@@ -13,7 +13,7 @@ from test_own_faults import refused
 from profcil.cli.main import main
 from profcil.data._categories import HASHED, MOST
 from profcil.data.input_format import input_format_of_json
-from profcil.runs.models.trained_model import load_model
+from profcil.runs.models.loading import load_model
 
 COLOURS = ("red", "green", "blue")
 

@@ -18,7 +18,8 @@ from profcil.deploy.local.certs import write_certs
 from profcil.deploy.server import entry
 from profcil.deploy.server.bindings import Bindings, fingerprint
 from profcil.deploy.server.node_registry import NodeRegistry
-from profcil.deploy.sites.federation import declaration_error, joint_plan, read_federation
+from profcil.deploy.sites.declarations import declaration_error, joint_plan
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.status import status
 from profcil.deploy.wire import pack, unpack
 from profcil.errors import ConfigError

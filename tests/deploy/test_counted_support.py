@@ -23,7 +23,7 @@ from profcil.cli.main import main
 from profcil.deploy.app_folder import settings_table
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.server import entry
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.wire import read_request
 from profcil.engine import run as engine
 

@@ -21,8 +21,9 @@ from profcil.deploy.app_folder import settings_table
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.server import entry
 from profcil.deploy.sites import simulation
+from profcil.deploy.sites.declarations import complete_orders
 from profcil.deploy.sites.enrolment import STAGE, Enrolment
-from profcil.deploy.sites.federation import complete_orders, read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.simulation import SimulatedSites
 from profcil.deploy.status import status
 from profcil.engine import recorder
@@ -30,7 +31,7 @@ from profcil.engine import run as engine
 from profcil.errors import ProfcilError
 from profcil.metrics.client_first import current_by_position, summary, summary_so_far
 from profcil.protocol.plan import Plan
-from profcil.runs.models.trained_model import load_model
+from profcil.runs.models.loading import load_model
 from profcil.runs.reader import load_run
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]

@@ -13,7 +13,7 @@ from test_sites import CLASSES, TASKS, WRITERS, federation_text, write_sites
 from profcil.cli.main import main
 from profcil.deploy.local.init_folder import federation_of_sites, joined_tasks
 from profcil.deploy.run_config import config_from_text
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site_check import check_site
 
 

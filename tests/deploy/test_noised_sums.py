@@ -25,7 +25,7 @@ from profcil.deploy.client import sum_noise
 from profcil.deploy.client.identity import SiteIdentity
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.server import entry
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.wire import Request, SumRequest, read_request, read_response, request_records
 from profcil.engine import run as engine
 from profcil.errors import ConfigError

@@ -22,7 +22,7 @@ from profcil.cli.main import main
 from profcil.deploy.app_folder import settings_table
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.server import entry
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.status import status
 from profcil.deploy.sum_messages import read_data, read_sum_head, sum_records
 from profcil.deploy.wire import HEAD, read_request, read_response, request_records, response_records

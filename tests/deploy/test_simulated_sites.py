@@ -23,7 +23,7 @@ from profcil.cli.main import main
 from profcil.deploy.app_folder import settings_table
 from profcil.deploy.run_config import config_from_text, config_to_text, sites_config
 from profcil.deploy.server import entry
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.simulation import read_simulated_sites
 from profcil.engine import recorder
 from profcil.engine import run as engine

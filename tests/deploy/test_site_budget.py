@@ -21,7 +21,7 @@ from profcil.deploy.client.identity import SiteIdentity
 from profcil.deploy.client.spent import Release
 from profcil.deploy.run_config import config_to_text, sites_config
 from profcil.deploy.server.sum_collector import SumCollector
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.wire import Request, Response, read_request, read_response, request_records
 from profcil.engine import run as engine
 from profcil.errors import Failure, ProfcilError

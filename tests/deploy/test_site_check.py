@@ -20,7 +20,7 @@ from test_sites import (
 )
 
 from profcil.cli.main import main
-from profcil.deploy.sites.federation import read_federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import read_site
 from profcil.deploy.sites.site_check import KIND_WORDS, check_site
 from profcil.engine.channel import KINDS

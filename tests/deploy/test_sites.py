@@ -19,11 +19,12 @@ from profcil.deploy.app_folder import settings_table
 from profcil.deploy.run_config import sites_config
 from profcil.deploy.server import entry
 from profcil.deploy.sites import federation
-from profcil.deploy.sites.federation import complete_orders, declaration_error, joint_plan, read_federation
+from profcil.deploy.sites.declarations import complete_orders, declaration_error, joint_plan
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import read_site
 from profcil.errors import ProfcilError
 from profcil.randomness import generator
-from profcil.runs.models.trained_model import load_model
+from profcil.runs.models.loading import load_model
 from profcil.runs.reader import load_run
 
 TASKS = [["cough", "fever"], ["sprain", "fracture"]]

@@ -11,7 +11,7 @@ import pytest
 from profcil.diagnostics.mismatch import mismatch_point, same_but_weak, trends, weak_accuracy
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
-from profcil.protocol.plan import assemble
+from profcil.protocol.plan_making import assemble
 from profcil.protocol.settings import StreamSettings
 from profcil.runs.reader import Run
 

@@ -19,7 +19,8 @@ from tally import attempt
 from profcil.deploy import wire
 from profcil.deploy.hello import read_hello
 from profcil.deploy.server.bindings import Bindings
-from profcil.deploy.sites.federation import declaration_error, read_federation
+from profcil.deploy.sites.declarations import declaration_error
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.wire import UnreadableMessage
 
 SCALARS = st.one_of(

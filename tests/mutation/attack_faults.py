@@ -70,7 +70,7 @@ ATTACK_FAULTS = (
     ),
     Mutation(
         "D5-unbounded-declaration",
-        "deploy/sites/federation.py",
+        "deploy/sites/declarations.py",
         "or sum(counts.values()) > federation.max_examples",
         "or sum(counts.values()) < 0",
         "A site may declare any number of examples.",
@@ -137,7 +137,7 @@ ATTACK_FAULTS = (
     ),
     Mutation(
         "D9-impossible-scores",
-        "runs/reader.py",
+        "runs/run_checks.py",
         "if not is_possible.all():",
         "if not is_possible.any():",
         "More correct predictions than examples are scored.",

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from profcil.config import PrivacySettings
 from profcil.engine.channel import Block, Reply, When
 from profcil.errors import Failure
 from profcil.memory import linear
@@ -18,6 +17,7 @@ from profcil.memory.bank import measure
 from profcil.methods.parts.memory_blocks import block_of_moments
 from profcil.methods.parts.summaries import report, summary_of_report
 from profcil.privacy.protection import Protection
+from profcil.privacy.settings import PrivacySettings
 from profcil.privacy.sums import sums_of
 
 BOUND = 2.0

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from test_protection import BOUND, CLIENT, EXAMPLE, examples
 
 from profcil.cli.run import expected_spending
-from profcil.config import PrivacySettings
 from profcil.engine.channel import Block, Channel, Reply, When
 from profcil.engine.summed_replies import SumLayout, arrays_of, layout_of, noised_vectors, sum_replies, with_zeros
 from profcil.errors import ConfigError, Failure
@@ -29,6 +28,7 @@ from profcil.privacy.discrete_noise import LEAST, MOST, discrete_gaussian, words
 from profcil.privacy.meter import Meter
 from profcil.privacy.protection import Protection
 from profcil.privacy.secure_sum import fixed_point, simulation
+from profcil.privacy.settings import PrivacySettings
 from profcil.privacy.summed_noise import noise_of_sum
 from profcil.randomness import derive_bytes
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from profcil.config import ClockSettings
 from profcil.errors import ConfigError
 from profcil.protocol.buffered_clock import BufferedClock, TimedInterval, Update
 from profcil.protocol.clock_schedule import Schedule
+from profcil.protocol.clock_settings import ClockSettings
 from profcil.protocol.clocks import OPENING, STATISTICS, TURN, Clock, ClockState, Pending, Work
-from profcil.protocol.plan import Plan, StreamSettings, make_plan
+from profcil.protocol.plan import Plan, StreamSettings
+from profcil.protocol.plan_making import make_plan
 from profcil.runs.arrivals_state import unpack_clock
 
 LABELS = np.arange(400) % 8

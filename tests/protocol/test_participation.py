@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.protocol.participation import participants, warmup_participants
-from profcil.protocol.plan import Plan, StreamSettings, make_plan
+from profcil.protocol.plan import Plan, StreamSettings
+from profcil.protocol.plan_making import make_plan
 
 LABELS = np.arange(400) % 8
 SEVERE = StreamSettings(clients=10, participants=3, task_size=2, support=0.4, coverage=0.5, disorder=0.6)

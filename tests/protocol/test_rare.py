@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.errors import ConfigError
-from profcil.protocol.plan import Plan, make_plan
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import make_plan
 from profcil.protocol.rare import rare_classes
 from profcil.protocol.settings import StreamSettings
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from profcil.errors import ConfigError, DataError, RunFolderError
 from profcil.protocol.heterogeneity import round_half_up
-from profcil.protocol.plan import Plan, StreamSettings, assemble, make_plan
+from profcil.protocol.plan import Plan, StreamSettings
+from profcil.protocol.plan_making import assemble, make_plan
 
 fast = settings(max_examples=40, deadline=None)
 fractions = st.integers(0, 20).map(lambda n: n / 20)

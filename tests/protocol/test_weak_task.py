@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from profcil.errors import ConfigError, DataError
 from profcil.protocol.participation import participants, warmup_participants
-from profcil.protocol.plan import Plan, StreamSettings, assemble, make_plan
+from profcil.protocol.plan import Plan, StreamSettings
+from profcil.protocol.plan_making import assemble, make_plan
 from profcil.protocol.weak_task import STRENGTHS, Weakened, weaken, weakened
 
 LABELS = np.arange(2000) % 10

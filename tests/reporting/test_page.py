@@ -15,7 +15,7 @@ from made_runs import command, unfinish
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import write_text
 from profcil.metrics.scores import Scores
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.looks import LOOKS
 from profcil.reporting.page.data import MAX_CLIENT_ROWS, describe_plan, page_data, short_names

@@ -11,10 +11,11 @@ from test_run_tables import make_run
 
 from profcil.errors import RunFolderError
 from profcil.reporting.formats import FORMATS, latex, markdown, to_csv
-from profcil.reporting.grid import METRICS, Column, Item, Table, TableEntry, build_table, measure_runs
+from profcil.reporting.grid import Column, Item, Table, TableEntry, build_table
 from profcil.reporting.layouts import LAYOUTS
 from profcil.reporting.paper import is_baseline, method_rank, method_title, paper_value
 from profcil.reporting.significance import best_entries, describe_tests, paired_test
+from profcil.reporting.table_metrics import METRICS, measure_runs
 from profcil.runs.reader import Run
 
 STREAM = {"support": 0.4, "disorder": 0.6, "weak_task": -1, "weak_strength": ""}

@@ -18,7 +18,7 @@ from made_runs import unfinish
 from profcil.errors import ConfigError
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.protocol.settings import StreamSettings
 from profcil.reporting.tables import compare, execution_lines, render, text_table
 from profcil.runs import reader

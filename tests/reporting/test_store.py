@@ -21,8 +21,8 @@ from profcil.engine.run import start
 from profcil.errors import RunFolderError
 from profcil.reporting import series
 from profcil.reporting.figures import make_figure
-from profcil.reporting.grid import measure_runs
 from profcil.reporting.groups import group_runs
+from profcil.reporting.table_metrics import measure_runs
 from profcil.reporting.tables import compare
 from profcil.resolve import resolve
 from profcil.runs.gather import find_run_folders

@@ -26,7 +26,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL
 from profcil.protocol.participation import participants
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.resolve import resolve
 
 NODES = 169_343

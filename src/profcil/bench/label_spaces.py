@@ -35,7 +35,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL, Weights
 from profcil.protocol.participation import participants
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.randomness import generator, torch_generator
 from profcil.resolve import resolve
 

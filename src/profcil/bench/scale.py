@@ -25,7 +25,7 @@ from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.resolve import resolve
 from profcil.runs.folder import RunFolder
 

@@ -28,7 +28,7 @@ from profcil.engine.warmup import BLOCKS, Warmup, WarmupParams
 from profcil.engine.world import World, build_world
 from profcil.metrics.ledger import Ledger
 from profcil.model.net import MODEL
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.resolve import resolve
 
 FLOPS = 3 * 2 * 556_651_520  # per image: ResNet-18 forward, and twice as many backward

@@ -64,7 +64,7 @@ def plan_case(clients: int, samples: int) -> dict[str, Any]:
     """Seconds to make a severe plan of twenty tasks of five classes."""
     import numpy as np
 
-    from profcil.protocol.plan import make_plan
+    from profcil.protocol.plan_making import make_plan
     from profcil.protocol.settings import StreamSettings
 
     labels = np.arange(samples) % 100

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.method not in registry.names("methods") and not registry.is_file_name(args.method):
         raise unknown("method", args.method, registry.names("methods"))
-    from profcil.contract.promises import check
+    from profcil.contract.check import check
 
     rows = []
     for row in check(args.method):

@@ -200,7 +200,7 @@ def app_settings(args: argparse.Namespace) -> dict[str, Any]:
 def sites_config_of(args: argparse.Namespace, federation: str) -> Any:
     """The configuration of a run on the sites' own data."""
     from profcil.deploy.run_config import sites_config
-    from profcil.deploy.sites.federation import read_federation
+    from profcil.deploy.sites.federation_file import read_federation
 
     flags = {name: getattr(args, name, None) for name in (*SELECTION, *MACHINE)}
     return sites_config(read_federation(federation), args.recipe, flags, args.set)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     from profcil.runs.models.evaluation import rejection_auroc, write_calibration, write_confusion
     from profcil.runs.models.labelled_inputs import read_inputs, reading_settings
-    from profcil.runs.models.trained_model import load_model
+    from profcil.runs.models.loading import load_model
 
     if args.calibrate and not args.data:
         raise ConfigError("--calibrate needs data other than the test data of the run; give it with --data PATH")

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.onnx and not args.safetensors:
         raise ConfigError("export needs a format; give --onnx FILE or --safetensors FILE")
     from profcil.runs.models.export import export_file, export_onnx
-    from profcil.runs.models.trained_model import load_model
+    from profcil.runs.models.loading import load_model
 
     if args.safetensors:
         export_file(Path(args.run), Path(args.safetensors))

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.csv:
         raise ConfigError("--json and --csv exclude each other; choose one")
     from profcil.runs.models.labelled_inputs import choose_nodes, read_inputs, reading_settings
-    from profcil.runs.models.trained_model import load_model
+    from profcil.runs.models.loading import load_model
 
     model = with_notes(lambda: load_model(args.run, device=args.device))
     given = read_inputs(model, args.inputs, settings=reading_settings(model, args.set))

@@ -48,7 +48,8 @@ def add_model(path: Path, data_dir: Path | None) -> None:
 
 def finished(path: Path) -> bool:
     """Whether a run is finished. If its readable files are damaged it is not: resuming rewrites them from the state."""
-    from profcil.runs.reader import load_run, read_alignments
+    from profcil.runs.reader import load_run
+    from profcil.runs.run_files import read_alignments
 
     try:
         return load_run(path).done and bool(read_alignments(path))

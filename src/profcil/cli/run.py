@@ -126,7 +126,7 @@ def run_sites(args: argparse.Namespace) -> int:
     """Simulates a deployment of sites with their own data."""
     from profcil.api import default_folder
     from profcil.deploy.run_config import sites_config
-    from profcil.deploy.sites.federation import read_federation
+    from profcil.deploy.sites.federation_file import read_federation
     from profcil.deploy.sites.simulation import SimulatedSites, start
 
     if not (args.federation and args.sites and args.test):

@@ -33,7 +33,7 @@ from profcil.errors import NotApplicable
 from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.net import MODEL
-from profcil.protocol.plan import make_plan
+from profcil.protocol.plan_making import make_plan
 from profcil.resolve import recipe_of, resolve
 from profcil.runs.folder import RunFolder
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,17 +19,15 @@ from torch import Tensor
 
 from profcil import registry
 from profcil.contract.case import Case, ContractRun
-from profcil.contract.stream import BUNDLES, record_writes
+from profcil.contract.stream import record_writes
 from profcil.engine.channel import KINDS, Channel, ServerState, When
 from profcil.engine.evaluation import evaluation_features
 from profcil.engine.executor import Executor
 from profcil.engine.loop import play
-from profcil.errors import ProfcilError
 from profcil.model.net import MODEL
-from profcil.plugin_errors import explained
 from profcil.protocol.participation import participants
+from profcil.runs.models.loading import load_model
 from profcil.runs.models.saved_model import save_model
-from profcil.runs.models.trained_model import load_model
 
 TOLERANCE = 1e-4  # the largest difference by rounding between two ways of computation after two rounds
 IDLE = 2  # the position, from 0, at which no client has data
@@ -257,45 +254,6 @@ PROMISES: Mapping[str, Callable[[Case], str]] = {
     "has no attributes but its settings": check_attributes,
     "its saved model predicts as the run did": check_model,
 }
-
-
-def check(name: str) -> Iterator[dict[str, Any]]:
-    """Check every promise on every modality that the method declares. `holds` is None if it could not be checked.
-
-    If a stream cannot be run at all, the other promises of that modality are left out.
-    """
-    yield row(SETTINGS, "", check_params(name))
-    declared = registry.find("methods", name).METHOD.modalities
-    for modality in BUNDLES:
-        if modality not in declared:
-            continue
-        if modality == "graph" and find_spec("torch_geometric") is None:
-            unchecked = row(RUNS, modality, "graphs need torch-geometric; `pip install 'profcil[graph]'`")
-            yield {**unchecked, "holds": None}
-            continue
-        case = Case(name, modality)
-        for promise, check_promise in PROMISES.items():
-            fault = fault_of(check_promise, case)
-            yield row(promise, modality, fault)
-            if fault and promise == RUNS:
-                break
-
-
-def fault_of(check_promise: Callable[[Case], str], case: Case) -> str:
-    """What a check finds. An exception of the method is a fault as well."""
-    try:
-        return check_promise(case)
-    except ProfcilError as error:
-        return str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # third-party code may raise anything
-        return explained(error)
-
-
-def row(promise: str, data: str, fault: str) -> dict[str, Any]:
-    """One line of the report."""
-    return {"promise": promise, "data": data, "holds": not fault, "why_not": fault}
 
 
 def tensors_of(server: ServerState) -> dict[str, Tensor]:

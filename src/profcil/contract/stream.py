@@ -22,7 +22,7 @@ from profcil import registry
 from profcil.data.bundle import Bundle, Facts, Nodes, Rows
 from profcil.data.loading import column_statistics, load_bundle
 from profcil.engine.channel import Block
-from profcil.protocol.plan import assemble
+from profcil.protocol.plan_making import assemble
 
 CLASSES = 8
 TRAIN_PER_CLASS = 10

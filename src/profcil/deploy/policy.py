@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from profcil.config import Checked, build, setting
+from profcil.config import Checked, setting
 from profcil.errors import ConfigError
+from profcil.plain_values import build
 
 
 @dataclass(frozen=True)

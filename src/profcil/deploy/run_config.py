@@ -6,9 +6,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from profcil.config import ClockSettings
 from profcil.deploy.sites.federation import Federation
 from profcil.errors import ConfigError
+from profcil.protocol.clock_settings import ClockSettings
 from profcil.resolve import RunConfig, chosen_setting, finish, merge, read_preset, read_recipe, to_toml
 
 SIMULATED_TIME = ("latency", "example_seconds", "spread", "stragglers", "slowdown", "dropout", "available", "day")

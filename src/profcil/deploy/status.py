@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 
 from profcil.errors import count
 from profcil.io.texts import one_line
-from profcil.runs.reader import check_folder, explain_read_errors, is_locked, parse_event, parse_file, parse_json_table
+from profcil.runs.run_files import (
+    check_folder,
+    explain_read_errors,
+    is_locked,
+    parse_event,
+    parse_file,
+    parse_json_table,
+)
 
 Made = TypeVar("Made")
 LONGEST_LINE = 10_000  # characters; a line lists every client

@@ -8,152 +8,29 @@
     head        the attacker has the trained model and decides from the probability of the true class whether an example
                 was trained on.
 
-The attacker knows the model, and test data of the same kind. Reports come from the method's own `survey`, as a client
-would send them; the features of an input are the report of a client that has this input alone. A secure sum is like the
-report of one client with the examples of all: the others have examples of the same class, of which the attacker knows
-the number, and takes as many times the mean of the class in its test data off the sum.
+`attacker` says what the attacker knows and sees.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from profcil.config import PrivacySettings
 from profcil.data.bundle import Examples
-from profcil.engine.channel import Inbox, Reply, When
+from profcil.diagnostics.attacker import Attacker, Shield, own_shield, shields
 from profcil.engine.client import embed
 from profcil.engine.evaluation import evaluation_features
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World
-from profcil.memory.linear import clipped
-from profcil.privacy.accountant import multiplier_of
-from profcil.privacy.protection import Protection
-from profcil.randomness import derive_seed, generator
+from profcil.randomness import generator
 
 CANDIDATES = 100
 GROUP = 5  # examples of a class in a report
 RIDGE = 1e-3  # of the attacker's regression, as a share of the mean diagonal
-EPSILONS = (8.0, 1.0)
-SUPPORT = 2
-OTHERS = 20  # examples of a class at the other clients of a secure sum
-KNOWN = 40  # test examples of a class, from which the attacker knows its mean
-
-
-@dataclass(frozen=True)
-class Shield:
-    """A protection that the attacks are tried against."""
-
-    name: str
-    min_support: int = 1
-    protection: Protection | None = None
-    summed: bool = False  # whether reports are seen in secure sums alone
-
-
-def shields(settings: PrivacySettings) -> list[Shield]:
-    """No protection, minimum support, secure sums, and noise, with the bound of a run's settings."""
-    found = [Shield("none"), Shield(f"minimum support {SUPPORT}", min_support=SUPPORT)]
-    found.append(Shield("secure sum", summed=True))
-    for epsilon in EPSILONS:
-        chosen = replace(settings, unit="example", epsilon=epsilon, secure_sum=False)
-        noise = Protection(chosen, multiplier_of(epsilon, settings.delta), 1)
-        found.append(Shield(f"noise, ε = {epsilon:g}", protection=noise))
-        found.append(Shield(f"both, ε = {epsilon:g}", protection=noise, summed=True))
-    return found
-
-
-def own_shield(world: World) -> list[Shield]:
-    """The protection of the run itself, if it has any."""
-    limits = world.limits()
-    settings = world.config.privacy
-    if world.protection is None and limits["min_support"] == 1 and not settings.secure_sum:
-        return []
-    noise = world.protection
-    if noise:  # the noise of a sum is added to the report that stands for it
-        noise = replace(noise, settings=replace(noise.settings, secure_sum=False))
-    return [Shield("as the run was", limits["min_support"], noise, settings.secure_sum)]
-
-
-@dataclass
-class Attacker:
-    """A finished run, and reports of clients with any examples."""
-
-    world: World
-    method: Any
-    state: RunState
-    known: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # features of examples
-
-    def report(self, examples: Examples, rows: Sequence[int], shield: Shield, number: int = 0) -> Reply:
-        """What a client with these examples would report under the final model."""
-        when = When("refresh", self.world.plan.positions - 1, 0, 1)
-        bound = shield.protection.settings.bound if shield.protection else math.inf
-        rows = [*rows, *self.others(examples, rows, shield)]
-        current = torch.tensor(list(rows), device=self.world.device)
-        some = self.world.client(0, when)
-        client = replace(
-            some, examples=examples, current=current, cache={}, kept={}, bound=bound, min_support=shield.min_support
-        )
-        with torch.no_grad():
-            reply = self.method.survey(client, self.inbox(when))
-        if shield.protection is None:
-            return reply
-        secret = derive_seed(self.world.config.seed, "audit", number)
-        return shield.protection.protect(reply, {}, when, len(rows), secret)
-
-    def others(self, examples: Examples, rows: Sequence[int], shield: Shield) -> list[int]:
-        """The examples of the same class at the other clients of a secure sum."""
-        if not shield.summed:
-            return []
-        same = self.of_class(examples, int(examples.y[rows[0]]))
-        return [row for row in same if row not in rows][:OTHERS]
-
-    def of_class(self, examples: Examples, label: int) -> list[int]:
-        """The examples of a class."""
-        found: list[int] = torch.nonzero(examples.y == label).flatten().tolist()
-        return found
-
-    def seen_row(self, examples: Examples, rows: Sequence[int], shield: Shield, number: int) -> Tensor | None:
-        """What the attacker gets of the mean of these examples. None if nothing is sent."""
-        reply = self.report(examples, rows, shield, number)
-        others = len(self.others(examples, rows, shield))
-        mean = self.class_row(reply, len(rows))
-        if mean is None or not others:
-            return mean
-        test = self.world.bundle.test
-        known = self.of_class(test, int(examples.y[rows[0]]))[:KNOWN]
-        return mean - self.features(test, known, shield).mean(0) * others / len(rows)
-
-    def inbox(self, when: When) -> Inbox:
-        """The blocks that a survey needs, without those that say who has reported."""
-        blocks = self.state.server.blocks
-        names = self.method.survey_blocks(self.state.server, when)
-        return {name: blocks[name] for name in names if name in blocks and name not in ("reported_clients",)}
-
-    def class_row(self, reply: Reply, examples: int = 1) -> Tensor | None:
-        """The mean of the first class in a report, by the attacker's own number of examples: a reported count may have
-        noise. None if there is no class."""
-        for block in reply.blocks.values():
-            if block.labels and {"mean", "count"} <= block.tensors.keys():
-                total = block.tensors["mean"][0].double() * float(block.tensors["count"][0])
-                return total / examples
-        return None
-
-    def features(self, examples: Examples, rows: Sequence[int], shield: Shield | None = None) -> Tensor:
-        """The features of some examples, as long as a protection leaves them."""
-        for row in rows:
-            if (id(examples), row) not in self.known:
-                found = self.class_row(self.report(examples, [row], Shield("none")))
-                assert found is not None
-                self.known[id(examples), row] = found
-        features = torch.stack([self.known[id(examples), row] for row in rows])
-        if shield is None or shield.protection is None:
-            return features
-        return clipped(features, shield.protection.settings.bound)
 
 
 def audit(world: World, method: Any, state: RunState, trials: int) -> list[dict[str, Any]]:

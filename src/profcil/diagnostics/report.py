@@ -33,7 +33,8 @@ from profcil.io.atomic_files import read_tensors, write_bytes, write_json
 from profcil.methods.base import Method
 from profcil.model.net import Weights
 from profcil.resolve import resolve
-from profcil.runs.reader import load_run, read_alignments
+from profcil.runs.reader import load_run
+from profcil.runs.run_files import read_alignments
 from profcil.runs.settings_check import check_settings
 from profcil.runs.state import unpack
 

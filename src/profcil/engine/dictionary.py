@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from profcil import __version__
-from profcil.config import Checked, plain
+from profcil.config import Checked
 from profcil.engine.channel import Block, Channel, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
 from profcil.engine.phases import Turn
@@ -33,6 +33,7 @@ from profcil.metrics.ledger import Ledger
 from profcil.metrics.scores import Scores
 from profcil.model.dictionary import Dictionary
 from profcil.model.net import Weights
+from profcil.plain_values import plain
 from profcil.protocol.participation import dictionary_participants
 from profcil.randomness import torch_generator
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.config import PrivacySettings
 from profcil.engine.channel import Block, Channel, Inbox, Reply, When
 from profcil.errors import ConfigError, Failure
+from profcil.privacy.settings import PrivacySettings
 from profcil.randomness import derive_bytes
 
 if TYPE_CHECKING:

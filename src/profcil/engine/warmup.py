@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from profcil import __version__, registry
-from profcil.config import Checked, plain, setting
+from profcil.config import Checked, setting
 from profcil.data.bundle import to_device
 from profcil.engine.channel import Channel, Inbox, ServerState, When, weights_of
 from profcil.engine.client import Client
@@ -36,6 +36,7 @@ from profcil.methods.parts.addends import ModelMean
 from profcil.metrics.ledger import Ledger
 from profcil.model.losses import consistency
 from profcil.model.net import MODEL, Net, Weights
+from profcil.plain_values import plain
 from profcil.randomness import torch_generator
 
 BLOCKS = ("base", "projector")

@@ -29,7 +29,8 @@ from profcil.errors import DataError, NotApplicable
 from profcil.model.net import Net
 from profcil.privacy.plan import make_protection
 from profcil.privacy.protection import Protection
-from profcil.protocol.plan import Plan, make_plan
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import make_plan
 from profcil.protocol.weak_task import weakened
 from profcil.randomness import torch_generator
 from profcil.resolve import RunConfig

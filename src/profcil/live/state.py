@@ -12,7 +12,8 @@ from profcil.deploy.status import count_problems, left_out, read_events, read_if
 from profcil.errors import RunFolderError
 from profcil.reporting.looks import look_number, method_look
 from profcil.reporting.paper import method_title
-from profcil.runs.reader import READ_ERRORS, dataset_title, finite_or_none, parse_file
+from profcil.runs.reader import dataset_title, finite_or_none
+from profcil.runs.run_files import READ_ERRORS, parse_file
 
 Events = Sequence[Mapping[str, Any]]
 METRICS = ("faa", "cta", "af")

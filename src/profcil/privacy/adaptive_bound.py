@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from profcil.config import PrivacySettings
 from profcil.engine.channel import Block, Reply, ServerState
 from profcil.metrics.ledger import HEADER
+from profcil.privacy.settings import PrivacySettings
 
 NAME = "update_bound"  # of the block with the bound
 NOTE = "within_bound"  # of a reply: ½ or −½, with noise

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from profcil.config import PrivacySettings
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.errors import Failure
 from profcil.privacy import adaptive_bound
+from profcil.privacy.settings import PrivacySettings
 from profcil.privacy.sums import Sum, block_of_sums, sums_of
 from profcil.randomness import torch_generator
 

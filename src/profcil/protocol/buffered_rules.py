@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from profcil.config import ClockSettings
+from profcil.protocol.clock_settings import ClockSettings
 from profcil.protocol.clocks import OPENING, STATISTICS, TURN, ClockState, Pending, Work
 from profcil.protocol.plan import Plan
 from profcil.randomness import generator

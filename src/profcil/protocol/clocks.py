@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from profcil.config import ClockSettings
+from profcil.protocol.clock_settings import ClockSettings
 from profcil.protocol.heterogeneity import round_half_up, share_of
 from profcil.protocol.plan import Plan
 from profcil.randomness import generator

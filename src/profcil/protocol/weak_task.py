@@ -21,7 +21,8 @@ import numpy as np
 
 from profcil.errors import ConfigError, DataError, unknown
 from profcil.protocol.heterogeneity import share_of
-from profcil.protocol.plan import Plan, assemble
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import assemble
 from profcil.protocol.settings import STRENGTHS as NAMES
 from profcil.protocol.settings import StreamSettings, check
 from profcil.randomness import generator

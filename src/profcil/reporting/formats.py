@@ -10,9 +10,10 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from profcil.reporting.grid import METRICS, Column, Row, Table, TableEntry
+from profcil.reporting.grid import Column, Row, Table, TableEntry
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.significance import best_entries, describe_tests
+from profcil.reporting.table_metrics import METRICS
 
 LEGEND = "Mean ± standard deviation over seeds; in brackets the paper's value; the best of each column in bold."
 TEX = {"&": r"\&", "%": r"\%", "_": r"\_", "±": r"$\pm$", "→": r"$\to$", "²": "$^2$", "`": "", "#": r"\#"}

@@ -11,11 +11,11 @@ from typing import Any
 
 from profcil import registry
 from profcil.errors import ConfigError
-from profcil.reporting.grid import measure_runs
 from profcil.reporting.groups import label_of as name_with_settings
 from profcil.reporting.paper import method_rank, method_title
 from profcil.reporting.presets import PRESET
 from profcil.reporting.store_tables import group_rows
+from profcil.reporting.table_metrics import measure_runs
 from profcil.resolve import preset_names
 from profcil.runs.results.store import load_store, rows_of_one_version
 from profcil.runs.results.stored_run import StoredRun

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from profcil.reporting.grid import METRICS
 from profcil.reporting.markdown import markdown_table
 from profcil.reporting.page_lines import COLUMNS, Line, describe_origin, lines_of
 from profcil.reporting.paper import method_title, paper_value
+from profcil.reporting.table_metrics import METRICS
 from profcil.resolve import REGIMES
 
 MAIN = ("faa", "cta", "af")  # have the paper's value and a bold best

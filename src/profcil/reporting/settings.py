@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.config import describe_range, describe_type, plain
+from profcil.config import describe_range
 from profcil.errors import DataError, unknown
 from profcil.io.atomic_files import write_text
+from profcil.plain_values import describe_type, plain
 from profcil.reporting.markdown import markdown_table
 from profcil.resolve import SECTIONS, SETTINGS, TOP_LEVEL, RunConfig, resolve, toml_value
 from profcil.runs.settings_check import flatten_settings

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from profcil.reporting.grid import METRICS, TESTED, Column, Row, Table, TableEntry
+from profcil.reporting.grid import Column, Row, Table, TableEntry
 from profcil.reporting.paper import is_baseline, method_title, paper_values
+from profcil.reporting.table_metrics import METRICS, TESTED
 
 FEWEST_SEEDS = 3  # of a test between two methods of a ranking
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profcil.config import plain
 from profcil.errors import ConfigError, RunFolderError
-from profcil.reporting.grid import Column, Item, Table, TableEntry, TableLayout, measure_runs
+from profcil.plain_values import plain
+from profcil.reporting.grid import Column, Item, Table, TableEntry, TableLayout
+from profcil.reporting.table_metrics import measure_runs
 from profcil.resolve import RunConfig, resolve
 from profcil.runs.gather import load_all
 from profcil.runs.identity import WITHOUT_EFFECT, hash_settings

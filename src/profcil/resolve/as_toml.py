@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from profcil import registry
-from profcil.config import NONE, OWN, plain
+from profcil.config import OWN
+from profcil.plain_values import NONE, plain
 from profcil.resolve.run_config import SECTIONS, RunConfig
 
 

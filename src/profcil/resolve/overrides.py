@@ -7,8 +7,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from profcil.config import OWN, read_text
+from profcil.config import OWN
 from profcil.errors import ConfigError, nearest
+from profcil.plain_values import read_text
 from profcil.resolve.run_config import LIST_HINT, SECTIONS, TOP_LEVEL, RunConfig
 
 IN_FULL = (f"{OWN}.", "channel.", "clock.")  # sections whose settings have no short name

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.config import OWN, SITES, OwnSettings, build, coerce, read_text
+from profcil.config import OWN, SITES, OwnSettings
 from profcil.errors import ConfigError, DataNote, nearest, unknown
+from profcil.plain_values import build, coerce, read_text
 from profcil.protocol.settings import StreamSettings
 from profcil.resolve.overrides import Sets, apply_sets, pairs_of
 from profcil.resolve.recipe_files import Recipe, in_setting, merge, read_preset, read_recipe, recipe_of

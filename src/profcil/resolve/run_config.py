@@ -10,15 +10,15 @@ from profcil.config import (
     OWN,
     ChannelSettings,
     Checked,
-    ClockSettings,
     ModelSettings,
     OwnSettings,
-    PrivacySettings,
     RobustSettings,
     TrainSettings,
     WarmupSettings,
 )
 from profcil.config import setting as field
+from profcil.privacy.settings import PrivacySettings
+from profcil.protocol.clock_settings import ClockSettings
 from profcil.protocol.settings import StreamSettings
 
 SETTINGS = {

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from profcil.errors import RunFolderError, count
-from profcil.runs.reader import Run, dataset_title, explain_read_errors, load_run
+from profcil.runs.reader import Run, dataset_title, load_run
 from profcil.runs.results.store import has_store_columns, is_store, load_store, rows_of_one_version
 from profcil.runs.results.stored_run import StoredRun
+from profcil.runs.run_files import explain_read_errors
 from profcil.runs.settings_check import WITHOUT_EFFECT
 
 

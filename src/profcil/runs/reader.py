@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import html
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,16 +29,10 @@ from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.metrics.scores import Scores
 from profcil.protocol.plan import Plan
 from profcil.registry import short_name
-from profcil.runs.digests import changed_files
-from profcil.runs.settings_check import MACHINE, check_settings, flatten_settings
+from profcil.runs.run_checks import check_consistency, check_scores, check_unchanged
+from profcil.runs.run_files import check_folder, parse_file, parse_json_table, read_alignments
 
-Parsed = TypeVar("Parsed")
-NAMES = ("dataset", "method", "setting", "seed")
 FURTHER = ("worst_client", "client_sd", "bwt", "fwt")  # the names of `further_metrics`
-# Keys of the recorded settings that need not agree with config.toml. `deployed` only prevents `profcil resume`.
-NOT_IN_CONFIG = (*MACHINE, "deployed")
-# What reading a missing or damaged file raises. Errors of TOML, JSON and UTF-8 are ValueErrors.
-READ_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,117 +200,6 @@ def growing_ledger(text: str) -> Ledger:
     return Ledger.from_csv(text[: text.rfind("\n") + 1])
 
 
-def is_locked(lock: Path) -> bool:
-    """Whether a process holds the lock of a run folder."""
-    try:
-        with open(lock) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def check_folder(path: Path) -> None:
-    """Refuses a path that is not a run folder, which has a config.toml."""
-    with explain_read_errors(path):
-        if (path / "config.toml").is_file():
-            return
-        if path.is_dir():
-            problem = "is not a run folder (it has no config.toml)"
-        elif path.is_file():
-            problem = "is a file, not a run folder"
-        else:
-            problem = "does not exist"
-        raise RunFolderError(f"{path} {problem}; give a folder that `profcil run` wrote")
-
-
-def parse_file(path: Path, parse: Callable[[str], Parsed]) -> Parsed:
-    """Reads a text file and parses it; any failure is a RunFolderError that names the file."""
-    with explain_read_errors(path):
-        try:
-            return parse(path.read_text(encoding="utf-8"))
-        except RunFolderError as error:  # about the content; the file name is added outside
-            raise ValueError(str(error)) from None
-
-
-@contextmanager
-def explain_read_errors(path: Path) -> Iterator[None]:
-    """Turns an error of reading a file or folder into one sentence that says what to do."""
-    try:
-        yield
-    except READ_ERRORS as error:
-        if isinstance(error, KeyError):
-            reason: Any = f"no {error}"
-        else:
-            reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(f"{path} cannot be read ({reason}); {advise(path, error)}") from None
-
-
-def advise(path: Path, error: BaseException) -> str:
-    """What to do about a file that cannot be read."""
-    if isinstance(error, PermissionError):
-        return "check its permissions, or leave this run out"
-    if path.name == "config.toml":
-        return "restore the file, or leave this run out"
-    return advise_resume(path.parent)
-
-
-def advise_resume(path: Path) -> str:
-    return (
-        f"`profcil resume {path}` rewrites the readable files if the saved state is complete, else leave this run out"
-    )
-
-
-def parse_json_table(text: str) -> dict[str, Any]:
-    """Parses a JSON object."""
-    values = json.loads(text)
-    if not isinstance(values, dict):
-        raise ValueError("it is not a table of names and values")
-    return values
-
-
-def check_consistency(run: Run) -> None:
-    """Refuses files that contradict each other, and a finished run without its scores."""
-    tasks = run.plan.positions
-    is_named = all(name in run.config for name in NAMES) and "done" in run.facts
-    is_same_plan = run.facts.get("plan", run.plan.digest) == run.plan.digest
-    shapes = run.scores.correct.shape, run.scores.total.shape
-    if not is_named or not is_same_plan or shapes != ((tasks, tasks), (tasks,)):
-        raise RunFolderError(f"the files in {run.path} do not belong together; {advise_resume(run.path)}")
-    with explain_read_errors(run.path / "run.json"):
-        recorded = run.facts.get("config", {}).items()
-        original = {key: value for key, value in recorded if key not in NOT_IN_CONFIG}
-    check_settings(run.path, original, flatten_settings(run.config))
-    if run.done and (run.scores.correct[-1] < 0).any():
-        raise RunFolderError(f"{run.path} is marked as done but lacks scores; {advise_resume(run.path)}")
-
-
-def check_unchanged(path: Path, facts: dict[str, Any]) -> None:
-    """Refuses files that were changed after the run wrote them."""
-    with explain_read_errors(path / "run.json"):
-        changed = list(changed_files(path, facts))
-    if changed:
-        raise RunFolderError(changed_message(path, changed[0]))
-
-
-def check_scores(run: Run) -> None:
-    """Refuses more correct predictions than examples."""
-    correct = run.scores.correct
-    is_possible = (correct >= -1) & (correct <= run.scores.total)
-    if not is_possible.all():
-        p, task = (int(k) for k in np.argwhere(~is_possible)[0])
-        raise RunFolderError(
-            f"{run.path}/scores.json has {correct[p, task]} correct of {run.scores.total[task]} for task {task + 1} at "
-            f"position {p + 1}; {advise_resume(run.path)}"
-        )
-
-
-def changed_message(path: Path, name: str) -> str:
-    return f"{path / name} is not what the run wrote (its digest differs); {advise_resume(path)}"
-
-
 def summarise_run(run: Run) -> dict[str, Any]:
     """One run as plain values. What is unknown is None; an unfinished run has no measured values."""
     names = {name: run.config[name] for name in ("method", "dataset", "setting", "seed")}
@@ -380,21 +261,3 @@ def describe_execution(processes: Any) -> str | None:
 def finite_or_none(value: Any) -> Any:
     """The value, or None for NaN and infinity, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_alignments(path: Path) -> list[dict[str, Any]]:
-    """The alignment values that the run logged after every position."""
-    return parse_file(path / "events.jsonl", parse_alignments)
-
-
-def parse_alignments(text: str) -> list[dict[str, Any]]:
-    events = [parse_event(line) for line in text.splitlines()]
-    return [dict(event.get("alignment", {})) for event in events if event["event"] == "position"]
-
-
-def parse_event(line: str) -> dict[str, Any]:
-    """Parses one line of events.jsonl."""
-    event = parse_json_table(line)
-    if "event" not in event:
-        raise ValueError("a line of it names no event")
-    return event

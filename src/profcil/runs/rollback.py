@@ -9,7 +9,7 @@ from profcil.errors import RunFolderError
 from profcil.io.atomic_files import read_facts
 from profcil.runs.folder import RunFolder
 from profcil.runs.models.saved_model import NAME as MODEL_FILE
-from profcil.runs.reader import check_folder
+from profcil.runs.run_files import check_folder
 
 
 def roll_back(path: Path, position: int | None = None) -> dict[str, Any]:

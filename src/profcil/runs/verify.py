@@ -12,16 +12,8 @@ from profcil.errors import ProfcilError, RunFolderError
 from profcil.metrics.ledger import Ledger, stream_bytes
 from profcil.runs.digests import KEY, changed_files, digest
 from profcil.runs.folder import NOTHING_SEALED
-from profcil.runs.reader import (
-    Run,
-    advise_resume,
-    changed_message,
-    check_folder,
-    is_locked,
-    load_run,
-    parse_file,
-    parse_json_table,
-)
+from profcil.runs.reader import Run, load_run
+from profcil.runs.run_files import advise_resume, changed_message, check_folder, is_locked, parse_file, parse_json_table
 
 TOLERANCE = 1e-9  # of recomputed metrics; they are sums of whole numbers, divided
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from profcil import registry
-from profcil.config import Checked, build, setting
+from profcil.config import Checked, setting
 from profcil.errors import ConfigError, unknown
+from profcil.plain_values import build
 from profcil.resolve import SETTINGS, RunConfig, load_toml, resolve, values_of
 from profcil.runs.differences import describe_settings, differing_settings
 from profcil.runs.identity import current_fingerprint, hash_settings, read_json

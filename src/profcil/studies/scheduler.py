@@ -25,7 +25,7 @@ from profcil.config import OWN
 from profcil.io.atomic_files import write_text
 from profcil.io.interrupts import stop_signals_as_interrupt
 from profcil.resolve import to_toml
-from profcil.runs.reader import is_locked
+from profcil.runs.run_files import is_locked
 from profcil.studies.definition import Cell, is_finished
 
 Report = Callable[[Cell, str], None]  # gets a cell and "started", "done" or an error message

@@ -12,8 +12,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from profcil.config import OWN, is_tuple
+from profcil.config import OWN
 from profcil.errors import ConfigError
+from profcil.plain_values import is_tuple
 from profcil.resolve import Recipe, RunConfig, Sets, find_path, known_paths, pairs_of, resolve
 from profcil.studies.definition import Cell, supports_modality, with_differences
 

@@ -16,7 +16,9 @@ from profcil.deploy.client.store import SiteStore, default_home
 from profcil.deploy.execution import execution_facts
 from profcil.deploy.hello import Hello
 from profcil.deploy.run_config import config_from_text
-from profcil.deploy.sites.federation import LAST_POSITION, Federation, declaration_error, read_federation
+from profcil.deploy.sites.declarations import declaration_error
+from profcil.deploy.sites.federation import LAST_POSITION, Federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import Site, read_site
 from profcil.deploy.wire import Request
 from profcil.engine.client import Client

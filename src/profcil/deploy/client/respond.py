@@ -11,7 +11,6 @@ import torch
 from flwr.app import RecordDict
 
 from profcil import registry
-from profcil.config import PrivacySettings
 from profcil.deploy.client import screen
 from profcil.deploy.client.identity import PartitionIdentity, SiteIdentity
 from profcil.deploy.client.spent import release_at
@@ -31,6 +30,7 @@ from profcil.engine.world import World
 from profcil.errors import Diverged, Failure, ProfcilError
 from profcil.metrics.ledger import HEADER
 from profcil.privacy.protection import digest
+from profcil.privacy.settings import PrivacySettings
 
 
 def respond(action: str, request: Request, identity: PartitionIdentity | SiteIdentity) -> Response:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from profcil.config import PrivacySettings
 from profcil.deploy.client.spent import Release
 from profcil.deploy.client.store import SiteStore
 from profcil.deploy.client.sum_noise import OwnShare
@@ -28,6 +27,7 @@ from profcil.io.atomic_files import write_bytes, write_json
 from profcil.privacy.secure_sum import protocol
 from profcil.privacy.secure_sum.fixed_point import Ring, from_bytes, to_bytes
 from profcil.privacy.secure_sum.protocol import ClientState, Terms
+from profcil.privacy.settings import PrivacySettings
 
 FOLLOWING = {"shares": "masked", "masked": "recovery"}
 HEX = ("mask_key", "share_key", "seed")  # the secrets of a client's own

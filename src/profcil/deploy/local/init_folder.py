@@ -18,7 +18,8 @@ from profcil.data.own.records import read_records
 from profcil.deploy.local import templates
 from profcil.deploy.local.certs import write_certs
 from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
-from profcil.deploy.sites.federation import Federation, read_federation
+from profcil.deploy.sites.federation import Federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import read_manifest
 from profcil.errors import ConfigError, DataError
 from profcil.io.atomic_files import write_text

@@ -17,8 +17,10 @@ from profcil.deploy.server.fleet import POLL_SECONDS, RESUME_ADVICE, TooFewClien
 from profcil.deploy.server.growth import FILE, SiteGrowth
 from profcil.deploy.server.node_registry import NodeRegistry
 from profcil.deploy.server.serve import EventBuffer, serve
+from profcil.deploy.sites.declarations import declaration_error, joint_plan
 from profcil.deploy.sites.enrolment import Enrolment, enrolment_of_json
-from profcil.deploy.sites.federation import Federation, declaration_error, joint_plan, read_federation
+from profcil.deploy.sites.federation import Federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.readers import read_test_examples
 from profcil.engine.recorder import Progress
 from profcil.engine.world import World, build_world, make_world

@@ -16,8 +16,10 @@ from typing import Any
 from profcil.data.bundle import Bundle
 from profcil.deploy.policy import Policy
 from profcil.deploy.server.node_registry import NodeRegistry
+from profcil.deploy.sites.declarations import declaration_error, joint_plan
 from profcil.deploy.sites.enrolment import Enrolment, extend_scores, record_growth, replace_plan
-from profcil.deploy.sites.federation import Federation, declaration_error, joint_plan, read_federation
+from profcil.deploy.sites.federation import Federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.readers import read_test_examples
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World

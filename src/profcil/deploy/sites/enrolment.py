@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Bundle
-from profcil.deploy.sites.federation import Federation, complete_orders, declared_order
+from profcil.deploy.sites.declarations import complete_orders, declared_order
+from profcil.deploy.sites.federation import Federation
 from profcil.engine.evaluation import task_totals
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World

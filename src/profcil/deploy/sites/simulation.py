@@ -17,15 +17,10 @@ import torch
 
 from profcil.config import SITES
 from profcil.data.bundle import Bundle, Examples, Nodes, Rows
+from profcil.deploy.sites.declarations import declaration_error, joined_positions
 from profcil.deploy.sites.enrolment import Enrolment, extend_scores, record_growth, replace_plan
-from profcil.deploy.sites.federation import (
-    LAST_POSITION,
-    Federation,
-    declaration_error,
-    joined_positions,
-    parse_toml,
-    read_federation,
-)
+from profcil.deploy.sites.federation import LAST_POSITION, Federation
+from profcil.deploy.sites.federation_file import parse_toml, read_federation
 from profcil.deploy.sites.readers import read_test_examples
 from profcil.deploy.sites.site import Site, read_site
 from profcil.engine import run as engine
@@ -37,7 +32,8 @@ from profcil.engine.world import World, build_world
 from profcil.engine.world import make_world as make_dataset_world
 from profcil.errors import ConfigError, DataError
 from profcil.io.atomic_files import write_text
-from profcil.protocol.plan import Plan, assemble
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import assemble
 from profcil.resolve import RunConfig
 
 FILE = "sites.toml"

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from profcil.data.bundle import Examples
-from profcil.deploy.sites.federation import Federation, complete_orders, parse_toml
+from profcil.deploy.sites.declarations import complete_orders
+from profcil.deploy.sites.federation import Federation
+from profcil.deploy.sites.federation_file import parse_toml
 from profcil.deploy.sites.readers import read_examples
 from profcil.errors import DataError, unknown
-from profcil.protocol.plan import Plan, assemble
+from profcil.protocol.plan import Plan
+from profcil.protocol.plan_making import assemble
 from profcil.protocol.settings import StreamSettings
 
 KEYS = ("site", "data", "position")  # that a manifest must have

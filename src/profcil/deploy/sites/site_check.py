@@ -6,22 +6,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from profcil.config import OwnSettings
-from profcil.data._pixels import header
-from profcil.data.own.graphs import read_graph_folder
-from profcil.data.own.images import class_images
-from profcil.data.own.records import read_records
-from profcil.deploy.sites.federation import LAST_POSITION, Federation, declaration_error, read_federation
+from profcil.deploy.sites.declarations import declaration_error
+from profcil.deploy.sites.federation import LAST_POSITION, Federation
+from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import KEYS, read_site
+from profcil.deploy.sites.site_data_check import check_data, may_come, not_yet
 from profcil.errors import ConfigError, ProfcilError, file_error, nearest
 
 KIND_WORDS = {
@@ -169,100 +165,6 @@ def position_faults(
             yield f"task {task + 1} comes again at position {number}; list all its classes at one position"
     if names and number > len(terms.tasks) and (found or not terms.grows):
         yield f"there is a position {number}, but the federation has {len(terms.tasks)} positions; remove it"
-
-
-def check_data(result: SiteCheck, manifest: Mapping[str, Any], terms: Federation) -> None:
-    """Counts the examples of each label, and finds what is wrong with the files."""
-    if "data" not in manifest:
-        return
-    path = result.folder / str(manifest["data"])
-    if not path.exists():
-        result.faults.append(f"{path} does not exist; put the data there or change the manifest")
-        return
-    look = {"text": look_at_rows, "table": look_at_rows, "image": look_at_images, "graph": look_at_graph}[
-        terms.modality
-    ]
-    try:
-        look(result, path, terms)
-    except ProfcilError as error:
-        result.faults.append(str(error))
-    except OSError as error:
-        result.faults.append(str(file_error(error)))
-    except (UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error) as error:
-        result.faults.append(
-            f"{path} cannot be read as {terms.modality} data ({error}); docs/deployment.md describes the format"
-        )
-
-
-def look_at_rows(result: SiteCheck, path: Path, terms: Federation) -> None:
-    """A file of texts, or a table of numbers."""
-    columns = read_records(path).columns
-    needed = ("label", *(("text",) if terms.modality == "text" else terms.columns))
-    for name in needed:
-        if name not in columns:
-            result.faults.append(f"{path} has no column '{name}', which the federation needs; add it")
-    count_labels(result, path, columns.get("label", ()), terms)
-    if terms.modality == "table" and all(name in columns for name in needed):
-        terms.input_format().encode_columns(columns, path)  # raises an error at a cell that is no number
-
-
-def look_at_images(result: SiteCheck, path: Path, terms: Federation) -> None:
-    """A folder of class folders. Each file is opened, and its pixels are decoded later, by `read_site`."""
-    labels: list[str] = []
-    sizes: Counter[tuple[int, int]] = Counter()
-    for name, files in class_images(path):
-        labels += [name] * len(files)
-        if not files:
-            result.notes.append(f"the class folder {path / name} has no images")
-        for file in files:
-            found = header(file)
-            if found is None:
-                result.faults.append(f"{file} cannot be read as an image; remove or replace it")
-            else:
-                sizes[found[1:]] += 1
-    count_labels(result, path, labels, terms)
-    _, height, width = terms.shape
-    resized = sizes.total() - sizes[height, width]
-    if resized:
-        result.notes.append(
-            f"{resized} of {sizes.total()} images have another size and are resized to {height} x {width}"
-        )
-
-
-def look_at_graph(result: SiteCheck, path: Path, terms: Federation) -> None:
-    raw = read_graph_folder(path, OwnSettings(label="label"))
-    given = len(raw.columns)
-    if given != terms.features:
-        result.faults.append(
-            f"{path / 'nodes.csv'} has {given} features where the federation has {terms.features}; "
-            "give nodes the agreed features"
-        )
-    count_labels(result, path, raw.labels, terms)
-
-
-def count_labels(result: SiteCheck, path: Path, labels: Any, terms: Federation) -> None:
-    """Notes how many examples each label has, and each label that is no class of the federation."""
-    counts = Counter(str(label) for label in labels)
-    result.classes = dict(sorted(counts.items()))
-    if not counts:
-        result.faults.append(f"{path} has no examples; put labelled data there")
-    for name, count in result.classes.items():
-        if may_come(name, terms):
-            result.notes.append(f"{path} has {count} examples of {not_yet(name)}")
-        elif name not in terms.classes:
-            result.faults.append(
-                f"{path} has {count} examples with the label '{name}', which is not a class of the federation; "
-                f"{nearest(name, terms.classes)}"
-            )
-
-
-def may_come(name: str, terms: Federation) -> bool:
-    """Whether a name is no class of the federation, which may declare more classes."""
-    return terms.grows and name not in terms.classes
-
-
-def not_yet(name: str) -> str:
-    return f"the class '{name}', which the federation has not declared; it is left aside until then"
 
 
 def check_declared(result: SiteCheck, terms: Federation) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from profcil.errors import DataError, RunFolderError
 from profcil.io.atomic_files import write_json, write_text
+from profcil.runs.models.loading import CALIBRATION, load_model, model_file
 from profcil.runs.models.saved_model import read_model
-from profcil.runs.models.trained_model import CALIBRATION, Model, load_model, model_file, probabilities_of
+from profcil.runs.models.trained_model import Model, probabilities_of
 from profcil.runs.reader import load_run
 
 if TYPE_CHECKING:  # the functions import torch when they are called

@@ -26,8 +26,9 @@ from profcil.engine.channel import Block
 from profcil.engine.client import BlockFeatures, Lens
 from profcil.errors import ConfigError, NotApplicable, RunFolderError
 from profcil.io.atomic_files import write_bytes
+from profcil.runs.models.loading import model_file
 from profcil.runs.models.saved_model import read_model
-from profcil.runs.models.trained_model import KINDS, Model, model_file, probabilities_of
+from profcil.runs.models.trained_model import KINDS, Model, probabilities_of
 
 EXAMPLES = 3  # in the batch that the export follows through the model
 INPUTS = {

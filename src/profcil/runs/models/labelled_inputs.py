@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from profcil.config import OWN, OwnSettings, build
+from profcil.config import OWN, OwnSettings
 from profcil.errors import ConfigError, DataError, nearest
+from profcil.plain_values import build
 from profcil.runs.models.saved_model import READING
 from profcil.runs.models.trained_model import KINDS, Model
 

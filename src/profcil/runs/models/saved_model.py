@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profcil import __version__
-from profcil.config import OwnSettings, plain
+from profcil.config import OwnSettings
 from profcil.errors import RunFolderError
 from profcil.io.atomic_files import digest, read_tensors, write_tensors
+from profcil.plain_values import plain
 from profcil.resolve import plugin_origins
 from profcil.runs.state import pack_server
 
