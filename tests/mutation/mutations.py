@@ -1076,8 +1076,8 @@ MUTATIONS = (
     Mutation(
         "saved-model-without-anchor",
         "methods/parts/prolin_memory.py",
-        'head, mean, "anchor", "dictionary")',
-        'head, mean, "dictionary")',
+        "head, mean, *self.feature_blocks)",
+        'head, mean, "base", "dictionary")',
         "The saved model of PRO-LIN lacks the warmed-up base.",
         ("trained_model/test_export.py",),
     ),
