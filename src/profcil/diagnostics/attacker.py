@@ -20,7 +20,6 @@ from profcil.data.bundle import Examples
 from profcil.engine.channel import Inbox, Reply, When
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World
-from profcil.memory.linear import clipped
 from profcil.privacy.accountant import multiplier_of
 from profcil.privacy.protection import Protection
 from profcil.privacy.settings import PrivacySettings
@@ -73,9 +72,11 @@ class Attacker:
     world: World
     method: Any
     state: RunState
-    known: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # features of examples
+    known: dict[tuple[int, int, Protection | None], Tensor] = field(default_factory=dict)  # features of examples
 
-    def report(self, examples: Examples, rows: Sequence[int], shield: Shield, number: int = 0) -> Reply:
+    def report(
+        self, examples: Examples, rows: Sequence[int], shield: Shield, number: int = 0, noised: bool = True
+    ) -> Reply:
         """What a client with these examples would report under the final model."""
         when = When("refresh", self.world.plan.positions - 1, 0, 1)
         bound = shield.protection.settings.bound if shield.protection else math.inf
@@ -87,7 +88,7 @@ class Attacker:
         )
         with torch.no_grad():
             reply = self.method.survey(client, self.inbox(when))
-        if shield.protection is None:
+        if shield.protection is None or not noised:
             return reply
         secret = derive_seed(self.world.config.seed, "audit", number)
         return shield.protection.protect(reply, {}, when, len(rows), secret)
@@ -131,13 +132,11 @@ class Attacker:
         return None
 
     def features(self, examples: Examples, rows: Sequence[int], shield: Shield | None = None) -> Tensor:
-        """The features of some examples, as long as a protection leaves them."""
+        """The features of some examples as they are summed under a protection, without noise."""
+        limits = Shield("none", protection=shield.protection if shield else None)
         for row in rows:
-            if (id(examples), row) not in self.known:
-                found = self.class_row(self.report(examples, [row], Shield("none")))
+            if (id(examples), row, limits.protection) not in self.known:
+                found = self.class_row(self.report(examples, [row], limits, noised=False))
                 assert found is not None
-                self.known[id(examples), row] = found
-        features = torch.stack([self.known[id(examples), row] for row in rows])
-        if shield is None or shield.protection is None:
-            return features
-        return clipped(features, shield.protection.settings.bound)
+                self.known[id(examples), row, limits.protection] = found
+        return torch.stack([self.known[id(examples), row, limits.protection] for row in rows])

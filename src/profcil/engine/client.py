@@ -15,7 +15,7 @@ from profcil.config import TrainSettings
 from profcil.data.bundle import Examples, Inputs, to_device
 from profcil.engine.channel import Block, When
 from profcil.engine.phases import Batch, Source, Train, source_of
-from profcil.memory.linear import clipped
+from profcil.memory.linear import clipped, normalised
 from profcil.model.net import Net, Weights
 from profcil.protocol.heterogeneity import share_of
 from profcil.randomness import derive_seed
@@ -176,6 +176,11 @@ class Client:
     def bounded(self, rows: Tensor) -> Tensor:
         """The rows, those longer than `bound` shortened to it, so that no example adds more than that to a sum."""
         return rows if math.isinf(self.bound) else clipped(rows, self.bound)
+
+    def normalised(self, rows: Tensor) -> Tensor:
+        """The rows with zero mean and the length `bound`, so that every example adds as much as noise hides. Without a
+        bound they stay as they are."""
+        return rows if math.isinf(self.bound) else normalised(rows, self.bound)
 
     def keep(self, tensor: Tensor) -> Tensor:
         """Counts a tensor as extra client memory, and returns it."""

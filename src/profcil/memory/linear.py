@@ -27,7 +27,7 @@ NO_VARIANCE = 1e-5  # the share that is added to the diagonal instead of such a 
 TINY = 1e-30  # a divisor that is smaller counts as this
 FLOOR = 1e-9  # a within-class variance below this share of the mean squared feature counts as zero
 TILE = 512  # rows and columns of a large matrix that are processed at a time
-DOUBLINGS = 40  # of what is added to a covariance with noise, at most
+LEAST_LEVEL = 0.3  # of the largest eigenvalue of noise: the least that a direction below it varies (docs/privacy.md)
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # shares of the mean diagonal, tried in turn if Cholesky fails
 
 
@@ -66,6 +66,14 @@ def clipped(rows: Tensor, bound: float) -> Tensor:
     length = rows.norm(dim=1, keepdim=True).clamp(min=TINY)
     shorter: Tensor = rows * (bound / length).clamp(max=1.0)
     return shorter
+
+
+def normalised(rows: Tensor, length: float) -> Tensor:
+    """The rows with their own mean taken off, and of this length."""
+    centred = rows - rows.mean(1, keepdim=True)
+    lengths = centred.norm(dim=1, keepdim=True).clamp(min=TINY)
+    scaled: Tensor = centred * (length / lengths)
+    return scaled
 
 
 def support_mask(y: Tensor, minimum: int) -> Tensor:
@@ -183,15 +191,16 @@ def penalties(variance: Tensor, sums: Tensor, total: Tensor, shrink: float, last
 
 
 def without_noise(cov: Tensor, s: Summary) -> Tensor:
-    """A covariance with noise, made positive: the largest eigenvalue that noise alone has (2√(variance·d), Wigner) is
-    added to the diagonal, doubled until it is enough. Noise on the means makes the covariance smaller, too."""
-    edge = 2 * math.sqrt(s.noise * len(cov)) / s.count.sum()
-    for doubled in range(DOUBLINGS):
-        raised = add_to_diagonal(cov, 2**doubled * edge)
-        _, failed = torch.linalg.cholesky_ex(raised)
-        if not int(failed):
-            break
-    return raised
+    """A covariance with noise, made positive. Noise alone has eigenvalues up to 2√(variance·d) (Wigner). Larger ones
+    lose what noise has added to them on average. Smaller ones cannot be told from noise and get one common value."""
+    edge = 2 * math.sqrt(s.noise * len(cov)) / float(s.count.sum())
+    values, vectors = torch.linalg.eigh(cov)
+    distinct = values > edge
+    corrected = (values + (values.square() - edge**2).clamp(min=0.0).sqrt()) / 2
+    others = values[~distinct]
+    common = max(LEAST_LEVEL * edge, float(others.sum()) / max(1, len(others)))
+    spectrum = torch.where(distinct, corrected, common)
+    return symmetrise(vectors * spectrum @ vectors.T)
 
 
 def discriminants(mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:

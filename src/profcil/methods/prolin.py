@@ -109,7 +109,7 @@ class ProLin(ProLinBase):
         if "starting_base" in inbox:
             change = client.features(inbox["base"]) - client.features(inbox["starting_base"])
             z = torch.cat([z, change], 1)
-        z = client.bounded(z)
+        z = self.limited(client, z)
         sent = {}
         if bool(rows.any()):
             sent = report(z[rows], client.y[rows], client.bound, client.summed, self.params.rank)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, ServerState
-from profcil.engine.client import BlockFeatures, Lens
+from profcil.engine.client import BlockFeatures, Client, Lens
 from profcil.memory import linear, sketch
 from profcil.memory.linear import Summary
 from profcil.memory.uncertainty import ShrunkHead, fresh_dispersion, mean_variance, shrunk_discriminants
@@ -51,6 +51,10 @@ class ProLinMemory(Method):
         dictionary = self.dictionary(net, inputs)
         assert dictionary is not None
         return dictionary.features(dict(entries.tensors), inputs)
+
+    def limited(self, client: Client, z: Tensor) -> Tensor:
+        """z as it may be summed with noise. Only features that nothing is trained on can be normalised."""
+        return client.bounded(z) if self.params.base_rounds else client.normalised(z)
 
     @property
     def has_base(self) -> bool:
@@ -135,7 +139,8 @@ class ProLinMemory(Method):
         if memory.labels:
             lda = linear.lda if self.params.moments == "full" else sketch.lda
             weight, bias = lda(memory, self.params.shrink_deployed, self.params.dictionary)
-        return solved_head.solved_head(memory.labels, weight, bias, memory.bound), memory.mean
+        normalises = not self.params.base_rounds
+        return solved_head.solved_head(memory.labels, weight, bias, memory.bound, normalises), memory.mean
 
     def solve_shrunk(self, memory: Summary, sums: Tensor) -> ShrunkHead:
         """The deployed head from means whose uncertainty is known."""

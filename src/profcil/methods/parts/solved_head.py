@@ -9,17 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.engine.channel import Block, ServerState
-from profcil.memory.linear import clipped
+from profcil.memory.linear import clipped, normalised
 
 NAME = "solved_head"
 AT_THE_MEAN = 0.97  # the probability of a class at its own mean: chosen on validation data (docs/models.md)
 
 
-def solved_head(labels: tuple[int, ...], weight: Tensor, bias: Tensor, bound: float = math.inf) -> Block:
-    """A row of weights and a bias for each of the labels, for features that were clipped to a bound."""
+def solved_head(
+    labels: tuple[int, ...], weight: Tensor, bias: Tensor, bound: float = math.inf, normalises: bool = False
+) -> Block:
+    """A row of weights and a bias for each of the labels, for features that were clipped to a bound or normalised."""
     tensors = {"weight": weight, "bias": bias}
     if not math.isinf(bound):
-        tensors["bound"] = bias.new_tensor([bound])
+        tensors["length" if normalises else "bound"] = bias.new_tensor([bound])
     return Block("memory", tensors, labels)
 
 
@@ -31,6 +33,8 @@ def scores_of(head: Block, features: Tensor, classes: int) -> Tensor:
     if head.labels:
         if "bound" in head.tensors:
             features = clipped(features, float(head.tensors["bound"]))
+        if "length" in head.tensors:
+            features = normalised(features, float(head.tensors["length"]))
         solved = F.linear(features.double(), head.tensors["weight"], head.tensors["bias"])
         scores[:, list(head.labels)] = solved
     return scores
