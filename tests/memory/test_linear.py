@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profcil.errors import Failure
-from profcil.memory import linear
+from profcil.memory import linear, linear_drift, symmetric
 
 
 def data(seed: int = 0, n: int = 90, d: int = 5, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,14 +81,14 @@ def test_without_spread_the_head_is_the_nearest_mean():
     assert torch.equal((probe.double() @ weight.T + bias).argmax(1), torch.cdist(probe, u).argmin(1))
 
 
-def drift(old: torch.Tensor, change: torch.Tensor) -> linear.Drift:
+def drift(old: torch.Tensor, change: torch.Tensor) -> linear_drift.Drift:
     """The sums over some examples, computed directly."""
     u = linear.append_one(old)
     change = change.double()
-    return linear.Drift(u.T @ u, u.T @ change, change.T @ change)
+    return linear_drift.Drift(u.T @ u, u.T @ change, change.T @ change)
 
 
-def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, torch.Tensor, torch.Tensor]:
+def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear_drift.Drift, torch.Tensor, torch.Tensor]:
     """Old examples with labels, the drift of other examples, and the true linear map a, b of that drift."""
     rng = torch.Generator().manual_seed(seed)
     a = torch.eye(5) + 0.5 * torch.randn(5, 5, generator=rng)
@@ -103,8 +103,8 @@ def drifted(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, linear.Drift, to
 @given(st.integers(0, 1000))
 def test_an_exact_linear_drift_is_recovered_for_means_and_matrix(seed):
     old, y, moved, a, b = drifted(seed)
-    shift, residual = linear.fit_drift(moved, 0.0)
-    found = linear.apply_drift(linear.summarise(old, y), shift, residual)
+    shift, residual = linear_drift.fit_drift(moved, 0.0)
+    found = linear_drift.apply_drift(linear.summarise(old, y), shift, residual)
     truth = linear.summarise(old.double() @ a.double() + b, y)
     torch.testing.assert_close(found.mean, truth.mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.gram, truth.gram, rtol=1e-5, atol=1e-3)
@@ -113,7 +113,7 @@ def test_an_exact_linear_drift_is_recovered_for_means_and_matrix(seed):
 
 def test_the_map_is_shrunk_towards_no_drift():
     _, _, moved, *_ = drifted()
-    sizes = [float(linear.fit_drift(moved, ridge)[0].norm()) for ridge in (0.0, 0.1, 10.0, 1e6)]
+    sizes = [float(linear_drift.fit_drift(moved, ridge)[0].norm()) for ridge in (0.0, 0.1, 10.0, 1e6)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < 1e-4 * sizes[0]
 
@@ -123,10 +123,10 @@ def test_the_residual_of_the_linear_map_is_added_to_the_covariance():
     rng = torch.Generator().manual_seed(3)
     noise = torch.randn(4000, 5, generator=rng)
     before = torch.randn(4000, 5, generator=rng)
-    shift, residual = linear.fit_drift(drift(before, 2 * noise), 0.0)
+    shift, residual = linear_drift.fit_drift(drift(before, 2 * noise), 0.0)
     torch.testing.assert_close(residual, 4 * torch.eye(5).double(), atol=0.4, rtol=0)
     start = linear.summarise(u, y)
-    wider = linear.apply_drift(start, torch.zeros_like(shift), residual)
+    wider = linear_drift.apply_drift(start, torch.zeros_like(shift), residual)
     torch.testing.assert_close(linear.within_class_covariance(wider), linear.within_class_covariance(start) + residual)
 
 
@@ -139,7 +139,7 @@ def test_a_transported_matrix_stays_symmetric_and_positive_semidefinite(seed, ri
     after = before.relu() + 0.3 * torch.randn(30, 8, generator=rng)
     s = linear.summarise(u, y)
     for _ in range(3):
-        s = linear.apply_drift(s, *linear.fit_drift(drift(before, after - before), ridge))
+        s = linear_drift.apply_drift(s, *linear_drift.fit_drift(drift(before, after - before), ridge))
     assert torch.equal(s.gram, s.gram.T)
     assert float(s.gram[-1, -1]) == pytest.approx(12)
     for matrix in (s.gram, linear.within_class_covariance(s)):
@@ -154,7 +154,7 @@ def test_the_solver_uses_float64_and_adds_jitter_to_an_indefinite_matrix():
     flat -= 1e-12 * torch.eye(6)
     assert int(torch.linalg.cholesky_ex(flat)[1])
     right = flat @ torch.randn(6, 2, generator=rng).double()
-    answer = linear.solve(flat.float().double(), right.float())
+    answer = symmetric.solve(flat.float().double(), right.float())
     assert answer.dtype == torch.float64
     torch.testing.assert_close(flat @ answer, right, atol=1e-2, rtol=1e-2)
 
@@ -168,17 +168,17 @@ def test_the_solver_uses_float64_and_adds_jitter_to_an_indefinite_matrix():
 )
 def test_an_unsolvable_matrix_is_an_error(matrix, word):
     with pytest.raises(Failure, match=word):
-        linear.solve(matrix, torch.ones(3, 1))
+        symmetric.solve(matrix, torch.ones(3, 1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 65, 513, 1100])
 def test_packing_stores_a_triangle_in_float32(size):
     drawn = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
-    matrix = linear.symmetrise(drawn)
+    matrix = symmetric.symmetrise(drawn)
     assert torch.equal(matrix, (drawn + drawn.T) / 2)
-    packed = linear.pack(matrix.double())
+    packed = symmetric.pack(matrix.double())
     assert (packed.numel(), packed.dtype) == (size * (size + 1) // 2, torch.float32)
-    assert torch.equal(linear.unpack(packed), matrix.double())
+    assert torch.equal(symmetric.unpack(packed), matrix.double())
 
 
 def test_pooling_does_not_depend_on_order_and_works_for_disjoint_classes():
@@ -195,11 +195,11 @@ def test_pooling_does_not_depend_on_order_and_works_for_disjoint_classes():
 
 @pytest.mark.parametrize(("size", "tile"), [(1, 4), (7, 4), (8, 4), (9, 512)])
 def test_a_packed_gram_equals_the_packed_full_matrix(monkeypatch, size, tile):
-    monkeypatch.setattr(linear, "TILE", tile)
+    monkeypatch.setattr(symmetric, "TILE", tile)
     u = torch.randn(5, size, generator=torch.Generator().manual_seed(size)).double()
-    packed = linear.packed_gram(u)
+    packed = symmetric.packed_gram(u)
     assert packed.dtype == torch.float32
-    torch.testing.assert_close(packed, linear.pack(u.T @ u), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(packed, symmetric.pack(u.T @ u), rtol=1e-6, atol=1e-7)
 
 
 # -- the packed factor --------------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ SIZES = st.tuples(st.integers(0, 30), st.integers(1, 20))  # examples and featur
 @given(SIZES, st.integers(0, 1000))
 def test_a_packed_factor_has_the_second_moments_of_its_examples(size, seed):
     u = 10 * torch.randn(size, generator=torch.Generator().manual_seed(seed)).double()
-    packed = linear.packed_factor(u)
+    packed = symmetric.packed_factor(u)
     assert packed.dtype == torch.float32
-    gram = linear.gram_of_factor(packed, size[1])
+    gram = symmetric.gram_of_factor(packed, size[1])
     assert gram.dtype == torch.float64
     torch.testing.assert_close(gram, u.T @ u, rtol=1e-5, atol=1e-5 * float(u.square().sum() + 1))
 
@@ -223,16 +223,16 @@ def test_a_packed_factor_has_the_second_moments_of_its_examples(size, seed):
 def test_a_packed_factor_has_as_many_rows_as_examples_but_at_most_as_features(size):
     examples, width = size
     rows = min(examples, width)
-    packed = linear.packed_factor(torch.ones(size))
+    packed = symmetric.packed_factor(torch.ones(size))
     assert packed.numel() == rows * width - rows * (rows - 1) // 2
-    assert linear.factor_rows(packed.numel(), width) == rows
+    assert symmetric.factor_rows(packed.numel(), width) == rows
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 25_000), st.floats(0.0, 1.0))
 def test_the_rows_of_a_packed_factor_follow_from_its_numbers(width, share):
     rows = round(share * width)
-    assert linear.factor_rows(rows * width - rows * (rows - 1) // 2, width) == rows
+    assert symmetric.factor_rows(rows * width - rows * (rows - 1) // 2, width) == rows
 
 
 @settings(max_examples=20, deadline=None)
@@ -243,14 +243,14 @@ def test_a_packed_factor_reveals_nothing_beyond_the_second_moments(seed, example
     rng = torch.Generator().manual_seed(seed)
     u = torch.randn(examples, 10, generator=rng).double()
     rotation = torch.linalg.qr(torch.randn(examples, examples, generator=rng).double()).Q
-    one, two = (linear.packed_factor(v) for v in (u, rotation @ u))
+    one, two = (symmetric.packed_factor(v) for v in (u, rotation @ u))
     torch.testing.assert_close(one.abs(), two.abs(), rtol=1e-3, atol=1e-3)
 
 
 def test_the_factor_of_examples_that_are_alike_has_their_second_moments():
     """The matrix has rank 1; a Cholesky factor would not exist."""
     u = torch.arange(1.0, 7.0).double().expand(4, 6)
-    torch.testing.assert_close(linear.gram_of_factor(linear.packed_factor(u), 6), u.T @ u, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(symmetric.gram_of_factor(symmetric.packed_factor(u), 6), u.T @ u, rtol=1e-5, atol=1e-4)
 
 
 # -- the drift in a summary ---------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_the_drift_of_a_summary_equals_a_direct_computation(seed, anchors, other
     z = torch.cat([after, anchor, other, after - before], 1)
     summary = linear.summarise(z, torch.arange(20) % 2)
     kept = summary.gram.clone()
-    found = linear.drift_of(summary, anchors, 3)
+    found = linear_drift.drift_of(summary, anchors, 3)
     expected = drift(torch.cat([before, anchor], 1), after - before)
     torch.testing.assert_close(found.old, expected.old)
     torch.testing.assert_close(found.cross, expected.cross)
@@ -286,8 +286,8 @@ def test_pooling_does_not_change_its_parts():
 def test_the_drift_sums_are_in_the_second_moments_of_both_features():
     rng = torch.Generator().manual_seed(3)
     before, after = (torch.randn(9, 4, generator=rng) for _ in range(2))
-    rows = linear.drift_rows(before, after)
-    found = linear.split_drift(rows.T @ rows, 4)
+    rows = linear_drift.drift_rows(before, after)
+    found = linear_drift.split_drift(rows.T @ rows, 4)
     expected = drift(before, after - before)
     for name in ("old", "cross", "square"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from profcil.memory import bank, linear
+from profcil.memory import bank, linear, symmetric
 from profcil.memory.uncertainty import (
     client_sums,
     explained_noise,
@@ -37,7 +37,7 @@ def heads(u: Tensor, y: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Te
     covariance, penalty = linear.covariance_and_penalty(s, 0.05)
     v = mean_variance(s.count, fresh_dispersion(s.count), no_sums(s.mean))
     head = shrunk_discriminants(
-        s.mean, v, float(s.count.sum()), covariance, linear.add_to_diagonal(covariance, penalty)
+        s.mean, v, float(s.count.sum()), covariance, symmetric.add_to_diagonal(covariance, penalty)
     )
     return linear.lda(s, 0.05), (head.weight, head.bias), head.mean
 
@@ -104,7 +104,7 @@ def test_the_scores_of_a_rare_class_are_divided_by_its_wider_variance():
     _, (weight, _), mean = heads(u, y)
     sure = 1 / (1 + 5 / s.count)
     centre = (sure[:, None] * s.mean).sum(0) / sure.sum()
-    undivided = linear.solve(linear.add_to_diagonal(covariance, penalty), (mean - centre).T).T
+    undivided = symmetric.solve(symmetric.add_to_diagonal(covariance, penalty), (mean - centre).T).T
     wider = undivided.norm(dim=1) / weight.norm(dim=1)
     assert float(wider[:5].min()) > 1.15
     assert float(wider[5:].max()) < 1.01
@@ -115,7 +115,7 @@ def test_noise_of_examples_outside_the_covariance_is_estimated_from_those_inside
     rng = torch.Generator().manual_seed(3)
     u = torch.randn(100, 50, generator=rng, dtype=torch.float64)
     covariance = u.T @ u / 100
-    factor = linear.cholesky(linear.add_to_diagonal(covariance, covariance.new_tensor(0.05)))
+    factor = symmetric.cholesky(symmetric.add_to_diagonal(covariance, covariance.new_tensor(0.05)))
     inverse = torch.cholesky_inverse(factor)
     true = float(inverse.trace())  # Σ = I
     inside = float((inverse * covariance).sum())

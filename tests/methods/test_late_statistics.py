@@ -10,7 +10,7 @@ import torch
 
 from profcil.engine.channel import Block, Reply, ServerState, When
 from profcil.engine.late import LateStatistics, expect_late, record_move
-from profcil.memory import linear
+from profcil.memory import linear, linear_drift, symmetric
 from profcil.memory.bank import Moments, bank_from_moments, measure, pool
 from profcil.memory.transport import local_transport
 from profcil.methods.parts.late_reports import note_merged
@@ -166,7 +166,7 @@ def test_a_map_moves_all_late_means():
     state = record_move(state.put(base=Block("model", {"w": torch.ones(1)})), {"map": matrix})
     fresh = moments(7, 2, 2, 5)
     carried = ProMax(ProMax.Params()).carried(state, fresh, version)
-    assert torch.allclose(carried.mean.double(), linear.carried_means(fresh.mean, matrix), atol=1e-4)
+    assert torch.allclose(carried.mean.double(), linear_drift.carried_means(fresh.mean, matrix), atol=1e-4)
 
 
 def test_shifts_of_a_stale_reply_have_its_weight_and_end_when_the_base_is_frozen():
@@ -263,8 +263,8 @@ def test_a_late_report_joins_the_memory_through_the_maps_that_it_has_missed():
     in_time = linear.add(method.memory(state), linear.select_features(summary_of_report(sent.reply.blocks), range(D)))
     for _ in range(2):
         state, matrix, residual = drifted(state)
-        state = method.put_memory(state, linear.apply_drift(method.memory(state), matrix, residual))
-        in_time = linear.apply_drift(in_time, matrix, residual)
+        state = method.put_memory(state, linear_drift.apply_drift(method.memory(state), matrix, residual))
+        in_time = linear_drift.apply_drift(in_time, matrix, residual)
     joined = method.add_statistics(state, [sent], {}, at(2))
     assert same_summary(method.memory(joined), in_time)
     assert 8 in joined.blocks["known_classes"].labels
@@ -315,7 +315,7 @@ def test_prolin_with_a_moving_base_counts_every_example_once(base_rounds, fresh)
     totals = torch.bincount(made.world.bundle.train.y)
     for label, number in zip(made.server.blocks["bank"].labels, count.tolist(), strict=True):
         assert 0 < number <= int(totals[label])
-    gram = linear.unpack(made.server.blocks["bank_gram"].tensors["gram"])
+    gram = symmetric.unpack(made.server.blocks["bank_gram"].tensors["gram"])
     assert float(gram[-1, -1]) == pytest.approx(float(count.sum()), rel=1e-3)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from profcil.engine import loop
 from profcil.engine.channel import ServerState
 from profcil.errors import ConfigError
-from profcil.memory import linear
+from profcil.memory import linear, linear_drift
 from profcil.memory.bank import measure
 from profcil.methods.parts.linear_transport import carry_memory, fit_examples
 from profcil.methods.parts.memory_blocks import bank_of
@@ -149,7 +149,7 @@ def test_a_client_rehearses_from_means_moved_by_its_own_linear_map(fresh):
     rehearsed = turn.send(type("Trained", (), {"weights": fitted, "loss": 0.0, "steps": 1})).source
     start = client.features(inbox["starting_base"])
     shift, _ = fit_examples(start, client.features(fitted["base"]), 0.01)
-    expected = linear.carried_means(inbox["memory"].tensors["mean"], shift)
+    expected = linear_drift.carried_means(inbox["memory"].tensors["mean"], shift)
     torch.testing.assert_close(rehearsed.mean.double(), expected, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(rehearsed.mean, inbox["memory"].tensors["mean"], atol=1e-2)
 

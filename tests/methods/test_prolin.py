@@ -12,7 +12,7 @@ import torch
 from profcil.engine import loop
 from profcil.engine.channel import Block, When
 from profcil.errors import ConfigError
-from profcil.memory import linear
+from profcil.memory import linear, linear_drift, symmetric
 from profcil.methods.parts.reported_clients import put_answered
 from profcil.methods.parts.summaries import report, summary_of_report
 from profcil.methods.prolin import ProLin
@@ -63,7 +63,7 @@ def memory_in(server) -> linear.Summary:
     """The memory in a server's state."""
     rows, gram = server.blocks["bank"].tensors, server.blocks["bank_gram"].tensors["gram"]
     return linear.Summary(
-        server.blocks["bank"].labels, rows["count"].double(), rows["mean"].double(), linear.unpack(gram)
+        server.blocks["bank"].labels, rows["count"].double(), rows["mean"].double(), symmetric.unpack(gram)
     )
 
 
@@ -71,8 +71,8 @@ def carried(old: linear.Summary, before, after) -> linear.Summary:
     """A memory moved by the linear map from the features `before` to their change. The map moves the first columns."""
     u = linear.append_one(before)
     change = (after - before[:, : after.shape[1]]).double()
-    drift = linear.Drift(u.T @ u, u.T @ change, change.T @ change)
-    return linear.apply_drift(old, *linear.fit_drift(drift, 0.01))
+    drift = linear_drift.Drift(u.T @ u, u.T @ change, change.T @ change)
+    return linear_drift.apply_drift(old, *linear_drift.fit_drift(drift, 0.01))
 
 
 def rows_of(memory: linear.Summary, labels) -> torch.Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from profcil.errors import ConfigError
 from profcil.memory import linear
-from profcil.memory.linear import unpack
 from profcil.memory.rehearsal import Rehearsal
+from profcil.memory.symmetric import unpack
 from profcil.methods.parts.pro_settings import ProParams
 from profcil.runs.folder import RunFolder
 

@@ -735,7 +735,7 @@ MUTATIONS = (
     Mutation(
         "drift-not-applied",
         "methods/prolin.py",
-        "carried = linear.apply_drift(memory, shift, residual)",
+        "carried = linear_drift.apply_drift(memory, shift, residual)",
         "carried = memory",
         "Old memory does not follow the base.",
         (PROLIN,),
@@ -798,7 +798,7 @@ MUTATIONS = (
     ),
     Mutation(
         "residual-not-added",
-        "memory/linear.py",
+        "memory/linear_drift.py",
         "gram[:d, :d] += s.count.sum() * residual",
         "gram[:d, :d] += 0.0 * residual",
         "Carried classes do not spread as real features did.",
@@ -806,7 +806,7 @@ MUTATIONS = (
     ),
     Mutation(
         "drift-of-new-features",
-        "memory/linear.py",
+        "memory/linear_drift.py",
         "gram[:moving] -= gram[-moving:]",
         "gram[:moving] += gram[-moving:]",
         "The drift is measured from other features than the old ones.",
@@ -814,7 +814,7 @@ MUTATIONS = (
     ),
     Mutation(
         "factor-rows-truncated",
-        "memory/linear.py",
+        "memory/symmetric.py",
         "packed_rows(factor).float()",
         "packed_rows(factor[: max(1, len(factor) - 1)]).float()",
         "A report lacks the last row of its factor.",
@@ -822,7 +822,7 @@ MUTATIONS = (
     ),
     Mutation(
         "factor-rows-miscounted",
-        "memory/linear.py",
+        "memory/symmetric.py",
         "twice = 2 * width + 1",
         "twice = 2 * width",
         "The rows of a factor are counted wrongly.",
@@ -1059,7 +1059,7 @@ MUTATIONS = (
     # -- PRO-MAX beyond the paper -------------------------------------------------------------------------------------
     Mutation(
         "carried-constant",
-        "memory/linear.py",
+        "memory/linear_drift.py",
         "return mean.double() + append_one(mean) @ shift",
         "return mean.double() + mean.double() @ shift[:-1]",
         "Means are carried without the constant of the linear map.",

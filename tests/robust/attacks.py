@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from profcil.engine.channel import Block, Inbox, Reply
-from profcil.memory import linear
+from profcil.memory import symmetric
 
 LARGEST_INT = 2**31 - 1
 Change = Callable[[Tensor, Tensor], Tensor]  # sent tensor, broadcast tensor → false tensor
@@ -142,9 +142,9 @@ def scaled_features(factor: float) -> Callable[..., Reply]:
 
 def scaled_factor(packed: Tensor, width: int, factor: float) -> Tensor:
     """A packed factor of [u; 1] with u times a factor."""
-    rows = linear.unpack_factor(packed, width)
+    rows = symmetric.unpack_factor(packed, width)
     rows[:, :-1] *= factor
-    return linear.packed_rows(rows).float()
+    return symmetric.packed_rows(rows).float()
 
 
 def shifts(block: Block) -> Block:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from profcil.engine.channel import Block, Reply
 from profcil.engine.moment_checks import unfit_factor, unfit_sketch, wrong_matrices, wrong_moments
-from profcil.memory import linear
+from profcil.memory import symmetric
 from profcil.memory.bank import measure
 from profcil.methods.parts.memory_blocks import block_of_moments
 from profcil.methods.parts.summaries import report
@@ -92,8 +92,8 @@ def test_means_that_leave_no_scatter_are_refused():
 def test_a_scatter_that_is_negative_somewhere_is_refused():
     matrix = torch.eye(WIDTH)
     block = block_of_moments(measure(*examples(9, 0)))
-    good = {**block.tensors, "scatter": linear.pack(matrix)}
-    bad = {**block.tensors, "scatter": linear.pack(matrix - 2 * torch.eye(WIDTH)[:, :1] @ torch.eye(WIDTH)[:1])}
+    good = {**block.tensors, "scatter": symmetric.pack(matrix)}
+    bad = {**block.tensors, "scatter": symmetric.pack(matrix - 2 * torch.eye(WIDTH)[:, :1] @ torch.eye(WIDTH)[:1])}
     assert list(wrong_moments(type(block)("statistics", good, block.labels))) == []
     assert "semidefinite" in next(wrong_moments(type(block)("statistics", bad, block.labels)))
 

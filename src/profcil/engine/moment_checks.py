@@ -10,7 +10,7 @@ from torch import Tensor
 
 from profcil.engine.channel import Block, Reply
 from profcil.engine.encoding import ROUNDING
-from profcil.memory import linear
+from profcil.memory import symmetric
 from profcil.memory.sketch import directions
 
 
@@ -20,7 +20,7 @@ def wrong_moments(block: Block, rounding: float = ROUNDING["float32"]) -> Iterat
     both = "mean" in tensors and "second" in tensors
     if both and below_square(tensors["mean"].double(), tensors["second"].double(), rounding):
         yield "tensor second is below the square of the mean"
-    if "scatter" in tensors and not is_semidefinite(linear.unpack(tensors["scatter"]), rounding):
+    if "scatter" in tensors and not is_semidefinite(symmetric.unpack(tensors["scatter"]), rounding):
         yield "tensor scatter is not positive semidefinite"
 
 
@@ -65,7 +65,7 @@ def unfit_factor(mean: Tensor, count: Tensor, packed: Tensor, rounding: float = 
     if not is_triangle(packed.numel(), width):
         yield f"tensor factor has {packed.numel()} numbers, which is no triangle of {width} columns"
         return
-    factor = linear.unpack_factor(packed, width)
+    factor = symmetric.unpack_factor(packed, width)
     ones = factor[:, -1]
     total = count.sum()
     if abs(float(ones.square().sum() - total)) > rounding * float(total):
@@ -103,7 +103,7 @@ def unfit_sketch(
 
 def is_triangle(numbers: int, width: int) -> bool:
     """Whether a packed factor of so many columns can have so many numbers."""
-    rows = linear.factor_rows(numbers, width)
+    rows = symmetric.factor_rows(numbers, width)
     return 0 < rows <= width and rows * width - rows * (rows - 1) // 2 == numbers
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from profcil.memory.bank import FLOOR, Moments
-from profcil.memory.linear import add_to_diagonal, cholesky, packed_gram, symmetrise, unpack
+from profcil.memory.symmetric import add_to_diagonal, cholesky, packed_gram, symmetrise, unpack
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Closed-form heads from sums, and the transport of these sums by one linear map.
+"""Closed-form heads from sums.
 
 A `Summary` has per class a count and a mean of features u, and one second-moment matrix G = Σ ũũᵀ of ũ = [u; 1] over
 all classes. Summaries of disjoint examples are additive, so a head solved from the sums of many clients is the head
@@ -9,15 +9,14 @@ solved from all their examples. The functions take and return tensors, in float6
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from profcil.errors import Failure
+from profcil.memory.symmetric import add_to_diagonal, cholesky, solve, symmetrise
 
 if TYPE_CHECKING:
     from profcil.memory.sketch import Sketch
@@ -26,9 +25,7 @@ ROUNDING = 1e-6  # a variance below this share of the mean square is rounding, s
 NO_VARIANCE = 1e-5  # the share that is added to the diagonal instead of such a variance
 TINY = 1e-30  # a divisor that is smaller counts as this
 FLOOR = 1e-9  # a within-class variance below this share of the mean squared feature counts as zero
-TILE = 512  # rows and columns of a large matrix that are processed at a time
 LEAST_LEVEL = 0.3  # of the largest eigenvalue of noise: the least that a direction below it varies (docs/privacy.md)
-JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)  # shares of the mean diagonal, tried in turn if Cholesky fails
 
 
 @dataclass(frozen=True)
@@ -44,15 +41,6 @@ class Summary:
     sum_noise: Tensor | None = None  # [classes], variance of the noise on each number of count · mean
     dispersion: Tensor | None = None  # [classes, 2], see `uncertainty`; None = not measured
     sketch: Sketch | None = None  # in place of G, see `sketch`
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Sums over examples of the old ũ_o and of the change δ of u."""
-
-    old: Tensor  # [d + 1, d + 1], Σ ũ_o ũ_oᵀ
-    cross: Tensor  # [d + 1, d], Σ ũ_o δᵀ
-    square: Tensor  # [d, d], Σ δδᵀ
 
 
 def append_one(u: Tensor) -> Tensor:
@@ -229,40 +217,6 @@ def group_means(variances: Tensor, last: int) -> Tensor:
     return torch.cat(means)
 
 
-def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """matrix⁻¹ right for a symmetric positive definite matrix, by Cholesky in float64."""
-    solution: Tensor = torch.cholesky_solve(right.double(), cholesky(matrix))
-    return solution
-
-
-def cholesky(matrix: Tensor) -> Tensor:
-    """L with LLᵀ = matrix, in float64. If rounding has made the matrix indefinite, the smallest of `JITTERS` that helps
-    is added to the diagonal."""
-    matrix = symmetrise(matrix.double())
-    size = len(matrix)
-    if not bool(torch.isfinite(matrix).all()):
-        raise Failure(f"a {size}×{size} second-moment matrix has NaN or infinite entries; lower train.lr or train.clip")
-    unit = matrix.diagonal().mean()
-    for jitter in JITTERS:
-        raised = add_to_diagonal(matrix, jitter * unit) if jitter else matrix
-        factor: Tensor
-        factor, failed = torch.linalg.cholesky_ex(raised)
-        if not int(failed):
-            return factor
-    largest = JITTERS[-1]
-    raise Failure(
-        f"a {size}×{size} second-moment matrix is not positive definite, even with {largest:g} of its mean "
-        f"diagonal added; raise the method's shrink and ridge settings"
-    )
-
-
-def add_to_diagonal(matrix: Tensor, values: Tensor) -> Tensor:
-    """A copy of the matrix with one value, or one for each row, added to its diagonal."""
-    matrix = matrix.clone()
-    matrix.diagonal().add_(values)
-    return matrix
-
-
 def select_features(s: Summary, features: Sequence[int]) -> Summary:
     """The summary of these features; a feature may be listed twice."""
     constant = s.mean.shape[1]
@@ -270,166 +224,3 @@ def select_features(s: Summary, features: Sequence[int]) -> Summary:
     mean = s.mean[:, rows[:-1]]
     gram = s.gram[rows][:, rows]
     return replace(s, mean=mean, gram=gram)
-
-
-def drift_of(s: Summary, anchors: int, moving: int) -> Drift:
-    """The drift sums in a summary whose features are [u; a; others; δ]: the moving features under the new base,
-    `anchors` fixed ones, any others, and the change δ of the moving ones. The old features are ũ_o = [u − δ; a; 1]."""
-    width = s.mean.shape[1]
-    old = range(moving + anchors)
-    change = range(width - moving, width)
-    rows = torch.tensor([*old, width, *change], device=s.gram.device)
-    gram = s.gram[rows][:, rows]
-    gram[:moving] -= gram[-moving:]
-    gram[:, :moving] -= gram[:, -moving:]
-    return split_drift(gram, moving)
-
-
-def drift_rows(before: Tensor, after: Tensor) -> Tensor:
-    """[ũ_o; δ] of some examples, from their features under the old and the new base. The second-moment matrix of
-    these rows has the drift sums."""
-    change = after.double() - before.double()
-    return torch.cat([append_one(before), change], 1)
-
-
-def split_drift(gram: Tensor, moving: int) -> Drift:
-    """The drift sums in the second-moment matrix of [ũ_o; δ]."""
-    width = len(gram) - moving
-    old = gram[:width, :width]
-    cross = gram[:width, width:]
-    square = gram[width:, width:]
-    return Drift(old, cross, square)
-
-
-def fit_drift(d: Drift, ridge: float) -> tuple[Tensor, Tensor]:
-    """B = (Σ ũ_oũ_oᵀ + ridge·diag)⁻¹ Σ ũ_oδᵀ, and the second moment of the residual δ − Bᵀũ_o."""
-    diagonal = d.old.diagonal().clamp(min=FLOOR)
-    penalised = add_to_diagonal(d.old, ridge * diagonal)
-    shift = solve(penalised, d.cross)
-    mixed = shift.T @ d.cross
-    residual = d.square - mixed - mixed.T + shift.T @ d.old @ shift
-    examples = d.old[-1, -1]
-    return shift, symmetrise(residual) / examples
-
-
-def carried_means(mean: Tensor, shift: Tensor) -> Tensor:
-    """μ + Bᵀ[μ; 1], in float64."""
-    return mean.double() + append_one(mean) @ shift
-
-
-def apply_drift(s: Summary, shift: Tensor, residual: Tensor) -> Summary:
-    """The summary after a linear drift: μ ← μ + Bᵀ[μ; 1], and G by congruence with I + [B 0].
-
-    The residual covariance is added once per example, so that the variance of classes grows as that of real features
-    did. B reads the first features, as many as it has rows (and the constant), and moves as many as it has columns. All
-    later features stay.
-    """
-    d = shift.shape[1]
-    width = s.mean.shape[1]
-    rows = [*range(len(shift) - 1), width]
-    wide = shift.new_zeros(width + 1, d)
-    wide[rows] = shift
-    mean = s.mean.clone()
-    mean[:, :d] += append_one(s.mean) @ wide
-    gram = s.gram.clone()
-    gram[:, :d] += s.gram @ wide  # I + [B 0] is mostly I: update the columns, then the rows
-    gram[:d] += wide.T @ gram
-    gram[:d, :d] += s.count.sum() * residual
-    return replace(s, mean=mean, gram=symmetrise(gram))
-
-
-def symmetrise(matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """The mean of a matrix and its transpose, computed tile by tile: the columns of a large matrix are far apart in
-    memory. `out` may be the matrix itself."""
-    mean = torch.empty_like(matrix) if out is None else out
-    for a, b in tiles(len(matrix)):
-        mirrored = matrix[b, a].T
-        tile = (matrix[a, b] + mirrored) / 2
-        mean[a, b] = tile
-        mean[b, a] = tile.T
-    return mean
-
-
-def pack(matrix: Tensor) -> Tensor:
-    """The upper triangle of a symmetric matrix in float32: half the numbers to send."""
-    return packed_rows(matrix).float()
-
-
-def packed_rows(matrix: Tensor) -> Tensor:
-    """Each row from its diagonal entry on, one after another."""
-    return torch.cat([row[i:] for i, row in enumerate(matrix)])
-
-
-def packed_gram(u: Tensor) -> Tensor:
-    """pack(uᵀu), computed some rows at a time: the full float64 matrix, four times as many bytes, is never stored."""
-    width = u.shape[1]
-    upper = []
-    for i in range(0, width, TILE):
-        tile = u[:, i : i + TILE]
-        rows = tile.T @ u[:, i:]
-        upper.append(packed_rows(rows.float()))
-    return torch.cat(upper)
-
-
-def packed_factor(u: Tensor) -> Tensor:
-    """The triangular factor R of uᵀu = RᵀR as packed float32 rows, with as many rows as u has, or columns if these are
-    fewer.
-
-    R follows from uᵀu alone (up to signs), so it reveals nothing that uᵀu does not. For few examples it has far fewer
-    numbers: n·d instead of d²/2.
-    """
-    if not len(u):
-        return u.new_zeros(0).float()
-    factor = torch.linalg.qr(u.double(), mode="r").R
-    return packed_rows(factor).float()
-
-
-def gram_of_factor(packed: Tensor, width: int) -> Tensor:
-    """RᵀR of a packed factor with `width` columns."""
-    factor = unpack_factor(packed, width)
-    return factor.T @ factor
-
-
-def unpack_factor(packed: Tensor, width: int) -> Tensor:
-    """R of a packed factor with `width` columns, in float64."""
-    rows = factor_rows(packed.numel(), width)
-    factor = packed.new_zeros(rows, width, dtype=torch.float64)
-    upper = torch.ones_like(factor, dtype=torch.bool).triu()
-    factor[upper] = packed.double()
-    return factor
-
-
-def sent_gram(tensors: Mapping[str, Tensor], width: int) -> Tensor:
-    """The second-moment matrix of a report: packed as it is, or as a factor with `width` columns."""
-    if "gram" in tensors:
-        return unpack(tensors["gram"])
-    return gram_of_factor(tensors["factor"], width)
-
-
-def factor_rows(numbers: int, width: int) -> int:
-    """The number of rows r of a packed factor: r·width − r(r − 1)/2 numbers."""
-    twice = 2 * width + 1
-    discriminant = max(0, twice * twice - 8 * numbers)
-    return (twice - math.isqrt(discriminant)) // 2
-
-
-def unpack(triangle: Tensor) -> Tensor:
-    """The symmetric matrix behind a packed one, in float64."""
-    root = (8 * triangle.numel() + 1) ** 0.5
-    size = int((root - 1) / 2)
-    matrix = torch.zeros(size, size, dtype=torch.float64, device=triangle.device)
-    upper = torch.ones(size, size, dtype=torch.bool, device=triangle.device).triu()
-    matrix.masked_scatter_(upper, triangle.double())
-    for a, b in tiles(size):
-        tile = matrix[a, b]
-        if a == b:
-            matrix[a, a] = tile + tile.triu(1).T
-        else:
-            matrix[b, a] = tile.T
-    return matrix
-
-
-def tiles(size: int) -> list[tuple[slice, slice]]:
-    """Rows and columns of the tiles on and above the diagonal of a square matrix."""
-    parts = [slice(i, i + TILE) for i in range(0, size, TILE)]
-    return list(combinations_with_replacement(parts, 2))

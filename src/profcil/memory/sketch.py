@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from profcil.memory import linear
+from profcil.memory import linear, symmetric
 from profcil.memory.linear import FLOOR, ROUNDING, Summary
 from profcil.randomness import torch_generator
 
@@ -86,9 +86,9 @@ def lda(s: Summary, shrink: float, last: int = 0) -> tuple[Tensor, Tensor]:
 def discriminants(mean: Tensor, factor: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
     """w_y = (FFᵀ + D)⁻¹ μ_y and b_y = −½ w_yᵀμ_y."""
     scaled = factor / diagonal[:, None]
-    inner = linear.add_to_diagonal(factor.T @ scaled, diagonal.new_ones(()))
+    inner = symmetric.add_to_diagonal(factor.T @ scaled, diagonal.new_ones(()))
     weight = mean / diagonal
-    weight = weight - linear.solve(inner, factor.T @ weight.T).T @ scaled.T
+    weight = weight - symmetric.solve(inner, factor.T @ weight.T).T @ scaled.T
     return weight, -0.5 * (weight * mean).sum(1)
 
 

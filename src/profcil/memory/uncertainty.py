@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from profcil.memory import linear
+from profcil.memory import linear, symmetric
 from profcil.memory.linear import TINY
 
 NEGLIGIBLE = 0.02  # the v of a mean that counts as sure: fifty examples
@@ -169,7 +169,7 @@ def shrunk_discriminants(
 
     For many examples of every class v_y → 0, and these are the usual discriminants but for a constant.
     """
-    factor = linear.cholesky(penalised)
+    factor = symmetric.cholesky(penalised)
     white = torch.linalg.solve_triangular(factor, mean.double().T, upper=False).T
     v = variance.double()
     sure = 1 / (1 + PRIOR * v)

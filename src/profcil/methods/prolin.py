@@ -17,7 +17,7 @@ Our own method, based on PRO: aggregated statistics only, no raw data, no genera
 So there are three ideas: heads in closed form, a base that moves but keeps its scores, and a memory that is carried by
 one linear map. With `base_rounds = 0` nothing is trained by gradient, and the result depends on which examples were
 reported, not on the order of tasks. With `anchor = false`, too, z is d(x) alone and no network is used at all. A report
-holds a factor of G that follows from G (`linear.packed_factor`): it reveals as much as G, which for few examples is
+holds a factor of G that follows from G (`symmetric.packed_factor`): it reveals as much as G, which for few examples is
 much. `min_support` withholds classes with few examples. With `uncertainty = "shrink"` the deployed head is solved from
 means that are shrunk by how sure they are, for classes with few examples (docs/uncertainty.md). With `base_rounds = 0`
 there may be less than the matrix: `moments = "sketch"` is G on a few common directions and its diagonal
@@ -48,7 +48,7 @@ import torch
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
 from profcil.engine.client import Client
 from profcil.engine.late import LateStatistics, moves_since, record_move
-from profcil.memory import linear
+from profcil.memory import linear, linear_drift
 from profcil.memory.linear import Summary
 from profcil.memory.uncertainty import older
 from profcil.methods.parts import late_reports, mean_uncertainty
@@ -196,9 +196,9 @@ class ProLin(ProLinBase):
         """The memory moved to the present base by one linear map, and the reports without the change of features. The
         state records the map."""
         moving = self.moving_width(state)
-        drift = linear.drift_of(fresh, moving if self.anchored else 0, moving)
-        shift, residual = linear.fit_drift(drift, self.params.ridge)
-        carried = linear.apply_drift(memory, shift, residual)
+        drift = linear_drift.drift_of(fresh, moving if self.anchored else 0, moving)
+        shift, residual = linear_drift.fit_drift(drift, self.params.ridge)
+        carried = linear_drift.apply_drift(memory, shift, residual)
         width = memory.mean.shape[1]
         state = record_move(state, {"map": shift, "residual": residual})
         return state, carried, linear.select_features(fresh, range(width))
@@ -241,7 +241,7 @@ class ProLin(ProLinBase):
         if report.mean.shape[1] > width:  # with the change of features
             report = linear.select_features(report, range(width))
         for move in moves_since(state, late.version):
-            report = linear.apply_drift(report, move.tensors["map"], move.tensors["residual"])
+            report = linear_drift.apply_drift(report, move.tensors["map"], move.tensors["residual"])
         return self.put_memory(state, linear.add(self.memory(state), report))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from profcil.engine.channel import Block
 from profcil.engine.summed_replies import Addend
-from profcil.memory import linear
+from profcil.memory import symmetric
 from profcil.memory.transport import EPSILON
 from profcil.model.net import MODEL
 
@@ -97,4 +97,4 @@ def row_names(block: Block) -> list[str]:
 def between(count: Tensor, mean: Tensor) -> Tensor:
     """Σ n_y μ_y μ_yᵀ, packed."""
     wide = mean.double()
-    return linear.packed_rows(wide.T @ (count[:, None] * wide))
+    return symmetric.packed_rows(wide.T @ (count[:, None] * wide))

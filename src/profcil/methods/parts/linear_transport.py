@@ -13,7 +13,7 @@ from torch import Tensor
 from profcil.engine.channel import Block, Inbox, ServerState
 from profcil.engine.client import Client
 from profcil.engine.late import record_move
-from profcil.memory import covariance, linear
+from profcil.memory import covariance, linear_drift, symmetric
 from profcil.memory.bank import Bank
 from profcil.methods.parts.memory_blocks import bank_of, block_of
 from profcil.methods.parts.shared_covariance import block_of_covariance, covariance_of
@@ -24,32 +24,32 @@ LinearMap = tuple[Tensor, Tensor]  # B [d + 1, d] and the second moment of its r
 def drift_block(before: Tensor, after: Tensor, as_sums: bool = False) -> Block:
     """The sums of one client: a factor of the second-moment matrix of [h_s(x); 1; δ], or the matrix itself, where it is
     to be added to those of others before the server sees it."""
-    rows = linear.drift_rows(before, after)
+    rows = linear_drift.drift_rows(before, after)
     if as_sums:
-        return Block("transport", {"gram": linear.packed_gram(rows)})
-    return Block("transport", {"factor": linear.packed_factor(rows)})
+        return Block("transport", {"gram": symmetric.packed_gram(rows)})
+    return Block("transport", {"factor": symmetric.packed_factor(rows)})
 
 
 def fit_reports(reports: Sequence[Block], width: int, ridge: float) -> LinearMap:
     """The map from the sums of some clients. `width` is the number of features."""
     columns = 2 * width + 1
-    grams = (linear.sent_gram(block.tensors, columns) for block in reports)
+    grams = (symmetric.sent_gram(block.tensors, columns) for block in reports)
     total = next(grams)
     for gram in grams:
         total += gram
-    return linear.fit_drift(linear.split_drift(total, width), ridge)
+    return linear_drift.fit_drift(linear_drift.split_drift(total, width), ridge)
 
 
 def fit_examples(before: Tensor, after: Tensor, ridge: float) -> LinearMap:
     """The map from the features of one client's examples."""
-    rows = linear.drift_rows(before, after)
-    drift = linear.split_drift(rows.T @ rows, before.shape[1])
-    return linear.fit_drift(drift, ridge)
+    rows = linear_drift.drift_rows(before, after)
+    drift = linear_drift.split_drift(rows.T @ rows, before.shape[1])
+    return linear_drift.fit_drift(drift, ridge)
 
 
 def carried_bank(bank: Bank, shift: Tensor) -> Bank:
     """The bank with its means moved by the map. Spreads and counts stay."""
-    move = linear.carried_means(bank.mean, shift) - bank.mean.double()
+    move = linear_drift.carried_means(bank.mean, shift) - bank.mean.double()
     return bank.shifted(move.float())
 
 

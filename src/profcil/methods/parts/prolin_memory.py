@@ -12,7 +12,7 @@ from torch import Tensor
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, ServerState
 from profcil.engine.client import BlockFeatures, Client, Lens
-from profcil.memory import linear, sketch
+from profcil.memory import linear, sketch, symmetric
 from profcil.memory.linear import Summary
 from profcil.memory.uncertainty import ShrunkHead, fresh_dispersion, mean_variance, shrunk_discriminants
 from profcil.methods.base import Method
@@ -148,7 +148,7 @@ class ProLinMemory(Method):
         p = self.params
         covariance, penalty = linear.covariance_and_penalty(memory, p.shrink_deployed, p.dictionary)
         variance = mean_variance(memory.count, memory.dispersion, sums)
-        penalised = linear.add_to_diagonal(covariance, penalty)
+        penalised = symmetric.add_to_diagonal(covariance, penalty)
         return shrunk_discriminants(memory.mean, variance, float(memory.count.sum()), covariance, penalised)
 
     def deployed(self, state: ServerState) -> ServerState:

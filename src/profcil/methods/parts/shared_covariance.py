@@ -15,21 +15,21 @@ from torch import Tensor
 
 from profcil.engine.channel import Block, Inbox
 from profcil.engine.client import Client
-from profcil.memory import bank, covariance, linear
+from profcil.memory import bank, covariance, symmetric
 from profcil.memory.covariance import Covariance
 from profcil.methods.parts.memory_blocks import moments_of
 
 
 def covariance_of(block: Block) -> Covariance:
     """The covariance in a block."""
-    matrix = linear.unpack(block.tensors["matrix"])
+    matrix = symmetric.unpack(block.tensors["matrix"])
     return Covariance(matrix, int(block.tensors["count"]))
 
 
 def block_of_covariance(c: Covariance) -> Block:
     """The block of a covariance: a packed triangle, and the number of its examples."""
     count = torch.tensor([c.count], dtype=torch.int32, device=c.matrix.device)
-    triangle = linear.pack(c.matrix)
+    triangle = symmetric.pack(c.matrix)
     return Block("memory", {"matrix": triangle, "count": count})
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from profcil.engine.channel import Block, ServerState
-from profcil.memory import linear
+from profcil.memory import linear, symmetric
 from profcil.memory.linear import Summary
 from profcil.memory.sketch import Sketch, sketch_of
 
@@ -37,7 +37,7 @@ def second_moments(features: Tensor, as_sums: bool, rank: int | None) -> dict[st
     on a sum."""
     if rank is None:
         rows = linear.append_one(features)
-        return {"gram": linear.packed_gram(rows)} if as_sums else {"factor": linear.packed_factor(rows)}
+        return {"gram": symmetric.packed_gram(rows)} if as_sums else {"factor": symmetric.packed_factor(rows)}
     return tensors_of_sketch(sketch_of(features, rank)) if rank else {}
 
 
@@ -75,7 +75,7 @@ def second_of(blocks: Mapping[str, Block], name: str) -> Mapping[str, Tensor]:
 def gram_of(second: Mapping[str, Tensor], mean: Tensor) -> Tensor:
     """The second-moment matrix of a report or of a stored summary; without rows if it has none."""
     if "gram" in second or "factor" in second:
-        return linear.sent_gram(second, mean.shape[1] + 1)
+        return symmetric.sent_gram(second, mean.shape[1] + 1)
     return mean.new_zeros(0, 0)
 
 
@@ -108,7 +108,7 @@ def put_summary(state: ServerState, name: str, s: Summary) -> ServerState:
         tensors["dispersion"] = s.dispersion.float()
     second = tensors_of_sketch(s.sketch) if s.sketch else {}
     if len(s.gram):
-        second["gram"] = linear.pack(s.gram)
+        second["gram"] = symmetric.pack(s.gram)
     if s.sum_noise is not None:
         tensors["noise"] = s.sum_noise.float()
         second |= {"noise": s.gram.new_tensor([s.noise]).float(), "bound": s.gram.new_tensor([s.bound]).float()}
