@@ -89,7 +89,7 @@ def check_secure_sums(config: RunConfig, additive: Additive, others: Callable[[]
         )
     if find_spec("cryptography") is None:
         raise ConfigError(
-            "privacy.secure_sum needs the package cryptography; install it with `pip install 'profcil[deploy]'`"
+            "privacy.secure_sum needs the package cryptography; install it with `pip install 'profcil[privacy]'`"
         )
 
 

@@ -26,7 +26,12 @@ class PrivacySettings(Checked):
         "run ends at ε",
         low=0.0,
     )
-    bound: float = setting(10.0, "Euclidean norm to which the features of an example are clipped", low=1e-6)
+    bound: float = setting(
+        10.0,
+        "Euclidean norm to which the features of an example are clipped; with base_rounds = 0 PRO-LIN gives each this "
+        "norm",
+        low=1e-6,
+    )
     update_bound: float = setting(1.0, "unit client: norm to which a model update is clipped", low=1e-9)
     update_quantile: float = setting(
         0.0,
