@@ -36,6 +36,11 @@ def answers(path: str, *inputs: torch.Tensor) -> tuple[torch.Tensor, dict[str, s
         ("promax", {}),
         ("prolin", {"dictionary": 30, "base_rounds": 1}),
         ("promax", {"model.head": "cosine"}),
+        ("prolin", {"dictionary": 30, "base_rounds": 0, "anchor": False, "warmup.rounds": 0}),
+        (
+            "prolin",
+            {"dictionary": 30, "base_rounds": 0, "warmup.rounds": 0, "privacy.unit": "example", "privacy.epsilon": 8},
+        ),
     ],
 )
 def test_onnx_of_images(method, more, capsys):
