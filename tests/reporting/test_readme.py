@@ -18,9 +18,10 @@ def test_the_table_is_that_of_the_store() -> None:
 
 
 def test_what_the_readme_says_of_pro_lin_holds() -> None:
-    """The best of the methods on every benchmark and setting."""
+    """It or its dictionary alone is the best on every benchmark and setting."""
     table = PAGE.read_text(encoding="utf-8").partition("<!-- overview:")[2].partition("<!-- end -->")[0]
-    (line,) = [line for line in table.splitlines() if line.startswith("| PRO-LIN |")]
-    cells = line.split("|")[2:-1]
-    assert all(cell.count("**") == 4 for cell in cells)
-    assert table.count("**") == 4 * len(cells)
+    lines = [line for line in table.splitlines() if line.startswith("| PRO-LIN")]
+    assert table.count("**") == sum(line.count("**") for line in lines)
+    for column in zip(*(line.split("|")[2:-1] for line in lines), strict=True):
+        severe_and_homogeneous = zip(*(cell.split("/") for cell in column if "/" in cell), strict=True)
+        assert all(any("**" in value for value in values) for values in severe_and_homogeneous)
