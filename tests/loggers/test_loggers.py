@@ -253,9 +253,15 @@ def test_plug_in(install_plugin: Callable[..., Path], capsys: pytest.CaptureFixt
     assert f"position 2: {float(faa):.1f}" in out
 
 
-def test_plug_in_without_a_logger(install_plugin: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("reused", [False, True])
+def test_plug_in_without_a_logger(
+    reused: bool, install_plugin: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     install_plugin(loggers={"mine": "LOGGER = 3"})
-    assert main(["run", "--again", "--log", "mine"]) == 2  # an equal run under runs/ would be reused
+    sets = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+    line = ["run", "digits-severe", "--method", "fedavg", "--quiet", "--out", str(tmp_path / "run"), *sets]
+    assert not reused or main(line) == 0
+    assert main([*line, "--log", "mine"]) == 2
     assert "derive it from profcil.extend.Logger" in capsys.readouterr().err
 
 

@@ -593,6 +593,17 @@ def test_a_dictionary_alone_has_the_memory_of_its_features(tiny):
     torch.testing.assert_close(found.gram, expected.gram, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("unit", ["none", "example"])
+def test_under_noise_features_are_normalised_in_sums_and_predictions(fresh, unit):
+    noise = {"privacy.unit": unit, "privacy.noise_multiplier": 1e-6} if unit == "example" else {}
+    run = fresh("prolin", **ALL, **ALONE, **noise).stream()
+    own_mean = memory_in(run.server).mean.mean(1)
+    assert (float(own_mean.abs().max()) < 1e-3) == (unit == "example")
+    z = torch.rand(9, 60)
+    one, other = (run.method.scores(run.world.net, run.server, rows) for rows in (z, 5 * z + 2))
+    assert torch.allclose(one, other, rtol=1e-3, atol=1e-3) == (unit == "example")
+
+
 def test_neither_a_base_nor_a_dictionary_is_refused(fresh):
     with pytest.raises(ConfigError, match="no features here; set dictionary"):
         fresh("prolin", anchor=False, base_rounds=0)

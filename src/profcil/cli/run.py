@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from profcil.api import default_folder
     from profcil.engine.run import start
 
+    loggers_of(args)  # a wrong one is refused also where an equal run is reused
     if reused := find_reused(config, args):
         print(f"reused: {reused} has the same settings, data and code; --again repeats it", file=sys.stderr)
         show(reused, args.json)
@@ -149,15 +150,21 @@ def run_and_show(work: Callable[[Any], Any], out: Path, args: argparse.Namespace
     """Runs or resumes with progress on stderr, then prints the result."""
     from profcil.cli.progress import run_observer
     from profcil.engine.run import Interrupted
-    from profcil.loggers.observer import make_loggers
 
-    loggers = make_loggers([*args.log, *(["tensorboard"] if args.tensorboard else [])])
+    loggers = loggers_of(args)
     try:
         with run_observer(out, loggers, quiet=args.quiet) as observe:
             work(observe)
     except Interrupted as stop:
         raise KeyboardInterrupt(str(stop)) from None
     show(out, args.json)
+
+
+def loggers_of(args: argparse.Namespace) -> list[Any]:
+    """The loggers that the command line names."""
+    from profcil.loggers.observer import make_loggers
+
+    return make_loggers([*args.log, *(["tensorboard"] if args.tensorboard else [])])
 
 
 def show(path: Path, as_json: bool) -> None:
