@@ -25,7 +25,7 @@ ROUNDING = 1e-6  # a variance below this share of the mean square is rounding, s
 NO_VARIANCE = 1e-5  # the share that is added to the diagonal instead of such a variance
 TINY = 1e-30  # a divisor that is smaller counts as this
 FLOOR = 1e-9  # a within-class variance below this share of the mean squared feature counts as zero
-LEAST_LEVEL = 0.3  # of the largest eigenvalue of noise: the least that a direction below it varies (docs/privacy.md)
+LEAST_LEVEL = 0.3  # share of the largest eigenvalue of noise: the least variance of a direction (docs/privacy.md)
 
 
 @dataclass(frozen=True)
