@@ -68,6 +68,7 @@ def test_robust_aggregation_has_the_same_bits_in_a_deployment(deployed, tmp_path
     [
         ("prolin", {"params__base_rounds": 0, "params__dictionary": 30, "privacy__unit": "example"}),
         ("pro", {"privacy__unit": "client", "privacy__update_bound": 0.01}),
+        ("fedavg", {"privacy__unit": "example", "privacy__gradient_bound": 1.0, "model__norm": "group"}),
     ],
 )
 def test_a_deployment_of_simulated_clients_has_the_noise_of_the_simulation(deployed, tmp_path, method, more):

@@ -150,6 +150,26 @@ def test_a_budget_with_room_allows_more(deployed):
     assert found[:3] == [""] * 3 and TOO_MUCH in found[3]
 
 
+def test_a_server_that_asks_for_more_training_is_refused(deployed):
+    """With noise on gradients a turn counts, and the same turn again does not."""
+    found: list[Any] = []
+
+    def fault(grid: Grid, request: Message, reply: Message) -> list[Message]:
+        if request.metadata.message_type == "train.turn" and request.metadata.dst_node_id == VICTIM and not found:
+            asked = replace(read_request(request.content), blocks={})  # the site holds them
+            found.extend([read_response(reply.content), ask(grid, asked, "train.turn")])
+            for round in range(10, 13):
+                found.append(ask(grid, replace(asked, when=replace(asked.when, round=round)), "train.turn"))
+        return [reply]
+
+    noise = {"privacy__unit": "example", "privacy__epsilon": 2.0, "privacy__gradient_bound": 1.0}
+    deployed(tiny("fedavg", warmup__rounds=0, train__rounds=2, **noise, model__norm="group"), fault=fault)
+    first, same, second, *others = found
+    assert first.reply.blocks and digest(first.reply.blocks) == digest(same.reply.blocks)
+    assert second.reply.blocks
+    assert all(TOO_MUCH in response.error and not response.reply.blocks for response in others)
+
+
 # -- secure sums ------------------------------------------------------------------------------------------------------
 
 

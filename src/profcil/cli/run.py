@@ -250,9 +250,10 @@ def expected_spending(config: Any, world: Any) -> str:
     releases = protection.releases
     epsilon = Meter(protection).planned(releases)
     unit = config.privacy.unit
+    steps = f" of {protection.steps} steps" if protection.steps else ""
     return (
-        f"ε = {epsilon:.4g} at δ = {config.privacy.delta:g} for each {unit}, by at most {releases:.0f} replies with "
-        f"noise multiplier {protection.multiplier:.4g}"
+        f"ε = {epsilon:.4g} at δ = {config.privacy.delta:g} for each {unit}, by at most {releases:.0f} replies{steps} "
+        f"with noise multiplier {protection.multiplier:.4g}"
     )
 
 

@@ -21,7 +21,7 @@ def execution_facts(config: RunConfig) -> dict[str, str]:
     """How this machine will compute with these settings. "none" stands for what is missing or not used."""
     device = torch.device(config.device)
     given = config.model.precision
-    facts = planned_report(config.accelerate, device.type) | {
+    facts = planned_report(config.path, device.type) | {
         "precision": "float32" if given == "auto" and device.type == "cpu" else given,
         "torch": torch.__version__,
         "processor": gpu_name(device) if device.type == "cuda" else processor_name(),

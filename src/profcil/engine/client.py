@@ -14,7 +14,7 @@ from torch import Tensor
 from profcil.config import TrainSettings
 from profcil.data.bundle import Examples, Inputs, to_device
 from profcil.engine.channel import Block, When
-from profcil.engine.phases import Batch, Source, Train, source_of
+from profcil.engine.phases import Batch, GradientNoise, Source, Train, source_of
 from profcil.memory.linear import clipped, normalised
 from profcil.model.net import Net, Weights
 from profcil.protocol.heterogeneity import share_of
@@ -57,6 +57,7 @@ class Client:
     bound: float = math.inf  # norm to which rows are clipped before they are summed
     min_support: int = 1  # a class with fewer examples is in no statistics
     withheld: frozenset[int] = frozenset()  # classes that are in no statistics, being rare in a sum of clients
+    noise: GradientNoise | None = None  # on the gradients of its training
     summed: bool = False  # whether its replies are summed with those of others, so that statistics must be sums
 
     def once(self, name: Hashable, make: Callable[[], Fact]) -> Fact:
@@ -143,6 +144,7 @@ class Client:
             proximal=proximal,
             constants=constants,
             inputs=inputs,
+            noise=self.noise,
         )
 
     def affordable(self, epochs: int) -> int:

@@ -21,6 +21,7 @@ from profcil.engine.channel import Reply, When
 from profcil.engine.phases import Train, Trained, Turn
 from profcil.errors import Diverged
 from profcil.model.net import Net
+from profcil.privacy.gradients import train_privately
 
 if TYPE_CHECKING:
     from profcil.accel.acceleration import Acceleration
@@ -74,7 +75,11 @@ class Executor:
         """The result of every phase, by client."""
         if self.acceleration is not None:
             return self.acceleration.run(phases)
-        return {phase.client: steps.run(self.net, phase) for phase in phases}
+        return {phase.client: self.run_one(phase) for phase in phases}
+
+    def run_one(self, phase: Train) -> Trained:
+        """The result of a phase by the reference path."""
+        return train_privately(self.net, phase) if phase.noise else steps.run(self.net, phase)
 
     def repeated(self, step: Step) -> Step:
         """A faster version of a server's step that is called many times and always uses the same tensors."""
@@ -147,9 +152,10 @@ def make_guard(settings: TrainSettings, when: When) -> Guard:
             return True
         if settings.on_divergence == "skip-client":
             return False
+        about = phase.name if phase.noise else f"{phase.name}, loss {loss:.3g}"  # the loss is exact
         place = f"position {when.position + 1}, {when.stage} {when.round + 1}"
         raise Diverged(
-            f"client {phase.client} diverged at {place} ({phase.name}, loss {loss:.3g}); "
+            f"client {phase.client} diverged at {place} ({about}); "
             "lower train.lr, tighten train.clip, or set train.on_divergence=skip-client"
         )
 

@@ -35,6 +35,16 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class GradientNoise:
+    """Noise on the gradients of a phase (`privacy/gradients.py`)."""
+
+    bound: float  # the gradient of an example is clipped to this length
+    multiplier: float  # deviation of the noise on their sum, in units of the bound
+    sampling: float  # the chance with which a step takes an example
+    secret: int  # from which noise and samples are drawn
+
+
+@dataclass(frozen=True)
 class Train:
     """One training phase: starting weights, trainable blocks, batch source and loss."""
 
@@ -50,6 +60,7 @@ class Train:
     proximal: float = 0.0  # λ of λ‖Π(Θ) − Π(Θ^g)‖²
     constants: dict[str, Tensor] = field(default_factory=dict)  # e.g. the mask of allowed classes
     inputs: Callable[[Tensor], tuple[Tensor, ...]] | None = None  # the "index" of a batch → encoder inputs
+    noise: GradientNoise | None = None  # on the gradients
 
     @property
     def on_features(self) -> bool:

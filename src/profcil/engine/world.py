@@ -117,6 +117,7 @@ class World:
             cache=self.features,
             kept=kept,
             **self.limits(),
+            noise=self.protection.gradient_noise(self.own_secret) if self.protection else None,
             summed=self.config.privacy.secure_sum,
         )
 
@@ -135,8 +136,12 @@ class World:
         """A client's reply as it may leave the client."""
         if self.protection is None:
             return reply
-        secret = self.config.seed if self.secret is None else self.secret
-        return self.protection.protect(reply, inbox, client.when, len(client.current), secret)
+        return self.protection.protect(reply, inbox, client.when, len(client.current), self.own_secret)
+
+    @property
+    def own_secret(self) -> int:
+        """The number from which the noise is drawn."""
+        return self.config.seed if self.secret is None else self.secret
 
     def assign(self, id: int, when: When) -> Assignment:
         """What the plan gives a client at this position. Before the stream all its examples are current, and no class
@@ -188,7 +193,7 @@ class World:
 def make_world(config: RunConfig, data_dir: Path) -> World:
     """Loads the data, draws the plan and builds the model. Mistakes in the settings raise errors here, before any
     training."""
-    if config.accelerate == "auto":
+    if config.path == "auto":
         prepare(device_of(config.device).type)
     bundle = load_data(config, data_dir)
     weak = weakened(draw_plan(config, bundle), bundle.train.y.numpy(), config.stream)
@@ -229,7 +234,7 @@ def build_world(config: RunConfig, bundle: Bundle, plan: Plan, weak_epochs: floa
         raise NotApplicable(f"not applicable: {reason}")
     no_inputs = bundle.train.inputs(bundle.train.y[:0])
     method.attach(net, no_inputs, torch_generator(config.seed, "model", registry.short_name(config.method)))
-    executor = Executor(net, config.accelerate, workers, config.model.precision)
+    executor = Executor(net, config.path, workers, config.model.precision)
     protection = make_protection(config, method, plan, net, no_inputs)
     return World(config, bundle, plan, net, executor, labels, weak_epochs, protection=protection)
 

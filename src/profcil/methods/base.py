@@ -51,6 +51,7 @@ class Method:
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
     exact_kinds: ClassVar[frozenset[str]] = frozenset()  # kinds that must be sent in float32, see `channel.statistics`
     additive: ClassVar[Additive] = {}  # block → how it is a sum over clients, for secure sums; empty = it is none
+    mean_of_examples: ClassVar[bool] = False  # whether a turn is training on the mean of losses of single examples
     server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
     regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
 
@@ -78,9 +79,10 @@ class Method:
         if raw := sorted(self.kinds - {"model", "memory", "statistics", "transport"}):
             return f"{name} sends blocks of kind {raw[0]}, which noise does not protect; choose another method"
         if unit == "example":
+            instead = "set privacy.gradient_bound, or " if self.mean_of_examples else ""
             return (
-                f"{name} sends model updates, which noise for single examples does not protect; set privacy.unit = "
-                "client, or choose probayes, or prolin with base_rounds = 0"
+                f"{name} sends model updates, which noise for single examples does not protect; {instead}set "
+                "privacy.unit = client, or choose probayes, or prolin with base_rounds = 0"
             )
         return ""
 

@@ -21,6 +21,7 @@ class FedAvg(Method):
     """FedAvg."""
 
     additive = MODEL_MEANS
+    mean_of_examples = True
 
 
 METHOD = FedAvg

@@ -39,6 +39,7 @@ class FedProx(Method):
     Params = FedProxParams
     params: FedProxParams
     additive = MODEL_MEANS
+    mean_of_examples = True
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         allowed = client.allowed(self.label_space(client, inbox))

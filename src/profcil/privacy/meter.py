@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from profcil.engine.channel import When
 from profcil.errors import Failure
 from profcil.metrics.ledger import HEADER, Entry
-from profcil.privacy.accountant import epsilon_of, multiplier_of
+from profcil.privacy.accountant import multiplier_of
 from profcil.privacy.protection import Protection
 from profcil.protocol.participation import participants, warmup_participants
 from profcil.protocol.plan import Plan
@@ -59,8 +59,7 @@ class Meter:
 
     def planned(self, releases: float) -> float:
         """ε after this many releases about one unit."""
-        mu = math.sqrt(releases) / self.protection.multiplier
-        return epsilon_of(mu, self.protection.settings.delta)
+        return self.protection.epsilon(releases)
 
     @property
     def most_releases(self) -> float:
@@ -68,6 +67,8 @@ class Meter:
         settings = self.protection.settings
         if not settings.epsilon:
             return self.protection.releases
+        if self.protection.steps:
+            return most_below(self.planned, settings.epsilon * (1 + 1e-6))
         once = multiplier_of(settings.epsilon, settings.delta)
         return math.floor((self.protection.multiplier / once) ** 2 * (1 + 1e-6))
 
@@ -109,6 +110,21 @@ class Meter:
                 f"the privacy budget is spent: ε = {now:.3g} so far, and round {when.round + 1} of position "
                 f"{when.position + 1} would make it {after:.3g} of {budget:g}; everything up to here is saved"
             )
+
+
+def most_below(rising: Callable[[float], float], limit: float) -> int:
+    """The largest whole number at which a rising function is within the limit."""
+    high = 1
+    while rising(high) <= limit:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if rising(middle) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def rounds_until(when: When) -> list[When]:

@@ -1,6 +1,7 @@
 """Noise on what a client sends. It is added at the client, before anything leaves it.
 
     unit = "example"   each reply alone hides each of its examples, from the server, too
+                       in training (`gradient_bound`) each step has noise, and the reply needs no more
     unit = "client"    each client adds its share of the noise: the sum over the clients of a round hides all data of
                        any of them from those who see the sum alone
 
@@ -22,8 +23,10 @@ import torch
 from torch import Tensor
 
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
+from profcil.engine.phases import GradientNoise
 from profcil.errors import Failure
 from profcil.privacy import adaptive_bound
+from profcil.privacy.accountant import epsilon_of, epsilon_of_steps
 from profcil.privacy.settings import PrivacySettings
 from profcil.privacy.sums import Sum, block_of_sums, sums_of
 from profcil.randomness import torch_generator
@@ -37,6 +40,7 @@ class Protection:
     multiplier: float  # the deviation of the noise of a reply, or of a sum of replies, in units of its sensitivity
     clients: int  # that answer in a round, as planned; each adds its share of the noise of a sum
     releases: float = math.inf  # that one example or client takes part in at most, as planned
+    steps: int = 0  # of gradients with noise in a reply; 0 = the noise is on the reply
 
     @property
     def by_client(self) -> bool:
@@ -47,10 +51,25 @@ class Protection:
         """For how many examples the statistics of the protected unit count at most."""
         return self.settings.examples if self.by_client else 1
 
+    def epsilon(self, releases: float) -> float:
+        """ε after this many replies about one example or client."""
+        s = self.settings
+        if self.steps:
+            steps = math.ceil(releases * self.steps)
+            return epsilon_of_steps(self.multiplier, s.delta, steps, s.sampling)
+        return epsilon_of(math.sqrt(releases) / self.multiplier, s.delta)
+
+    def gradient_noise(self, secret: int) -> GradientNoise | None:
+        """The noise on the gradients of a client with this secret number; None where replies have the noise."""
+        s = self.settings
+        return GradientNoise(s.gradient_bound, self.multiplier, s.sampling, secret) if self.steps else None
+
     def protect(self, reply: Reply, inbox: Inbox, when: When, examples: int, secret: int) -> Reply:
         """The reply as it may leave a client that has this many examples. Exact numbers besides the blocks (the number
         of examples, the notes) are removed."""
         bare = replace(reply, samples=min(1, reply.samples), notes={})
+        if self.steps:
+            return bare
         if self.settings.secure_sum:
             limited = self.limited_blocks(reply.blocks, inbox, examples)
             return replace(bare, blocks=limited, notes=self.said_of_bound(reply.blocks, inbox))

@@ -40,6 +40,19 @@ class PrivacySettings(Checked):
         low=0.0,
         high=1.0,
     )
+    gradient_bound: float = setting(
+        0.0,
+        "unit example: norm to which the gradient of each example is clipped in training, before noise; 0 = methods "
+        "that train are refused",
+        low=0.0,
+    )
+    sampling: float = setting(
+        1.0,
+        "unit example: the chance with which a training step takes an example; an epoch has 1/sampling steps, whose "
+        "gradients are divided by train.batch",
+        low=1e-4,
+        high=1.0,
+    )
     examples: int = setting(100, "unit client: the statistics of a client count for at most so many examples", low=1)
     min_support: int = setting(
         1, "a class with fewer examples than this, on a client or over all that report it, is left out", low=1
@@ -70,6 +83,13 @@ class PrivacySettings(Checked):
             raise ConfigError(
                 f"privacy.unit = {self.unit!r} needs a budget or a noise multiplier; give privacy.epsilon or "
                 "privacy.noise_multiplier"
+            )
+        if self.gradient_bound and self.unit != "example":
+            raise ConfigError("privacy.gradient_bound is for privacy.unit = example; leave it out, or set the unit")
+        if self.gradient_bound and self.secure_sum:
+            raise ConfigError(
+                "with privacy.gradient_bound each client adds all of the noise to its own gradients, and a secure sum "
+                "would not lessen it; leave out privacy.secure_sum"
             )
         if self.sum_support and not self.secure_sum:
             raise ConfigError(

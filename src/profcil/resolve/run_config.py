@@ -72,5 +72,10 @@ class RunConfig(Checked):
     channel: ChannelSettings = dataclasses.field(default_factory=ChannelSettings)
     clock: ClockSettings = dataclasses.field(default_factory=ClockSettings)
 
+    @property
+    def path(self) -> str:
+        """`accelerate`, but "off" where the gradient of each example is needed, which the fast path does not have."""
+        return "off" if self.privacy.gradient_bound else self.accelerate
+
 
 TOP_LEVEL = {f.name for f in dataclasses.fields(RunConfig)} - {*SECTIONS, "params"}

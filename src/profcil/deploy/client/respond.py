@@ -65,9 +65,9 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     if action == "count":
         method = SupportCount()
     private = store.read_private(request.private_id)
+    world.secret = identity.noise_secret(store)
     client = identity.make_client(world, request, private)
     reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
-    world.secret = identity.noise_secret(store)
     reply = world.protected(client, inbox, reply)
     sum_keys = b""
     if request.sum:

@@ -62,7 +62,7 @@ class SimulatedSites:
                 "simulated clocks are made for a plan that does not grow, and sites may join; leave out clock.mode, or "
                 "deploy the run, where clients take real time"
             )
-        if config.accelerate == "auto":
+        if config.path == "auto":
             prepare(device_of(config.device).type)
         federation = read_federation(self.federation)
         sites = read_sites(self.folders, federation.at(LAST_POSITION))

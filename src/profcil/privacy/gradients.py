@@ -1,0 +1,168 @@
+"""Training with noise on gradients (DP-SGD; Abadi et al., 2016): each step hides every example of the client.
+
+A step takes each example with the same small chance, clips the gradient of each to a length C, adds noise of deviation
+z·C to their sum, and divides by the batch size of the settings, which does not depend on the data. An epoch has as many
+steps as take an example once on average. What follows from the steps, the model update, needs no further noise.
+
+The gradient of one example must exist: BatchNorm mixes examples, and so do graphs. Gradients are computed by torch.func
+and not by hooks on modules (as Opacus has them), since adapter and head of the model are functions of their tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from profcil.config import TrainSettings
+from profcil.data.bundle import Inputs
+from profcil.engine.phases import Batch, GradientNoise, Train, Trained
+from profcil.engine.steps import Optimiser, clip_, unfreeze
+from profcil.model.net import Net
+from profcil.privacy.accountant import multiplier_of_steps
+from profcil.privacy.settings import PrivacySettings
+from profcil.randomness import derive_seed
+
+CHUNK = 64  # examples whose gradients are in memory at the same time
+Gradients = dict[str, Tensor]
+
+
+def steps_of_epoch(sampling: float) -> int:
+    """The steps in which an example is taken once on average."""
+    return max(1, round(1 / sampling))
+
+
+def steps_of_turn(settings: PrivacySettings, train: TrainSettings) -> int:
+    """The noised steps of a client's turn."""
+    return train.epochs * steps_of_epoch(settings.sampling)
+
+
+def noise_for(settings: PrivacySettings, train: TrainSettings, turns: float) -> float:
+    """The noise multiplier with which so many turns of a client end at ε."""
+    steps = max(1, round(turns * steps_of_turn(settings, train)))
+    return multiplier_of_steps(settings.epsilon, settings.delta, steps, settings.sampling)
+
+
+def train_privately(net: Net, phase: Train) -> Trained:
+    """Trains the blocks of a phase with noise on its gradients. The loss that is returned is exact: it must not leave
+    the client."""
+    noise = phase.noise
+    assert noise is not None
+    net.load(phase.weights)
+    _, pulled = unfreeze(net, phase.blocks)
+    parameters = named_parameters(net, phase.blocks)
+    anchor = [p.detach().clone() for p in pulled]
+    optimiser = Optimiser(phase.settings, list(parameters.values()))
+    rng = torch.Generator(device=net.device).manual_seed(phase.seed)  # of views; they need not be secret
+    secret = torch.Generator().manual_seed(derive_seed(noise.secret, "gradients", phase.seed, digest(phase)))
+    losses: list[Tensor] = []
+    for _ in range(phase.epochs):
+        losses = []
+        rows = phase.source.epoch(rng)
+        for _ in range(steps_of_epoch(noise.sampling)):
+            taken = torch.rand(phase.source.size, generator=secret, dtype=torch.float64) < noise.sampling
+            index = torch.nonzero(taken).flatten().to(net.device)
+            total, loss = clipped_sum(net, parameters, phase, rows, index, rng)
+            grads = noised_mean(total, noise, phase.settings.batch or 1, secret)
+            pull_(grads[: len(anchor)], pulled, anchor, phase.proximal)
+            clip_(grads, phase.settings.clip)
+            optimiser.step(grads)
+            losses.append(loss)
+    mean = float(torch.stack(losses).mean()) if losses else 0.0
+    return Trained({**phase.weights, **net.weights(phase.blocks)}, mean, optimiser.time)
+
+
+def named_parameters(net: Net, blocks: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:
+    """The parameters of some blocks, by their names in the model and in the order of `net.trainable`."""
+    return {f"{block}.{name}": p for block in blocks for name, p in getattr(net, block).named_parameters()}
+
+
+def clipped_sum(
+    net: Net,
+    parameters: Mapping[str, Tensor],
+    phase: Train,
+    rows: Mapping[str, Tensor],
+    index: Tensor,
+    rng: torch.Generator,
+) -> tuple[Gradients, Tensor]:
+    """The sum of the clipped gradients of these examples, and their mean loss."""
+    assert phase.noise is not None
+    values = {name: p.detach() for name, p in parameters.items()}
+    total = {name: torch.zeros_like(p) for name, p in values.items()}
+    losses = [torch.zeros(0, device=net.device)]
+    of_each = vmap(grad_and_value(loss_of_one(net, phase)), in_dims=(None, 0, 0))
+    for chunk in index.split(CHUNK) if len(index) else ():
+        inputs = phase.inputs(rows["index"][chunk]) if phase.inputs else ()
+        views = net.weak(inputs, rng)
+        grads, loss = of_each(values, views, {name: t[chunk] for name, t in rows.items()})
+        factors = (phase.noise.bound / norms_of(grads).clamp(min=1e-30)).clamp(max=1.0)
+        for name, g in grads.items():
+            total[name] += torch.tensordot(factors, g, dims=1)
+        losses.append(loss)
+    every = torch.cat(losses)
+    return total, every.mean() if len(every) else every.sum()
+
+
+def loss_of_one(net: Net, phase: Train) -> Callable[[Gradients, Inputs, Mapping[str, Tensor]], Tensor]:
+    """The loss of one example under given parameters, as a function for torch.func."""
+
+    def loss(parameters: Gradients, views: Inputs, row: Mapping[str, Tensor]) -> Tensor:
+        batch: Batch = {name: t.unsqueeze(0) for name, t in row.items()}
+        batch |= {**phase.constants, "inputs": tuple(v.unsqueeze(0) for v in views), "rng": None}
+        value: Tensor = phase.loss(Augmented(net, parameters), batch)
+        return value
+
+    return loss
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """The model under given parameters, for inputs that are augmented already."""
+
+    net: Net
+    parameters: Gradients
+
+    def weak(self, inputs: Inputs, rng: Any) -> Inputs:
+        return inputs
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        logits: Tensor = functional_call(self.net, self.parameters, inputs)
+        return logits
+
+
+def norms_of(grads: Gradients) -> Tensor:
+    """The Euclidean norm of the gradient of each example, over all parameters."""
+    by_tensor = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads.values()]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(by_tensor), dim=0)
+    return norms
+
+
+def noised_mean(total: Gradients, noise: GradientNoise, batch: int, secret: torch.Generator) -> list[Tensor]:
+    """The sum with noise, over the batch size. Noise is drawn on the CPU: the same on every device."""
+    deviation = noise.multiplier * noise.bound
+    noised = []
+    for t in total.values():
+        drawn = torch.randn(t.shape, generator=secret, dtype=torch.float64) * deviation
+        noised.append(((t.double() + drawn.to(t.device)) / batch).to(t.dtype))
+    return noised
+
+
+def pull_(grads: list[Tensor], parameters: list[Any], anchor: list[Tensor], proximal: float) -> None:
+    """Adds the gradient of the proximal term, which does not depend on the data."""
+    if proximal:
+        torch._foreach_add_(grads, torch._foreach_sub([p.detach() for p in parameters], anchor), alpha=2 * proximal)
+
+
+def digest(phase: Train) -> str:
+    """A digest of the weights that a client was sent: under other weights the noise is independent."""
+    total = hashlib.blake2b(digest_size=16)
+    for block, tensors in sorted(phase.weights.items()):
+        for name, tensor in sorted(tensors.items()):
+            total.update(f"{block} {name}".encode())
+            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
