@@ -92,3 +92,22 @@ def test_runs_of_an_older_recipe_and_validation_runs_are_left_out(tmp_path):
 def test_a_definition_that_lacks_or_misspells_a_key_is_refused(tmp_path, definition):
     with pytest.raises((ConfigError, StoreError), match=r"without (rows|dataset)=NAME|columns"):
         overview(tmp_path, definition)
+
+
+def test_a_row_of_an_older_recipe_is_not_shown_as_one_of_the_recipe(tmp_path):
+    """Its own recipe had other settings than the present one has."""
+    older = {**recipe_settings("cora", "severe", "prolin"), "params.dictionary": 2000}
+    outdated = [row("cora", "prolin", 99, seed, profcil="0.1.0", recipe=hash_recipe(older)) for seed in range(3)]
+    present = [row("cora", "prolin", 80, seed) for seed in range(3)]
+    content = Content([*outdated, *present], {hash_recipe(older): older})
+    content.recipes[present[0]["recipe"]] = recipe_settings("cora", "severe", "prolin")
+    store = tmp_path / "store"
+    write_contents({"cora": content}, store)
+    found, _ = overview(store, "dataset=cora settings=severe rows=prolin")
+    assert found[1] == ["PRO-LIN", "80.0"]
+
+
+def test_a_preset_that_changes_nothing_is_no_name(tmp_path):
+    store = write(tmp_path / "store", *[row("cora", "prolin", 80, seed, "dictionary") for seed in range(3)])
+    text = render("<!-- table: dataset=cora variants=presets -->\n<!-- end -->\n", store, tmp_path / "page.md")
+    assert "| severe | PRO-LIN | 3 |" in text

@@ -15,14 +15,20 @@ from profcil.runs.results.stored_settings import describe_differences, hash_reci
 
 ROOT = Path(__file__).parents[2]
 BEGIN = "<!-- table:"
-RECIPE = {"stream.clients": 5, "train.rounds": 2, "model.width": 4, "transfer": "changed"}
 
 
 def row(method: str, seed: int, setting: str = "severe", **cells: str) -> dict[str, str]:
     """An imported row of Cora."""
     names = {"dataset": "cora", "method": method, "setting": setting, "seed": str(seed), "part": "test"}
-    more = {"origin": "imported", "profcil": "0.4.0", "recipe": hash_recipe(RECIPE), "cta": "50.0", "af": "5.0"}
+    recipe = hash_recipe(recipe_settings("cora", setting, method))
+    more = {"origin": "imported", "profcil": "0.4.0", "recipe": recipe, "cta": "50.0", "af": "5.0"}
     return dict.fromkeys(COLUMNS, "") | names | more | {"faa": "60.0"} | cells
+
+
+def content_of(rows: list[dict[str, str]]) -> Content:
+    """The rows with their recipes."""
+    found = {row["recipe"]: recipe_settings("cora", row["setting"], row["method"]) for row in rows}
+    return Content(rows, found)
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def store(tmp_path: Path) -> Path:
         row("prolin", 0, faa="12.0", profcil="0.3.9"),
         row("promax", 0, "homogeneous", faa="70.0"),
     ]
-    write_contents({"cora": Content(rows, {hash_recipe(RECIPE): RECIPE})}, tmp_path / "store")
+    write_contents({"cora": content_of(rows)}, tmp_path / "store")
     return tmp_path / "store"
 
 
@@ -65,10 +71,9 @@ def test_a_table_has_means_deviations_seeds_paper_values_and_the_best_in_bold(st
 
 
 def test_an_upper_bound_on_another_stream_is_never_bold(store):
-    recipe = {hash_recipe(RECIPE): RECIPE}
     bound = row("fedavg", 0, faa="99.0", settings="stream.task_size=7 train.rounds=90")
     rows = [row("fedavg", 0, faa="40.0"), row("prolin", 0, faa="80.0"), bound]
-    write_contents({"cora": Content(rows, recipe)}, store)
+    write_contents({"cora": content_of(rows)}, store)
     found = lines(table(store, "dataset=cora settings=severe columns=faa variants=all"))
     assert [cells[3].partition(" ")[0] for cells in found] == ["40.0", "99.0", "**80.0**"]
 

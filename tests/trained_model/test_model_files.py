@@ -56,7 +56,7 @@ def test_a_model_is_loaded_and_used_when_data_and_run_are_gone(install_plugin, t
 def test_the_second_moments_of_prolin_stay_in_the_run_folder():
     profcil.run("digits", method="prolin", out="run", settings=TINY | {"dictionary": 60})
     tensors, header = read_tensors(Path("run", NAME))
-    assert header["blocks"].keys() == {"base", "dictionary", "solved_head"}
+    assert header["blocks"].keys() == {"dictionary", "solved_head"}
     assert not [name for name in tensors if "gram" in name or "count" in name]
     assert Path("run", NAME).stat().st_size < Path("run/state.safetensors").stat().st_size
 

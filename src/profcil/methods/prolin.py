@@ -16,13 +16,14 @@ Our own method, based on PRO: aggregated statistics only, no raw data, no genera
 
 So there are three ideas: heads in closed form, a base that moves but keeps its scores, and a memory that is carried by
 one linear map. With `base_rounds = 0` nothing is trained by gradient, and the result depends on which examples were
-reported, not on the order of tasks. With `anchor = false`, too, z is d(x) alone and no network is used at all. A report
-holds a factor of G that follows from G (`symmetric.packed_factor`): it reveals as much as G, which for few examples is
-much. `min_support` withholds classes with few examples. With `uncertainty = "shrink"` the deployed head is solved from
-means that are shrunk by how sure they are, for classes with few examples (docs/uncertainty.md). With `base_rounds = 0`
-there may be less than the matrix: `moments = "sketch"` is G on a few common directions and its diagonal
-(`memory/sketch.py`), which adds up like G and is far smaller in secure sums and on the server; `moments = "none"` is
-the nearest class mean, for noise (docs/privacy.md).
+reported, not on the order of tasks. With `anchor = false`, too, z is d(x) alone and no network is used at all: so it is
+in the recipes, since on all benchmarks but Tiny-ImageNet the dictionary alone is within two points of the best, or
+better. A report holds a factor of G that follows from G (`symmetric.packed_factor`): it reveals as much as G, which for
+few examples is much. `min_support` withholds classes with few examples. With `uncertainty = "shrink"` the deployed head
+is solved from means that are shrunk by how sure they are, for classes with few examples (docs/uncertainty.md). With
+`base_rounds = 0` there may be less than the matrix: `moments = "sketch"` is G on a few common directions and its
+diagonal (`memory/sketch.py`), which adds up like G and is far smaller in secure sums and on the server; `moments =
+"none"` is the nearest class mean, for noise (docs/privacy.md).
 
 This file has the reports and what the server does with them. The rounds that train the base are in
 `parts/prolin_base.py`; features, memory and deployed head in `parts/prolin_memory.py`.
@@ -33,8 +34,8 @@ $`h`$ only.
 
 Choose it when: accuracy matters most and second moments of features may leave a client.
 
-Stored: on the server mean and count of every class, one second-moment matrix, dictionary and warmed-up base; on a
-client nothing of its own, but dictionary and warmed-up base as they were sent.
+Stored: on the server mean and count of every class, one second-moment matrix and the dictionary; on a client nothing of
+its own, but the dictionary as it was sent. With `anchor = true` also the warmed-up base.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
 def label_of(group: Sequence[StoredRun], regime: str) -> str:
     """What a row is called if its runs depart from the recipe: the method and the preset, or the settings that differ.
     Empty if they do not depart."""
-    settings = group[0].values["settings"] if group else ""
-    if not settings or is_by_recipe(group[0], regime):
+    if not group or is_by_recipe(group[0], regime):
         return ""
+    settings = group[0].values["settings"] or "older recipe"
     method = group[0].config["method"]
     preset = preset_of(group[0])
     return name_with_settings(method, {PRESET: preset}) if preset else f"{method_title(method)} ({settings})"
@@ -110,11 +110,9 @@ def agrees_with(run: StoredRun, wanted: Mapping[str, Any]) -> bool:
 
 def is_by_recipe(run: StoredRun, regime: str) -> bool:
     """Whether a run has the settings of its recipe with this budget."""
-    if not run.values["settings"]:
-        return regime == "matched" or not has_budget(run.config["method"], regime)
-    if regime == "matched":
-        return False
     dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
+    if regime == "matched" or not has_budget(method, regime):
+        return agrees_with(run, recipe_settings(dataset, setting, method))
     return agrees_with(run, recipe_settings(dataset, setting, method, regime=regime))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from profcil.errors import ConfigError
 from profcil.resolve import preset_names, read_preset
+from profcil.resolve.recipe_files import RECIPES, in_setting, recipe_of, with_sections_of
 from profcil.runs.differences import differing_settings
 from profcil.runs.settings_check import flatten_settings
 
@@ -33,12 +34,25 @@ def preset_of(config: Mapping[str, Any]) -> str:
     none."""
     dataset, setting, method = (str(config[name]) for name in ("dataset", "setting", "method"))
     own = flatten_settings(config)
+    recipe = recipe_values(dataset, method, setting)
     found = {"": 0}
     for preset in preset_names():
         wanted = settings_of(preset, dataset, method, setting)
+        if all(recipe.get(key) == value for key, value in wanted.items()):
+            continue  # it changes nothing
         if all(own.get(key) == value for key, value in wanted.items()):
             found[preset] = len(wanted)
     return max(found, key=lambda preset: found[preset])
+
+
+@cache
+def recipe_values(dataset: str, method: str, setting: str) -> dict[str, Any]:
+    """What the built-in recipe of a dataset says for a method, by dotted names; empty without one."""
+    if not (RECIPES / f"{dataset}.toml").is_file():
+        return {}
+    recipe = with_sections_of(recipe_of(dataset), method, setting)
+    params = in_setting(recipe.pop("methods", {}).get(method, {}), setting)
+    return flatten_settings({**recipe, "params": params})
 
 
 @cache

@@ -59,8 +59,7 @@ def recipe_names() -> list[str]:
 def read_preset(name: str | None, dataset: str, method: str, setting: str) -> dict[str, Any]:
     """The values of a preset for a dataset, a method and a heterogeneity setting; empty without a name.
 
-    The settings of the method are under `params`, so that they also override a recipe that a run has written. Tables
-    of a method that are named like sections of a recipe (model, train) are such sections, for this method alone.
+    The settings of the method are under `params`, so that they also override a recipe that a run has written.
     """
     if name is None:
         return {}
@@ -74,9 +73,24 @@ def read_preset(name: str | None, dataset: str, method: str, setting: str) -> di
     if not values and method not in methods:
         others = ", ".join(sorted(methods)) or "other datasets"
         raise ConfigError(f"the preset {name} has nothing for {method} on {dataset}, it is for {others}; leave it out")
-    params = in_setting(methods.get(method, {}), setting)
-    sections = {key: params.pop(key) for key in SECTIONS if key in params}
+    sections, params = divided(methods.get(method, {}), setting)
     return {**merge(values, sections), "params": params}
+
+
+def with_sections_of(values: Mapping[str, Any], method: str, setting: str) -> dict[str, Any]:
+    """A recipe whose table of a method has no sections: they have overridden those of the recipe."""
+    sections, params = divided(values.get("methods", {}).get(method, {}), setting)
+    if not sections:
+        return dict(values)
+    return {**merge(values, sections), "methods": {**values["methods"], method: params}}
+
+
+def divided(table: Mapping[str, Any], setting: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The table of a method in a heterogeneity setting: the sections of a recipe in it (model, train), which are for
+    this method alone, and its own settings."""
+    params = in_setting(table, setting)
+    sections = {key: params.pop(key) for key in SECTIONS if key in params}
+    return sections, params
 
 
 def preset_title(name: str) -> str:

@@ -18,7 +18,15 @@ from profcil.errors import ConfigError, DataNote, nearest, unknown
 from profcil.plain_values import build, coerce, read_text
 from profcil.protocol.settings import StreamSettings
 from profcil.resolve.overrides import Sets, apply_sets, pairs_of
-from profcil.resolve.recipe_files import Recipe, in_setting, merge, read_preset, read_recipe, recipe_of
+from profcil.resolve.recipe_files import (
+    Recipe,
+    in_setting,
+    merge,
+    read_preset,
+    read_recipe,
+    recipe_of,
+    with_sections_of,
+)
 from profcil.resolve.run_config import LIST_HINT, SECTIONS, SETTINGS, TOP_LEVEL, RunConfig
 
 
@@ -41,7 +49,11 @@ def resolve(recipe: Recipe | None = None, flags: Mapping[str, Any] | None = None
     if dataset == SITES:
         values = recorded_sites_run(given)
     elif dataset != OWN:
-        values = merge(recipe_of(dataset), given)
+        check_types(given)
+        built_in = recipe_of(dataset)
+        named = {**built_in, **given, **chosen}
+        which = str(named.get("method", "promax")), chosen_setting(named, sets)
+        values = merge(with_sections_of(built_in, *which), with_sections_of(given, *which))
     elif data is not None:
         values = own_recipe(Path(data), given, sets, tasks)
     else:
