@@ -107,6 +107,18 @@ def test_a_row_of_an_older_recipe_is_not_shown_as_one_of_the_recipe(tmp_path):
     assert found[1] == ["PRO-LIN", "80.0"]
 
 
+def test_rows_with_the_same_settings_are_one_line_whatever_the_recipe_was(tmp_path):
+    """Two seeds were run with settings that are those of the recipe since."""
+    present = recipe_settings("cora", "severe", "prolin")
+    older = {**present, "params.dictionary": 2000}
+    changed = {"recipe": hash_recipe(older), "settings": describe_differences(present, older)}
+    rows = [row("cora", "prolin", 80 + seed, seed, **(changed if seed < 2 else {})) for seed in range(3)]
+    content = Content(rows, {hash_recipe(older): older, hash_recipe(present): present})
+    write_contents({"cora": content}, tmp_path / "store")
+    text = render("<!-- table: dataset=cora -->\n<!-- end -->\n", tmp_path / "store", tmp_path / "page.md")
+    assert "| severe | PRO-LIN | 3 | 81.0 ± 1.0" in text
+
+
 def test_a_preset_that_changes_nothing_is_no_name(tmp_path):
     store = write(tmp_path / "store", *[row("cora", "prolin", 80, seed, "dictionary") for seed in range(3)])
     text = render("<!-- table: dataset=cora variants=presets -->\n<!-- end -->\n", store, tmp_path / "page.md")

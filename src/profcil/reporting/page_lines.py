@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from profcil.reporting.table_metrics import measure_runs
 from profcil.resolve import preset_names
 from profcil.runs.results.store import load_store, rows_of_one_version
 from profcil.runs.results.stored_run import StoredRun
-from profcil.runs.results.stored_settings import comparable_settings, recipe_settings
+from profcil.runs.results.stored_settings import comparable_settings, describe_differences, recipe_settings
 
 COLUMNS = {
     "faa": ("FAA", 1),
@@ -61,7 +62,7 @@ class Line:
 def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Line]:
     """The rows of one dataset, by setting and then in the order of the paper."""
     file = store / f"{dataset}.csv"
-    runs = rows_of_one_version(load_store(file)) if file.exists() else []
+    runs = rows_of_one_version(with_present_settings(load_store(file))) if file.exists() else []
     measured = dict(zip(map(id, runs), measure_runs(runs), strict=True))  # of all, as NormComm needs FedAvg
     shown = [run for run in runs if is_chosen(run, chosen)]
     in_store = {run.config["method"] for run in shown}
@@ -77,6 +78,25 @@ def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Li
     return lines
 
 
+def with_present_settings(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs with `settings` that say what differs from the present recipe, whatever the recipe was when they were
+    added. So runs with the same settings are shown together, also if the recipe has changed between them."""
+    present = []
+    for run in runs:
+        dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
+        own, recipe = comparable_settings(run.config), present_recipe(dataset, setting, method)
+        shared = {key: recipe[key] for key in own.keys() & recipe.keys()}
+        differing = describe_differences({key: own[key] for key in shared}, shared)
+        present.append(replace(run, values={**run.values, "settings": differing}))
+    return present
+
+
+@cache
+def present_recipe(dataset: str, setting: str, method: str) -> dict[str, Any]:
+    """The settings of a run by the present recipe alone."""
+    return recipe_settings(dataset, setting, method)
+
+
 def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
     return run.config["setting"] == setting and run.config["method"] == method
 
@@ -84,9 +104,9 @@ def is_run_of(run: StoredRun, setting: str, method: str) -> bool:
 def label_of(group: Sequence[StoredRun], regime: str) -> str:
     """What a row is called if its runs depart from the recipe: the method and the preset, or the settings that differ.
     Empty if they do not depart."""
-    if not group or is_by_recipe(group[0], regime):
+    settings = group[0].values["settings"] if group else ""
+    if not settings or is_by_recipe(group[0], regime):
         return ""
-    settings = group[0].values["settings"] or "older recipe"
     method = group[0].config["method"]
     preset = preset_of(group[0])
     return name_with_settings(method, {PRESET: preset}) if preset else f"{method_title(method)} ({settings})"
@@ -112,7 +132,7 @@ def is_by_recipe(run: StoredRun, regime: str) -> bool:
     """Whether a run has the settings of its recipe with this budget."""
     dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
     if regime == "matched" or not has_budget(method, regime):
-        return agrees_with(run, recipe_settings(dataset, setting, method))
+        return not run.values["settings"]
     return agrees_with(run, recipe_settings(dataset, setting, method, regime=regime))
 
 

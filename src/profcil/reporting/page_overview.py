@@ -19,7 +19,7 @@ from statistics import fmean
 from profcil.errors import ConfigError
 from profcil.reporting.groups import label_of
 from profcil.reporting.markdown import markdown_table
-from profcil.reporting.page_lines import agrees_with, describe_origin, is_run_of
+from profcil.reporting.page_lines import agrees_with, describe_origin, is_run_of, with_present_settings
 from profcil.reporting.paper import method_title, paper_value, stream_title
 from profcil.reporting.presets import PRESET, settings_of
 from profcil.reporting.store_tables import group_rows
@@ -72,7 +72,7 @@ def render_table(chosen: Mapping[str, Sequence[str]], store: Path, path: Path) -
 def tested_runs(dataset: str, store: Path) -> list[StoredRun]:
     """The runs of a dataset that were scored on test data."""
     file = store / f"{dataset}.csv"
-    runs = load_store(file) if file.exists() else []
+    runs = with_present_settings(load_store(file)) if file.exists() else []
     return rows_of_one_version([run for run in runs if run.values["part"] == "test"])
 
 
