@@ -24,6 +24,7 @@ PARTICIPATION = "protocol/test_participation.py"
 HETEROGENEITY = "protocol/test_heterogeneity.py"
 PLAN = "protocol/test_stream_plan.py"
 PROLIN = "methods/test_prolin.py"
+GRADIENTS = "privacy/test_gradients.py"
 LINEAR = "memory/test_linear.py"
 SKETCH = "memory/test_sketch.py"
 CARRIED = "methods/test_linear_transport.py"
@@ -1145,6 +1146,46 @@ MUTATIONS = (
         "return self.multiplier * share",
         "The noise of a reply with several parts is that of one part.",
         ("privacy/test_protection.py",),
+    ),
+    Mutation(
+        "gradients-not-clipped",
+        "privacy/gradients.py",
+        ".clamp(max=1.0)",
+        "",
+        "The gradient of one example may change the sum by any length.",
+        (GRADIENTS,),
+    ),
+    Mutation(
+        "noise-on-gradients-too-small",
+        "privacy/gradients.py",
+        "deviation = noise.multiplier * noise.bound",
+        "deviation = noise.multiplier * noise.bound / 2",
+        "The noise is half of what is counted.",
+        (GRADIENTS,),
+    ),
+    Mutation(
+        "noise-on-gradients-repeats",
+        "privacy/gradients.py",
+        "phase.seed, digest(phase)",
+        "phase.seed",
+        "Turns under different weights have the same noise, which their difference takes off.",
+        (GRADIENTS,),
+    ),
+    Mutation(
+        "steps-take-every-example",
+        "privacy/gradients.py",
+        "dtype=torch.float64) < noise.sampling",
+        "dtype=torch.float64) < 1",
+        "Steps that are counted as taking few examples take all.",
+        (GRADIENTS,),
+    ),
+    Mutation(
+        "classes-of-gradients-reveal-an-example",
+        "privacy/plan.py",
+        'if config.params.label_space == "local":',
+        'if config.params.label_space == "none":',
+        "Which classes compete depends on single examples.",
+        (GRADIENTS,),
     ),
     Mutation(
         "releases-do-not-add-up",

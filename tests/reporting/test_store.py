@@ -27,7 +27,7 @@ from profcil.reporting.tables import compare
 from profcil.resolve import resolve
 from profcil.runs.gather import find_run_folders
 from profcil.runs.reader import FURTHER, Run, load_run
-from profcil.runs.results.store import add_runs, load_store, rows_of_one_version
+from profcil.runs.results.store import add_runs, comparable_rows, load_store
 from profcil.runs.results.stored_run import COLUMNS, KEY
 from profcil.runs.results.stored_settings import apply_differences, describe_differences, format_value, parse_value
 
@@ -498,7 +498,7 @@ def as_version(run: Run, version: str, seed: int | None = None) -> Run:
 
 
 def versions_shown(store: Path, sentences: list[str]) -> list[tuple[str, int, str]]:
-    kept = rows_of_one_version(load_store(store), sentences.append)
+    kept = comparable_rows(load_store(store), sentences.append)
     return [(run.config["method"], run.values["seed"], run.values["profcil"]) for run in kept]
 
 
@@ -511,11 +511,23 @@ def test_of_versions_with_as_many_seeds_the_newest_is_shown(folders, store):
     assert f"left out: {len(seeds)} rows" in sentences[0]
 
 
-def test_a_newer_version_with_fewer_seeds_does_not_hide_the_others(folders, store):
+def test_a_version_with_other_results_and_fewer_seeds_does_not_hide_the_others(folders, store):
     before = versions_shown(store, [])
-    add_runs([as_version(folders[2], "0.10.0")], store)
+    add_runs([as_version(folders[2], "0.2.0")], store)
     assert len(folders) - 2 > 1
     assert versions_shown(store, []) == before
+
+
+def test_seeds_of_versions_with_the_same_results_are_shown_together(folders, store, capsys):
+    present = versions_shown(store, [])
+    add_runs([as_version(folders[2], "0.4.0", seed=7), as_version(folders[2], "0.2.0", seed=8)], store)
+    assert versions_shown(store, []) == sorted([*present, ("promax", 7, "0.4.0")])
+    capsys.readouterr()
+    assert main(["results", "list", "--store", str(store), "--json"]) == 0
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["method"] == "promax"]
+    together = next(row for row in rows if 7 in row["seeds"])
+    assert len(together["seeds"]) > 1 and together["profcil"].startswith("0.4.0, ")
+    assert [row["seeds"] for row in rows if row["profcil"] == "0.2.0"] == [[8]]
 
 
 def test_rows_with_settings_that_no_longer_exist_are_shown_with_them(folders, store, capsys):

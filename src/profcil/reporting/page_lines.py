@@ -18,7 +18,7 @@ from profcil.reporting.presets import PRESET
 from profcil.reporting.store_tables import group_rows
 from profcil.reporting.table_metrics import measure_runs
 from profcil.resolve import preset_names
-from profcil.runs.results.store import load_store, rows_of_one_version
+from profcil.runs.results.store import comparable_rows, load_store
 from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.results.stored_settings import comparable_settings, describe_differences, recipe_settings
 
@@ -62,7 +62,7 @@ class Line:
 def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Line]:
     """The rows of one dataset, by setting and then in the order of the paper."""
     file = store / f"{dataset}.csv"
-    runs = rows_of_one_version(with_present_settings(load_store(file))) if file.exists() else []
+    runs = comparable_rows(with_present_settings(load_store(file))) if file.exists() else []
     measured = dict(zip(map(id, runs), measure_runs(runs), strict=True))  # of all, as NormComm needs FedAvg
     shown = [run for run in runs if is_chosen(run, chosen)]
     in_store = {run.config["method"] for run in shown}

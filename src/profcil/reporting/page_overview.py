@@ -23,7 +23,7 @@ from profcil.reporting.page_lines import agrees_with, describe_origin, is_run_of
 from profcil.reporting.paper import method_title, paper_value, stream_title
 from profcil.reporting.presets import PRESET, settings_of
 from profcil.reporting.store_tables import group_rows
-from profcil.runs.results.store import load_store, rows_of_one_version
+from profcil.runs.results.store import comparable_rows, load_store
 from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.results.stored_settings import recipe_settings
 
@@ -73,7 +73,7 @@ def tested_runs(dataset: str, store: Path) -> list[StoredRun]:
     """The runs of a dataset that were scored on test data."""
     file = store / f"{dataset}.csv"
     runs = with_present_settings(load_store(file)) if file.exists() else []
-    return rows_of_one_version([run for run in runs if run.values["part"] == "test"])
+    return comparable_rows([run for run in runs if run.values["part"] == "test"])
 
 
 def read_row(text: str, streams: Sequence[Stream], tested: Mapping[str, Sequence[StoredRun]]) -> Row:

@@ -10,8 +10,8 @@ variants   none: only runs by the recipe; presets: also runs by a preset, e.g. P
 regime     the budget for replay of the runs by the recipe: matched or expanded (matched)
 
 Values are mean ± standard deviation over seeds. The paper's value follows in brackets. The best FAA, CTA and AF of a
-dataset and setting are bold, among methods on the stream of the recipe. Of several versions that with the most seeds is
-shown, or the newest of several such.
+dataset and setting are bold, among methods on the stream of the recipe. Rows of versions that compute the same results
+(`runs/results/equal_versions.py`) are shown together; of versions with other results that with the most seeds is shown.
 """
 
 from __future__ import annotations

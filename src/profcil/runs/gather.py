@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from profcil.errors import RunFolderError, count
 from profcil.runs.reader import Run, dataset_title, load_run
-from profcil.runs.results.store import has_store_columns, is_store, load_store, rows_of_one_version
+from profcil.runs.results.store import comparable_rows, has_store_columns, is_store, load_store
 from profcil.runs.results.stored_run import StoredRun
 from profcil.runs.run_files import explain_read_errors
 from profcil.runs.settings_check import WITHOUT_EFFECT
@@ -74,7 +74,7 @@ def split_paths(paths: Iterable[str | Path]) -> tuple[list[Path], list[Path]]:
 def load_stores(stores: Iterable[Path], warn: Callable[[str], None]) -> list[StoredRun]:
     """The runs of stores, without those that a newer version has run again."""
     found: dict[Path, list[StoredRun]] = {path: load_store(path) for path in stores}
-    return rows_of_one_version([run for runs in found.values() for run in runs], warn)
+    return comparable_rows([run for runs in found.values() for run in runs], warn)
 
 
 def load_runs(paths: Iterable[str | Path], warn: Callable[[str], None], with_scores: bool = True) -> list[Run]:

@@ -13,7 +13,6 @@ import fcntl
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import Any
 from profcil.errors import StoreError, count
 from profcil.io.atomic_files import write_files
 from profcil.runs.reader import Run
+from profcil.runs.results.equal_versions import first_equal_version, version_numbers
 from profcil.runs.results.stored_run import COLUMNS, KEY, Row, StoredRun, parse_row, row_key, row_of_run
 from profcil.runs.results.stored_settings import hash_recipe, recipe_settings
 
@@ -95,25 +95,26 @@ def load_store(path: str | Path) -> list[StoredRun]:
     return runs
 
 
-def rows_of_one_version(
-    runs: Sequence[StoredRun], warn: Callable[[str], None] = lambda sentence: None
-) -> list[StoredRun]:
-    """Of each method and settings the rows of one version: of that with the most seeds, or the newest of several such.
+def comparable_rows(runs: Sequence[StoredRun], warn: Callable[[str], None] = lambda sentence: None) -> list[StoredRun]:
+    """Of each method and settings the rows of versions that compute the same results, one row per seed.
 
-    Versions are not averaged, as their code differs.
+    Of versions with other results those with the most seeds are kept, or the newest of several such. Of one seed the
+    row of the newest version is kept.
     """
-    seeds: dict[tuple[str, ...], dict[str, set[int]]] = {}
+    groups: dict[tuple[str, ...], dict[str, dict[int, StoredRun]]] = {}
     for run in runs:
-        versions = seeds.setdefault(without_seed(run), {})
-        versions.setdefault(run.values["profcil"], set()).add(run.values["seed"])
-    shown: dict[tuple[str, ...], str] = {}
-    for key, versions in seeds.items():
-        shown[key] = max(versions, key=lambda version: (len(versions[version]), version_numbers(version)))
-    kept = [run for run in runs if run.values["profcil"] == shown[without_seed(run)]]
+        rows_by_seed = groups.setdefault(without_seed(run), {}).setdefault(result_version(run), {})
+        seed = run.values["seed"]
+        if seed not in rows_by_seed or is_newer(run, rows_by_seed[seed]):
+            rows_by_seed[seed] = run
+    kept = set()
+    for versions in groups.values():
+        shown = max(versions, key=lambda version: (len(versions[version]), version_numbers(version)))
+        kept |= set(map(id, versions[shown].values()))
     if len(kept) < len(runs):
         left_out = count(len(runs) - len(kept), "row")
         warn(f"left out: {left_out} of a results store; another version has run the same with as many seeds or more")
-    return kept
+    return [run for run in runs if id(run) in kept]
 
 
 def without_seed(run: StoredRun) -> tuple[str, ...]:
@@ -122,8 +123,13 @@ def without_seed(run: StoredRun) -> tuple[str, ...]:
     return tuple(run.values[name] for name in names)
 
 
-def version_numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
+def result_version(run: StoredRun) -> str:
+    """The first version with the results of this run's version."""
+    return first_equal_version(run.config["method"], run.values["settings"], run.values["profcil"])
+
+
+def is_newer(run: StoredRun, other: StoredRun) -> bool:
+    return version_numbers(run.values["profcil"]) > version_numbers(other.values["profcil"])
 
 
 def read_content(file: Path) -> Content:
