@@ -131,6 +131,25 @@ def test_a_step_takes_each_example_by_chance_and_may_take_none(tmp_path):
     assert torch.isfinite(changes(rare.weights, done.weights)).all()
 
 
+def test_an_epoch_takes_each_example_once_on_average(tmp_path, monkeypatch):
+    """And the steps are independent: most take a share near the chance, none takes all."""
+    taken: list[Tensor] = []
+
+    def recorded(net, parameters, phase, rows, index, rng):
+        taken.append(index)
+        return clipped_sum(net, parameters, phase, rows, index, rng)
+
+    monkeypatch.setattr("profcil.privacy.gradients.clipped_sum", recorded)
+    world = make_world(config(train__augment=False), tmp_path)
+    phase = phase_of(world, GradientNoise(bound=1.0, multiplier=1.0, sampling=0.05, secret=0))
+    train_privately(world.net, phase)
+    size = phase.source.size
+    assert len(taken) == 20
+    assert sum(map(len, taken)) == pytest.approx(size, abs=5 * size**0.5)
+    assert max(map(len, taken)) < 0.5 * size
+    assert len({tuple(index.tolist()) for index in taken}) > 10
+
+
 def test_the_proximal_term_of_fedprox_pulls_without_noise_of_its_own(tmp_path):
     world = make_world(config("fedprox", train__augment=False, params__mu=1e4, **SGD), tmp_path)
     noise = GradientNoise(bound=1.0, multiplier=1.0, sampling=0.25, secret=0)
