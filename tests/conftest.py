@@ -28,7 +28,7 @@ from profcil.engine.channel import Channel, Reply, ServerState, When
 from profcil.engine.client_exchange import turns
 from profcil.engine.dictionary import find_entries, prepare_dictionary
 from profcil.engine.evaluation import task_totals
-from profcil.engine.loop import play, stream
+from profcil.engine.loop import compute_round, stream
 from profcil.engine.run_state import RunState
 from profcil.engine.warmup import warm
 from profcil.engine.world import World, make_world
@@ -110,7 +110,7 @@ class Run:
         channel = Channel(self.state.ledger, self.world.config.transfer, held=self.state.held)
         clients = self.clients(position, round)
         when = self.when(position, round)
-        self.state.server = play(self.world, self.method, self.state, channel, clients, when)[0]
+        self.state.server = compute_round(self.world, self.method, self.state, channel, clients, when)[0]
         return self.state.server
 
     def stream(self, watch: Callable[[str, When, dict], None] = lambda *a: None) -> Run:

@@ -411,11 +411,11 @@ def test_statistics_are_those_of_the_position_for_which_they_were_asked(fresh, m
     original_measure = TimedDeliveries.measure
 
     def measure(self: TimedDeliveries, surveys: Sequence[Pending]) -> None:
-        before = dict(self.playing.world.features)
-        late = [p for p in surveys if p.position < self.playing.when.position]
+        before = dict(self.buffered.world.features)
+        late = [p for p in surveys if p.position < self.buffered.when.position]
         original_measure(self, late)
-        assert self.playing.world.features.keys() == before.keys()
-        overdue.extend(self.playing.when.position - p.position for p in late)
+        assert self.buffered.world.features.keys() == before.keys()
+        overdue.extend(self.buffered.when.position - p.position for p in late)
         original_measure(self, [p for p in surveys if p not in late])
 
     monkeypatch.setattr(TimedDeliveries, "measure", measure)

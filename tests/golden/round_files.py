@@ -44,7 +44,7 @@ def last_round_of_second_position(folder: Path) -> Callable[[], object]:
     from profcil import registry
     from profcil.engine.channel import Channel, When
     from profcil.engine.evaluation import task_totals
-    from profcil.engine.loop import play
+    from profcil.engine.loop import compute_round
     from profcil.engine.run_state import RunState
     from profcil.engine.warmup import warm
     from profcil.engine.world import make_world
@@ -63,7 +63,7 @@ def last_round_of_second_position(folder: Path) -> Callable[[], object]:
 
     def compute(position: int, round: int, clients: tuple[int, ...]) -> None:
         when = When("round", position, round, rounds)
-        state.server, _ = play(world, method, state, channel, clients, when)
+        state.server, _ = compute_round(world, method, state, channel, clients, when)
 
     *before, last = [(p, r, participants(world.plan, p, r)) for p in range(2) for r in range(rounds)]
     for moment in before:

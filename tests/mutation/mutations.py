@@ -1375,7 +1375,7 @@ MUTATIONS = (
     Mutation(
         "overdue-cache-shared",
         "engine/timed_deliveries.py",
-        "world.features, world.kept = {}, (None, {})",
+        "world.features = {}\n        world.kept = (None, {})",
         "pass",
         "Statistics of an earlier position are computed from features of this one.",
         (ARRIVALS,),
@@ -1383,8 +1383,8 @@ MUTATIONS = (
     Mutation(
         "waiting-clock-draws",
         "engine/arrivals.py",
-        "server, facts = play(world, method, state, channel, clients, when)",
-        "server, facts = play(world, method, state, channel, clients[1:], when)",
+        "server, facts = compute_round(world, method, state, channel, clients, when)",
+        "server, facts = compute_round(world, method, state, channel, clients[1:], when)",
         "With clocks, a synchronous round leaves a participant out.",
         (ARRIVALS,),
     ),

@@ -22,7 +22,7 @@ from profcil import registry
 from profcil.deploy.local.cluster import FLOWER_ENVIRONMENT
 from profcil.engine.channel import Block, Channel, Reply, When
 from profcil.engine.executor import make_guard
-from profcil.engine.loop import play
+from profcil.engine.loop import compute_round
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World, make_world
 from profcil.methods.base import average
@@ -88,7 +88,7 @@ def run_here(sets: tuple[str, ...]) -> Timed:
 
     def run_round(when: When, _: Weights) -> Weights:
         clients = participants(world.plan, when.position, when.round)
-        state.server = play(world, method, state, channel, clients, when)[0]
+        state.server = compute_round(world, method, state, channel, clients, when)[0]
         return state.server.weights()
 
     return time_rounds(world, run_round)

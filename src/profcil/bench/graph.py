@@ -18,7 +18,7 @@ from profcil.data import _graphs
 from profcil.data.bundle import Bundle
 from profcil.engine.channel import Channel, When
 from profcil.engine.evaluation import evaluate, evaluation_features, task_totals
-from profcil.engine.loop import play
+from profcil.engine.loop import compute_round
 from profcil.engine.machine import peak_memory_mb
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World, build_world
@@ -78,7 +78,7 @@ def case(method: str = "promax", device: str = "cpu", nodes: int = NODES, edges:
     channel = Channel(state.ledger, held=state.held)
     clients = participants(world.plan, 0, 0)
     began = time.perf_counter()
-    state.server, _ = play(world, instance, state, channel, clients, when)
+    state.server, _ = compute_round(world, instance, state, channel, clients, when)
     synchronise(world)
     seconds = time.perf_counter() - began
     began = time.perf_counter()

@@ -23,7 +23,7 @@ from profcil.contract.stream import record_writes
 from profcil.engine.channel import KINDS, Channel, ServerState, When
 from profcil.engine.evaluation import evaluation_features
 from profcil.engine.executor import Executor
-from profcil.engine.loop import play
+from profcil.engine.loop import compute_round
 from profcil.model.net import MODEL
 from profcil.protocol.participation import participants
 from profcil.runs.models.loading import load_model
@@ -171,7 +171,7 @@ def server_after_two_rounds(case: Case, accelerate: str) -> ServerState:
     for r in range(2):
         when = When("round", 0, r, run.world.config.train.rounds)
         clients = participants(run.world.plan, 0, r)
-        run.state.server = play(run.world, run.method, run.state, channel, clients, when)[0]
+        run.state.server = compute_round(run.world, run.method, run.state, channel, clients, when)[0]
     return run.state.server
 
 

@@ -1,7 +1,8 @@
-"""Rounds with clocks: a round is played as always and its simulated time counted, or replies join when they arrive.
+"""Rounds with clocks. A synchronous round is computed as always, and its simulated time is counted. In an asynchronous
+one, replies join when they arrive.
 
-What is done with replies is in `buffered_round`. When they arrive say simulated clocks (`timed_deliveries`), or in a
-deployment the clients themselves. Replies on their way are part of the run's state.
+What is done with replies is in `buffered_round`. The times of arrival come from simulated clocks (`timed_deliveries`),
+or in a deployment from the clients. Replies on their way are part of the run's state.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from profcil.engine.channel import Block, Channel, Reply, ServerState, When, stored_bytes
-from profcil.engine.loop import play
+from profcil.engine.loop import compute_round
 from profcil.engine.run_state import RunState
 from profcil.protocol.buffered_clock import BufferedClock
 from profcil.protocol.clocks import ClockState, Work
@@ -76,19 +77,19 @@ def planned_work(method: Method, rounds: int) -> Callable[[int, int], Work]:
     return work
 
 
-def play_and_wait(
+def synchronous_round(
     world: World, method: Method, state: RunState, channel: Channel, clients: Sequence[int], when: When
 ) -> tuple[ServerState, Facts]:
     """A synchronous round, and the simulated time that it takes."""
     arrivals = state.arrivals or Arrivals()
     work = work_of(method, when, method.opens(state.server, when))
-    server, facts = play(world, method, state, channel, clients, when)
+    server, facts = compute_round(world, method, state, channel, clients, when)
     after = make_clock(world).round(arrivals.clock, when.position, when.round, clients, work)
     state.arrivals = replace(arrivals, clock=after)
     return server, facts | time_facts(arrivals.clock, after)
 
 
-def play_buffered(
+def asynchronous_round(
     world: World, method: Method, state: RunState, channel: Channel, clients: Sequence[int], when: When
 ) -> tuple[ServerState, Facts]:
     """An asynchronous round, which is one update of the server. The rules say who takes part, not `clients`."""
@@ -97,13 +98,13 @@ def play_buffered(
     channel.dropped = {}
     world.forget_features({block.version for block in state.server.blocks.values()})
     with channel.round(range(world.plan.clients)):
-        playing = BufferedRound(world, method, state, channel, when)
-        deliveries = world.fleet.deliveries(playing)
-        facts = playing.play(deliveries)
+        buffered = BufferedRound(world, method, state, channel, when)
+        deliveries = world.fleet.deliveries(buffered)
+        facts = buffered.run(deliveries)
     clock, parcels = deliveries.left()
-    state.arrivals = Arrivals(clock, parcels, playing.measured)
-    state.server_bytes = max(state.server_bytes, stored_bytes(playing.server.blocks) + deliveries.start_bytes())
-    return playing.server, {**facts, **channel.take_facts(), **world.fleet.facts(), **deliveries.facts()}
+    state.arrivals = Arrivals(clock, parcels, buffered.measured)
+    state.server_bytes = max(state.server_bytes, stored_bytes(buffered.server.blocks) + deliveries.start_bytes())
+    return buffered.server, {**facts, **channel.take_facts(), **world.fleet.facts(), **deliveries.facts()}
 
 
 def time_facts(before: ClockState, after: ClockState) -> Facts:

@@ -4,8 +4,8 @@ The method's opening statistics, if it asks for them; turns start; the statistic
 turns that have arrived are re-based and aggregated; clients are asked for statistics under the new model. Bytes are
 counted when they are sent, and those of a reply when it arrives.
 
-Who is asked when, and when the replies arrive, say the `Deliveries`. The simulation and deployments have their own;
-everything here is the same for both.
+The `Deliveries` determine who is asked when, and when the replies arrive. The simulation and deployments have their
+own; everything here is the same for both.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class BufferedRound:
         """Whether this is the last round of the stream."""
         return self.when.final and self.when.position == self.world.plan.positions - 1
 
-    def play(self, deliveries: Deliveries) -> Facts:
+    def run(self, deliveries: Deliveries) -> Facts:
         """Computes all that happens from one update of the server to the next. Returns facts for the log."""
         if self.work.opens:
             self.open(deliveries.opening())

@@ -153,7 +153,7 @@ def find_entries(world: World, dictionary: Dictionary, watch: Watch) -> Dictiona
 
 def compute(world: World, dictionary: Dictionary, watch: Watch) -> DictionaryResult:
     """Computes the rounds of the search. Every client takes part in every round."""
-    from profcil.engine.loop import play
+    from profcil.engine.loop import compute_round
     from profcil.engine.run_state import RunState
 
     began = time.perf_counter()
@@ -164,10 +164,10 @@ def compute(world: World, dictionary: Dictionary, watch: Watch) -> DictionaryRes
     state = RunState(server, Scores.empty(0, torch.zeros(0).numpy()), Ledger())
     channel = Channel(state.ledger, world.config.transfer, held=state.held)
     clients = dictionary_participants(world.plan)
-    rounds = 0 if world.protection else dictionary.rounds  # noise would drown what the entries gain from the data
+    rounds = 0 if world.protection else dictionary.rounds  # noise would exceed the gain from the data
     for r in range(rounds):
         when = When("dictionary", 0, r, rounds)
-        state.server, facts = play(world, method, state, channel, clients, when)
+        state.server, facts = compute_round(world, method, state, channel, clients, when)
         watch("dictionary", when, facts)
     entries = dict(state.server.blocks["dictionary"].tensors)
     return DictionaryResult(entries, time.perf_counter() - began, state.ledger)

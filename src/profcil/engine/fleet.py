@@ -51,7 +51,7 @@ class Fleet(Protocol):
         """The classes with too few examples at these clients together, by a secure sum of their counts."""
         ...
 
-    def deliveries(self, playing: BufferedRound) -> Deliveries:
+    def deliveries(self, buffered: BufferedRound) -> Deliveries:
         """How the replies of an asynchronous round arrive."""
 
     def facts(self) -> Mapping[str, float]:
@@ -98,10 +98,10 @@ class LocalFleet:
     ) -> frozenset[int]:
         return rare_classes(world, channel, clients, when)
 
-    def deliveries(self, playing: BufferedRound) -> Deliveries:
+    def deliveries(self, buffered: BufferedRound) -> Deliveries:
         from profcil.engine.timed_deliveries import TimedDeliveries
 
-        return TimedDeliveries(playing)
+        return TimedDeliveries(buffered)
 
     def facts(self) -> Mapping[str, float]:
         return {}

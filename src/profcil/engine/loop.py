@@ -23,7 +23,7 @@ from profcil.privacy.adaptive_bound import bound_of
 from profcil.privacy.meter import Meter
 from profcil.protocol.participation import participants
 
-Play = Callable[[World, Method, RunState, Channel, Sequence[int], When], tuple[ServerState, dict[str, Any]]]
+RoundFunction = Callable[[World, Method, RunState, Channel, Sequence[int], When], tuple[ServerState, dict[str, Any]]]
 
 
 def stream(world: World, method: Method, state: RunState, watch: Watch) -> RunState:
@@ -55,9 +55,9 @@ def next_round(world: World, method: Method, state: RunState, channel: Channel, 
     clients = still_asked(drawn, state.strikes, quarantine)
     if world.protection:
         Meter(world.protection).check(method, world.plan, state.ledger.entries, clients, when)
-    play_round = way_to_play(world.config.clock.mode)
+    compute = round_function(world.config.clock.mode)
     with channel.round(clients):
-        server, facts = play_round(world, method, state, channel, clients, when)
+        server, facts = compute(world, method, state, channel, clients, when)
     state.server = server
     state.round += 1
     state.server_bytes = max(state.server_bytes, stored_bytes(state.server.blocks))
@@ -99,7 +99,7 @@ def close_position(world: World, method: Method, state: RunState, watch: Watch) 
     watch("position", when, facts)
 
 
-def play(
+def compute_round(
     world: World, method: Method, state: RunState, channel: Channel, clients: Sequence[int], when: When
 ) -> tuple[ServerState, dict[str, Any]]:
     """Computes one round: broadcast, turns and aggregation, and a refresh before or after them if the method asks for
@@ -140,10 +140,10 @@ def train_server(world: World, method: Method, server: ServerState, when: When) 
     return server, time.perf_counter() - began
 
 
-def way_to_play(mode: str) -> Play:
-    """How a round is computed: by `play`, or with simulated clocks."""
+def round_function(mode: str) -> RoundFunction:
+    """The function that computes a round: `compute_round`, or one with clocks."""
     if mode == "off":
-        return play
+        return compute_round
     from profcil.engine import arrivals
 
-    return arrivals.play_buffered if mode == "buffer" else arrivals.play_and_wait
+    return arrivals.asynchronous_round if mode == "buffer" else arrivals.synchronous_round

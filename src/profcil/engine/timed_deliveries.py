@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class TimedDeliveries:
     """The deliveries of one round of a simulation."""
 
-    def __init__(self, playing: BufferedRound) -> None:
-        self.playing = playing
-        self.parcels = dict(playing.before.parcels)
-        when = playing.when
-        clock = make_clock(playing.world)
-        self.update = clock.update(playing.before.clock, when.position, when.round, playing.work, playing.is_last)
+    def __init__(self, buffered: BufferedRound) -> None:
+        self.buffered = buffered
+        self.parcels = dict(buffered.before.parcels)
+        when = buffered.when
+        clock = make_clock(buffered.world)
+        self.update = clock.update(buffered.before.clock, when.position, when.round, buffered.work, buffered.is_last)
 
     def opening(self) -> list[Delivery]:
         self.measure(self.update.opening)
@@ -54,16 +54,17 @@ class TimedDeliveries:
         return bytes_of(parcel.start for parcel in self.parcels.values())
 
     def facts(self) -> Mapping[str, Any]:
-        return time_facts(self.playing.before.clock, self.update.after)
+        return time_facts(self.buffered.before.clock, self.update.after)
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
     def start(self, turns: Sequence[Pending]) -> None:
         """Computes the turns that start now. One whose reply will be lost is sent its blocks, and is not computed."""
-        playing = self.playing
-        world, state = playing.world, playing.state
-        asked = playing.ask_turns(turns)
-        computed = world.fleet.turns(world, playing.method, state, asked.when, kept(asked))
+        buffered = self.buffered
+        world = buffered.world
+        state = buffered.state
+        asked = buffered.ask_turns(turns)
+        computed = world.fleet.turns(world, buffered.method, state, asked.when, kept(asked))
         for client in sorted(computed):
             if computed[client].private is not None:
                 state.private[client] = dict(computed[client].private or {})
@@ -72,19 +73,19 @@ class TimedDeliveries:
     @torch.no_grad()
     def measure(self, surveys: Sequence[Pending]) -> None:
         """Computes the statistics that clients are asked for now. Those of an earlier position are computed apart."""
-        playing = self.playing
-        world = playing.world
-        for asked in playing.ask_statistics(surveys):
-            with apart(world, asked.when.position < playing.when.position):
-                computed = world.fleet.surveys(world, playing.method, playing.state, asked.when, kept(asked))
+        buffered = self.buffered
+        world = buffered.world
+        for asked in buffered.ask_statistics(surveys):
+            with apart(world, asked.when.position < buffered.when.position):
+                computed = world.fleet.surveys(world, buffered.method, buffered.state, asked.when, kept(asked))
             self.store(asked, computed)
 
     def store(self, asked: Asked, computed: Mapping[int, Reply]) -> None:
         """Keeps the replies until they arrive. A client that diverged has none."""
-        note_memory(self.playing.state, computed)
+        note_memory(self.buffered.state, computed)
         for p in asked.pending:
             if p.client in computed and not p.lost:
-                self.parcels[p.key] = self.playing.parcel(asked, p, computed[p.client])
+                self.parcels[p.key] = self.buffered.parcel(asked, p, computed[p.client])
 
     def arrived(self, arrived: Sequence[Pending]) -> list[Delivery]:
         return [(p, self.parcels.pop(p.key, None)) for p in arrived]
@@ -93,12 +94,15 @@ class TimedDeliveries:
 @contextmanager
 def apart(world: World, is_apart: bool) -> Iterator[None]:
     """Keeps what clients have computed for the present position apart."""
-    features, known = world.features, world.kept
+    features = world.features
+    known = world.kept
     if is_apart:
-        world.features, world.kept = {}, (None, {})
+        world.features = {}
+        world.kept = (None, {})
     yield
     if is_apart:
-        world.features, world.kept = features, known
+        world.features = features
+        world.kept = known
 
 
 def kept(asked: Asked) -> dict[int, Inbox]:

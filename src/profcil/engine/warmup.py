@@ -198,7 +198,7 @@ def warmup_setup(world: World) -> tuple[World, Warmup]:
 
 def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) -> WarmupResult:
     """Computes the rounds of the warm-up. Adapter and head stay as initialised."""
-    from profcil.engine.loop import play
+    from profcil.engine.loop import compute_round
     from profcil.engine.run_state import RunState
     from profcil.metrics.scores import Scores
     from profcil.protocol.participation import warmup_participants
@@ -214,7 +214,7 @@ def compute(world: World, watch: Callable[[str, When, dict[str, Any]], None]) ->
     for r in range(rounds):
         when = When("warmup", 0, r, rounds)
         clients = warmup_participants(world.plan, r)
-        state.server, facts = play(warmup_world, method, state, channel, clients, when)
+        state.server, facts = compute_round(warmup_world, method, state, channel, clients, when)
         watch("warmup", when, facts)
     world.executor.clear_caches()
     weights["base"] = state.server.weights()["base"]

@@ -77,7 +77,7 @@ class FlowerFleet:
         if absent := sorted(set(clients) - set(connected)):
             self.record_event({"event": "absent", **event_fields(when), "clients": absent})
         for client in connected:
-            self.greet(world, state, when, client)
+            self.note_client(world, state, when, client)
         return connected
 
     def connected(self, world: World, clients: Sequence[int], at_start: int) -> list[int]:
@@ -91,13 +91,13 @@ class FlowerFleet:
         self.started = True
         return connected
 
-    def greet(self, world: World, state: RunState, when: When, client: int) -> None:
-        """Notes which blocks a client that is about to be asked holds, and how it computes."""
+    def note_client(self, world: World, state: RunState, when: When, client: int) -> None:
+        """Before a request to a client: notes which blocks it holds, and how it computes."""
         self.forget_missing_blocks(state, client, coding_at(world.config.channel, when))
         self.note_execution(client)
 
     def needed(self, world: World, clients: Sequence[int]) -> int:
-        """How many of some clients a round needs: for a secure sum, where they are enough for one, enough for one."""
+        """How many of some clients a round needs: for a secure sum the least number of a sum, if there are so many."""
         settings = world.config.privacy
         least = max(self.policy.min_replies, settings.sum_clients if settings.secure_sum else 0)
         return least if least <= len(clients) else min(self.policy.min_replies, len(clients))
@@ -163,7 +163,7 @@ class FlowerFleet:
             self.run(exchange)
             if exchange.most_diverged and world.config.train.on_divergence == "fail":
                 raise Diverged(exchange.refused[min(exchange.diverged)])
-            self.update_books(exchange, state, again=attempt > 0)
+            self.note_outcome(exchange, state, again=attempt > 0)
             accepted |= exchange.accepted
             self.false |= {c: exchange.refused[c] for c in exchange.false}
             self.false = {c: reason for c, reason in self.false.items() if c not in exchange.accepted}
@@ -239,9 +239,9 @@ class FlowerFleet:
     ) -> frozenset[int]:
         return self.sums.count(world, state, when, {c: ClientBlocks({}, {}) for c in clients})
 
-    def deliveries(self, playing: BufferedRound) -> LiveDeliveries:
+    def deliveries(self, buffered: BufferedRound) -> LiveDeliveries:
         """The replies of an asynchronous round, as they come."""
-        deliveries = LiveDeliveries(self, playing)
+        deliveries = LiveDeliveries(self, buffered)
         deliveries.begin()
         return deliveries
 
@@ -255,7 +255,7 @@ class FlowerFleet:
 
     # -- accounts -----------------------------------------------------------------------------------------------------
 
-    def update_books(self, exchange: Exchange | RemoteSum, state: RunState, again: bool) -> None:
+    def note_outcome(self, exchange: Exchange | RemoteSum, state: RunState, again: bool) -> None:
         """Updates which blocks each client holds, and the counts of the round."""
         for c in exchange.with_private:
             state.held[c] = {**state.held.get(c, {}), PRIVATE_ID: exchange.requests[c].next_private_id}

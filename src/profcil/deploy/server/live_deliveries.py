@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 class LiveDeliveries:
     """The deliveries of one round."""
 
-    def __init__(self, fleet: FlowerFleet, playing: BufferedRound) -> None:
+    def __init__(self, fleet: FlowerFleet, buffered: BufferedRound) -> None:
         self.fleet = fleet
         self.requests = fleet.open_requests
-        self.playing = playing
-        self.rules = BufferedRules(playing.world.config.clock, playing.world.plan)
-        self.order = self.rules.order(playing.when.position, playing.when.round)
-        self.clock = playing.before.clock.at(playing.when.position)
+        self.buffered = buffered
+        self.rules = BufferedRules(buffered.world.config.clock, buffered.world.plan)
+        self.order = self.rules.order(buffered.when.position, buffered.when.round)
+        self.clock = buffered.before.clock.at(buffered.when.position)
         by_key = {p.key: p for p in self.clock.pending}
-        self.ready: list[Delivery] = [(by_key[key], parcel) for key, parcel in playing.before.parcels.items()]
+        self.ready: list[Delivery] = [(by_key[key], parcel) for key, parcel in buffered.before.parcels.items()]
         self.ready += [(p, None) for p in self.clock.pending if p.lost]
         self.again: list[int] = []  # clients whose turns were on their way when the server stopped
         self.arrived: list[Pending] = []  # at the update
@@ -47,7 +47,7 @@ class LiveDeliveries:
 
     def begin(self) -> None:
         """Waits until enough clients are connected. Asks again for what was on its way when the server stopped."""
-        self.fleet.connected(self.playing.world, self.order, self.rules.at_work(self.clock.position))
+        self.fleet.connected(self.buffered.world, self.order, self.rules.at_work(self.clock.position))
         known = {p.key for p, _ in self.ready}
         gone = [p for p in self.clock.pending if p.key not in known and not self.requests.has(p)]
         self.clock = self.clock.without([replace(p, lost=True) for p in gone])
@@ -61,7 +61,7 @@ class LiveDeliveries:
     # -- the three parts of a round -----------------------------------------------------------------------------------
 
     def opening(self) -> list[Delivery]:
-        asked = self.rules.openers(self.clock, filter(self.is_connected, self.order), self.playing.when.round)
+        asked = self.rules.openers(self.clock, filter(self.is_connected, self.order), self.buffered.when.round)
         self.ask(asked)
         self.wait_for(asked, OPENING)
         return self.take_statistics()
@@ -81,21 +81,21 @@ class LiveDeliveries:
                 interval.receive(request.pending, lost=request.parcel is None)
                 deliveries.append((interval.arrived[-1], request.parcel))
         self.arrived = interval.arrived
-        self.clock = interval.after(self.playing.work)
+        self.clock = interval.after(self.buffered.work)
         self.check_divergence()
         self.record("round")
         return deliveries
 
     def statistics(self) -> list[Delivery]:
-        playing = self.playing
+        buffered = self.buffered
         overdue, self.clock = self.rules.overdue(self.clock, self.arrived)
-        asked, self.clock = self.rules.survey(self.clock, playing.when.round, playing.work)
+        asked, self.clock = self.rules.survey(self.clock, buffered.when.round, buffered.work)
         absent = [p for p in asked if not self.is_connected(p.client)]
         self.clock = self.clock.without([replace(p, lost=True) for p in absent])
         asked = [p for p in asked if p not in absent]
-        self.ask([*overdue, *asked, *(self.rules.closing(self.clock) if playing.is_last else ())])
+        self.ask([*overdue, *asked, *(self.rules.closing(self.clock) if buffered.is_last else ())])
         self.wait_for(asked, STATISTICS)
-        self.is_over = playing.is_last
+        self.is_over = buffered.is_last
         if self.is_over:
             self.wait_until(lambda: not self.requests.statistics)
         return self.take_statistics()
@@ -119,7 +119,7 @@ class LiveDeliveries:
         """Whether a client can be asked now."""
         if self.fleet.registry.node_of(client) is None:
             return False
-        self.fleet.greet(self.playing.world, self.playing.state, self.playing.when, client)
+        self.fleet.note_client(self.buffered.world, self.buffered.state, self.buffered.when, client)
         return True
 
     def start_turns(self, interval: Interval) -> None:
@@ -134,20 +134,20 @@ class LiveDeliveries:
             started.append(Pending(0.0, client, TURN, self.clock.position, self.clock.updates))
             interval.begin(started[-1])
         if started:
-            self.requests.add(self.playing, self.playing.ask_turns(started))
+            self.requests.add(self.buffered, self.buffered.ask_turns(started))
 
     @torch.no_grad()
     def ask(self, asked: Sequence[Pending]) -> None:
         """Asks clients for statistics. Those at work are sent the request after their turn."""
         self.clock = replace(self.clock, pending=tuple(sorted([*self.clock.pending, *asked])))
-        for requests in self.playing.ask_statistics(asked):
-            self.requests.add(self.playing, requests)
+        for requests in self.buffered.ask_statistics(asked):
+            self.requests.add(self.buffered, requests)
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
     def receive(self) -> list[OpenRequest]:
         """The requests that have ended since the last call. Waits a moment if there are none."""
-        ended = self.requests.receive(self.playing)
+        ended = self.requests.receive(self.buffered)
         self.ended += ended
         if not ended:
             self.fleet.pause()
@@ -157,7 +157,7 @@ class LiveDeliveries:
         """Waits for a share of the statistics just asked of idle clients."""
         busy = {p.client for p in self.clock.pending if p.what == TURN}
         idle = {p.key for p in asked if p.client not in busy}
-        count = self.rules.awaited(what, self.rules.share(what, self.playing.work), len(idle))
+        count = self.rules.awaited(what, self.rules.share(what, self.buffered.work), len(idle))
         self.wait_until(lambda: sum(p.key in idle for p, _ in self.ready) >= count)
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
@@ -181,21 +181,22 @@ class LiveDeliveries:
         """Ends the run if most of the turns that have arrived since the last event claim a divergence."""
         turns = [r for r in self.ended if r.pending.what == TURN]
         diverged = [r for r in turns if r.exchange and r.exchange.diverged]
-        if 2 * len(diverged) > len(turns) and self.playing.world.config.train.on_divergence == "fail":
+        if 2 * len(diverged) > len(turns) and self.buffered.world.config.train.on_divergence == "fail":
             raise Diverged(diverged[0].reason)
 
     def record(self, stage: str) -> None:
         """Writes what was sent and what has arrived since the last event, in the order of arrival. Statistics are used
         now, and so are turns at an update; turns that arrive at other times are used at the next one."""
-        traffic, ended = self.requests.traffic, self.ended
+        traffic = self.requests.traffic
+        ended = self.ended
         if not ended and not any(traffic.wire.values()):
             return
-        before = self.playing.updates
+        before = self.buffered.updates
         used = [r for r in ended if r.parcel and not (self.is_over and r.pending.what == TURN)]
         ages = {TURN: before if stage == "round" else self.clock.updates}
         event = {
             "event": "asked",
-            **event_fields(replace(self.playing.when, stage=stage)),
+            **event_fields(replace(self.buffered.when, stage=stage)),
             "answered": [r.client for r in ended if r.parcel],
             "silent": [r.client for r in ended if not r.parcel and not r.reason],
             "refused": {str(r.client): r.reason for r in ended if r.reason},
@@ -206,7 +207,9 @@ class LiveDeliveries:
             "seconds": round(time.monotonic() - self.since, 3),
         }
         self.fleet.record_event(event)
-        self.requests.traffic, self.ended, self.since = Traffic(), [], time.monotonic()
+        self.requests.traffic = Traffic()
+        self.ended = []
+        self.since = time.monotonic()
 
 
 class Attempts:

@@ -93,17 +93,18 @@ class OpenRequests:
 
     # -- what is sent -------------------------------------------------------------------------------------------------
 
-    def add(self, playing: BufferedRound, asked: Asked) -> None:
+    def add(self, buffered: BufferedRound, asked: Asked) -> None:
         """Opens requests and sends those that can be sent."""
-        world, limit = playing.world, self.fleet.policy.norm_limit
+        world = buffered.world
+        limit = self.fleet.policy.norm_limit
         for p in asked.pending:
             inbox = asked.inboxes[p.client]
             action = action_of(p)
-            terms = self.fleet.forecast.terms(action, world, playing.method, asked.when, p.client, inbox, limit)
+            terms = self.fleet.forecast.terms(action, world, buffered.method, asked.when, p.client, inbox, limit)
             self.requests.append(OpenRequest(p, asked, terms, time.monotonic()))
-        self.send(playing)
+        self.send(buffered)
 
-    def send(self, playing: BufferedRound) -> None:
+    def send(self, buffered: BufferedRound) -> None:
         """Sends the oldest request of each client, if it is not sent yet and the client is connected."""
         oldest: dict[int, OpenRequest] = {}
         for request in self.requests:
@@ -111,15 +112,18 @@ class OpenRequests:
         for client, request in oldest.items():
             node = self.fleet.registry.node_of(client)
             if request.exchange is None and node is not None:
-                self.send_to(node, request, playing)
+                self.send_to(node, request, buffered)
 
-    def send_to(self, node: int, request: OpenRequest, playing: BufferedRound) -> None:
+    def send_to(self, node: int, request: OpenRequest, buffered: BufferedRound) -> None:
         """Sends a request to a node. If the client no longer holds what was left out, all blocks are sent."""
-        fleet, world, client, when = self.fleet, playing.world, request.client, request.asked.when
-        held = playing.state.held.get(client, {})
+        fleet = self.fleet
+        world = buffered.world
+        client = request.client
+        when = request.asked.when
+        held = buffered.state.held.get(client, {})
         is_known = all(block.version == held.get(name) for name, block in request.inbox.items())
         blocks = request.inbox if is_known else request.inbox.whole()
-        message = fleet.make_request(world, playing.state, when, client, blocks)
+        message = fleet.make_request(world, buffered.state, when, client, blocks)
         coding = coding_at(world.config.channel, when)
         most_bytes = fleet.policy.max_message_mb * 1e6
         action = action_of(request.pending)
@@ -127,7 +131,9 @@ class OpenRequests:
         ids, exchange.wire["down"] = fleet.mailbox.send(action, exchange.requests, {client: node}, self.lifetime)
         fleet.mailbox.counts["resent_bytes"] += 0 if is_known else exchange.payload["down"]
         self.traffic.add(exchange, "down")
-        request.exchange, request.node, request.began = exchange, node, time.monotonic()
+        request.exchange = exchange
+        request.node = node
+        request.began = time.monotonic()
         request.id = next(iter(ids), "")
 
     @property
@@ -137,23 +143,23 @@ class OpenRequests:
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
-    def receive(self, playing: BufferedRound) -> list[OpenRequest]:
+    def receive(self, buffered: BufferedRound) -> list[OpenRequest]:
         """The requests that have ended since the last call, in the order in which their replies have arrived."""
         self.fleet.registry.update()
         by_id = {r.id: r for r in self.requests if r.id}
         found = self.fleet.mailbox.fetch({id: r.client for id, r in by_id.items()})
         ended = [by_id[id] for id in found]
         for id, message in found.items():
-            self.read(playing, by_id[id], message)
+            self.read(buffered, by_id[id], message)
         lost = [r for r in self.requests if r not in ended and self.is_lost(r)]
         for request in lost:
             self.give_up(request)
         for request in (*ended, *lost):
-            self.close(playing, request)
-        self.send(playing)
+            self.close(buffered, request)
+        self.send(buffered)
         return [*ended, *lost]
 
-    def read(self, playing: BufferedRound, request: OpenRequest, message: Message) -> None:
+    def read(self, buffered: BufferedRound, request: OpenRequest, message: Message) -> None:
         """Checks a reply and keeps it, unless it is refused."""
         exchange = request.exchange
         assert exchange is not None
@@ -161,8 +167,8 @@ class OpenRequests:
         self.traffic.add(exchange, "up")
         if request.client in exchange.accepted:
             reply = exchange.accepted[request.client]
-            note_memory(playing.state, {request.client: reply})
-            request.parcel = playing.parcel(request.asked, request.pending, reply)
+            note_memory(buffered.state, {request.client: reply})
+            request.parcel = buffered.parcel(request.asked, request.pending, reply)
 
     def is_lost(self, request: OpenRequest) -> bool:
         """Whether no reply is waited for any longer: the node has left, the message was not taken, or the deadline has
@@ -180,12 +186,12 @@ class OpenRequests:
         if request.id:
             self.fleet.give_up(request.id, request.client, request.asked.when)
 
-    def close(self, playing: BufferedRound, request: OpenRequest) -> None:
-        """Removes a request that has ended, and updates the books about its client."""
+    def close(self, buffered: BufferedRound, request: OpenRequest) -> None:
+        """Removes a request that has ended, and notes its outcome for the client."""
         self.requests.remove(request)
         request.ended = time.monotonic()
         if request.exchange is not None:
-            self.fleet.update_books(request.exchange, playing.state, again=False)
+            self.fleet.note_outcome(request.exchange, buffered.state, again=False)
         for later in self.requests:
             if later.client == request.client and later.exchange is None:
                 later.began = time.monotonic()

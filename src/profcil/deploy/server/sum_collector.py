@@ -75,7 +75,7 @@ class SumCollector:
                 if attempt >= fleet.policy.attempts:
                     raise
             finally:
-                fleet.update_books(secure_sum, state, again=attempt > 1)
+                fleet.note_outcome(secure_sum, state, again=attempt > 1)
 
     def parcels(self, world: World, state: RunState, when: When, inboxes: Parcels, again: bool) -> Parcels:
         """What is sent to the clients that are asked. Where counts came before, only those in their sum are asked; in
