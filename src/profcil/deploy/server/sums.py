@@ -35,7 +35,6 @@ from profcil.privacy.secure_sum import masks
 from profcil.privacy.secure_sum.collection import SecureSum, Sent, collect
 from profcil.privacy.secure_sum.protocol import KEYS_BYTES, Messages, Terms
 
-Answers = Mapping[int, bytes]
 Wait = Callable[[dict[str, int], Callable[[int, Message], None], When], None]  # see `FlowerFleet.wait`
 
 
