@@ -128,7 +128,9 @@ def member(attacker: Attacker, shield: Shield, trials: int) -> dict[str, Any]:
 
 def head(attacker: Attacker) -> dict[str, Any]:
     """The area under the ROC curve of deciding from the final model who was trained on."""
-    world, method, server = attacker.world, attacker.method, attacker.state.server
+    world = attacker.world
+    method = attacker.method
+    server = attacker.state.server
     used = sorted({int(i) for p in range(world.plan.positions) for c in range(world.plan.clients)
                    for i in world.plan.samples(c, p)})  # fmt: skip
     train = world.bundle.train

@@ -48,7 +48,8 @@ def wrong_matrices(reply: Reply, rounding: float) -> Iterator[str]:
     means = [b.tensors for b in reply.blocks.values() if b.labels and {"mean", "count"} <= b.tensors.keys()]
     second = [b.tensors for b in reply.blocks.values() if b.kind == "statistics"]
     for tensors in means:
-        mean, count = tensors["mean"].double(), tensors["count"].double()
+        mean = tensors["mean"].double()
+        count = tensors["count"].double()
         for sent in second:
             if "factor" in sent:
                 yield from unfit_factor(mean, count, sent["factor"], rounding)

@@ -84,7 +84,8 @@ def with_present_settings(runs: Sequence[StoredRun]) -> list[StoredRun]:
     present = []
     for run in runs:
         dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
-        own, recipe = comparable_settings(run.config), present_recipe(dataset, setting, method)
+        own = comparable_settings(run.config)
+        recipe = present_recipe(dataset, setting, method)
         shared = {key: recipe[key] for key in own.keys() & recipe.keys()}
         differing = describe_differences({key: own[key] for key in shared}, shared)
         present.append(replace(run, values={**run.values, "settings": differing}))

@@ -48,7 +48,8 @@ def geometric_shares(products: Tensor) -> Tensor:
     for _ in range(WEISZFELD_STEPS):
         to_all = products @ shares
         apart = (squares - 2 * to_all + shares @ to_all).clamp(min=least).sqrt()
-        earlier, shares = shares, (1 / apart) / (1 / apart).sum()
+        earlier = shares
+        shares = (1 / apart) / (1 / apart).sum()
         if torch.allclose(shares, earlier, rtol=0, atol=1e-12):
             break
     return shares

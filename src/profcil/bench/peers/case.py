@@ -32,7 +32,8 @@ REPEATS = 3  # of both in turn, so that a load on the machine affects both
 def case(framework: str, python: str = "", sets: tuple[str, ...] = (), repeats: int = REPEATS) -> dict[str, Any]:
     """Seconds a round of both, the best of some repetitions in turn."""
     sets = ("setting=homogeneous", "train.augment=false", *sets)
-    mine, theirs = [], []
+    mine = []
+    theirs = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work.npz"
         export(*setup(sets, 0), work)

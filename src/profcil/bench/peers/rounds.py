@@ -59,7 +59,8 @@ class Work:
             self.arrays = {name: arrays[name] for name in arrays.files}
         a = self.arrays
         self.facts = json.loads(str(a["facts"]))
-        self.x, self.y = torch.from_numpy(a["x"]), torch.from_numpy(a["y"])
+        self.x = torch.from_numpy(a["x"])
+        self.y = torch.from_numpy(a["y"])
         self.rounds, self.clients = a["samples"].shape
 
     def network(self) -> Network:
@@ -183,7 +184,8 @@ def with_flower(work: Work, out: str, path: str) -> None:
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    client, server = ClientApp(), ServerApp()
+    client = ClientApp()
+    server = ServerApp()
     client.train()(train)
     server.main()(lambda grid, context: serve(grid, work, out, path))
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"log_to_driver": False}}
