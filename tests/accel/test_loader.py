@@ -136,8 +136,8 @@ OTHERS = [{"st_uid": 12345}, {"st_mode": 0o100620}, {"st_mode": 0o100602}, {"st_
 @pytest.mark.parametrize("change", OTHERS)
 def test_what_belongs_to_this_user_alone(change):
     ours = {"st_uid": os.geteuid(), "st_mode": 0o100644}
-    assert loader.is_only_ours(SimpleNamespace(**ours), stat.S_ISREG)
-    assert not loader.is_only_ours(SimpleNamespace(**ours | change), stat.S_ISREG)
+    assert loader.belongs_to_user(SimpleNamespace(**ours), stat.S_ISREG)
+    assert not loader.belongs_to_user(SimpleNamespace(**ours | change), stat.S_ISREG)
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "cc -no-such-flag"])

@@ -77,19 +77,19 @@ def digest(data: bytes) -> str:
 def trusted_library(folder: Path, name: str) -> Path | None:
     """The cached library of a name; None if there is none that only this user can have written.
 
-    A library is code. So the folder and the file must belong to the user, nobody else may write them, and the content
-    must have the digest that is part of the file's name.
+    A library is code. So the folder and the file must belong to the user, no other user may write them, and the
+    content must have the digest that is part of the file's name.
     """
-    if not is_only_ours(folder.lstat(), stat.S_ISDIR):
+    if not belongs_to_user(folder.lstat(), stat.S_ISDIR):
         return None
     for path in folder.glob(f"{name}-*.so"):
-        if is_only_ours(path.lstat(), stat.S_ISREG) and path.stem == f"{name}-{digest(path.read_bytes())}":
+        if belongs_to_user(path.lstat(), stat.S_ISREG) and path.stem == f"{name}-{digest(path.read_bytes())}":
             return path
     return None
 
 
-def is_only_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    """Whether a file or folder, not a link to one, belongs to this user and nobody else may write it."""
+def belongs_to_user(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    """Whether a file or folder, not a link to one, belongs to this user and no other user may write it."""
     return is_kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
@@ -101,7 +101,7 @@ def compiler() -> list[str]:
 def store(library: bytes, folder: Path, name: str) -> None:
     """Writes a library into the cache, atomically, with its digest in the name. Older versions of it are removed."""
     make_private_folder(folder)
-    if not is_only_ours(folder.lstat(), stat.S_ISDIR):
+    if not belongs_to_user(folder.lstat(), stat.S_ISDIR):
         return
     for other in folder.glob(f"{name}-*.so"):
         other.unlink(missing_ok=True)

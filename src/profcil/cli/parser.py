@@ -142,7 +142,7 @@ def print_json(value: Any) -> None:
 
 
 def announce(what: str, quiet: bool = False) -> None:
-    """Says at once, on a terminal, what the next seconds are for: torch and the data take that long to load."""
+    """Prints at once, on a terminal, what is being done: torch and the data take some seconds to load."""
     if sys.stderr.isatty() and not quiet:
         print(f"{what} ...", file=sys.stderr, flush=True)
 

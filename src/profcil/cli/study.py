@@ -83,11 +83,11 @@ def list_cells_of(study: Any) -> list[Any]:
 
 
 def run_studies(studies: list[Any], cells: list[Any], args: argparse.Namespace) -> int:
-    """Runs what is not finished, one study after another; the number of failed runs. Says first what all of them need,
-    so that missing data shows before the first run."""
+    """Runs what is not finished, one study after another; the number of failed runs. Prints first what all of them
+    need, so that missing data shows before the first run."""
     if len(studies) == 1:
         return run_missing(cells, args, studies[0].diagnose)
-    if not say_what_is_to_do(cells, args):
+    if not print_work(cells, args):
         return 0
     failures = 0
     for study in studies:
@@ -108,7 +108,7 @@ def print_tables(studies: list[Any], tables: list[list[dict[str, Any]]]) -> None
 
 
 def write_jobs(cells: list[Any], args: argparse.Namespace, diagnose: bool) -> int:
-    """Writes the unfinished runs as a job array, and says how to start it."""
+    """Writes the unfinished runs as a job array, and prints how to start it."""
     from profcil.studies.checks import missing_data
     from profcil.studies.launcher import LAUNCHERS, write_array
 
@@ -143,7 +143,7 @@ def selected_studies(name: str, args: argparse.Namespace) -> list[Any]:
 def run_missing(cells: list[Any], args: argparse.Namespace, diagnose: bool = False) -> int:
     """Runs the unfinished cells and writes the mismatch files; the number of failed runs.
 
-    With --dry-run, and before anything is run, says how many runs there are and which data they lack.
+    Before anything is run, and with --dry-run alone, prints how many runs there are and which data they lack.
     """
     from profcil.cli.board import show_progress
     from profcil.cli.main import main
@@ -151,7 +151,7 @@ def run_missing(cells: list[Any], args: argparse.Namespace, diagnose: bool = Fal
     from profcil.studies.definition import check_data
     from profcil.studies.scheduler import run_cells
 
-    if not say_what_is_to_do(cells, args):
+    if not print_work(cells, args):
         return 0
     out = Path(args.out)
     data = data_root(args)
@@ -163,8 +163,8 @@ def run_missing(cells: list[Any], args: argparse.Namespace, diagnose: bool = Fal
     return failures
 
 
-def say_what_is_to_do(cells: list[Any], args: argparse.Namespace) -> bool:
-    """Says how many runs there are, and refuses missing data. Whether to run them: not with --dry-run."""
+def print_work(cells: list[Any], args: argparse.Namespace) -> bool:
+    """Prints how many runs there are, and refuses missing data. Whether to run them: not with --dry-run."""
     from profcil.studies.checks import missing_data
 
     out = Path(args.out)

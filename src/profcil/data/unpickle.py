@@ -143,7 +143,7 @@ class Reader:
             raise ValueError("a dictionary has keys that are neither texts nor whole numbers")
         target.update(zip(keys, values[1::2], strict=True))
 
-    def remember(self, index: int) -> None:
+    def memoize(self, index: int) -> None:
         if not self.stack or self.stack[-1] is MARK:
             raise ValueError("it stores a value that is not there")
         self.memo[index] = self.stack[-1]
@@ -204,10 +204,10 @@ STEPS: Mapping[str, Callable[[Reader, Any], None]] = {
     "APPENDS": lambda reader, _: reader.append(reader.pop_to_mark()),
     "SETITEM": lambda reader, _: reader.set_items(reader.pop_last(2)),
     "SETITEMS": lambda reader, _: reader.set_items(reader.pop_to_mark()),
-    "PUT": lambda reader, index: reader.remember(index),
-    "BINPUT": lambda reader, index: reader.remember(index),
-    "LONG_BINPUT": lambda reader, index: reader.remember(index),
-    "MEMOIZE": lambda reader, _: reader.remember(len(reader.memo)),
+    "PUT": lambda reader, index: reader.memoize(index),
+    "BINPUT": lambda reader, index: reader.memoize(index),
+    "LONG_BINPUT": lambda reader, index: reader.memoize(index),
+    "MEMOIZE": lambda reader, _: reader.memoize(len(reader.memo)),
     "GET": lambda reader, index: reader.stack.append(reader.memo[index]),
     "BINGET": lambda reader, index: reader.stack.append(reader.memo[index]),
     "LONG_BINGET": lambda reader, index: reader.stack.append(reader.memo[index]),

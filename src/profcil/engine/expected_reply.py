@@ -90,7 +90,7 @@ class ReplyForecast:
         return [dummy_client(world, when, clients, p) for p in privates]
 
 
-def reply_of_anyone(world: World, method: Any, client: Client, inbox: Inbox, classes: Sequence[int]) -> Reply:
+def complete_reply(world: World, method: Any, client: Client, inbox: Inbox, classes: Sequence[int]) -> Reply:
     """A reply with all blocks and notes that a client of a secure sum may have, as one of them computes it: on a few of
     its own examples, as if they were of all classes of the sum. Only its form means anything."""
     dummy = client_with_classes(world, client, classes)

@@ -14,7 +14,7 @@ from profcil.deploy.client.spent import Release, release_at
 from profcil.deploy.wire import Request, SumRequest
 from profcil.engine.channel import Inbox
 from profcil.engine.client import Client
-from profcil.engine.expected_reply import reply_of_anyone
+from profcil.engine.expected_reply import complete_reply
 from profcil.engine.summed_replies import layout_of, sum_noise
 from profcil.engine.world import World
 from profcil.errors import Failure
@@ -48,7 +48,7 @@ def own_share(world: World, method: Any, client: Client, inbox: Inbox, request: 
     if asked is None or protection is None or not asked.shapes:
         return None
     check_size(asked, request.client, world)
-    expected = reply_of_anyone(world, method, client, inbox, asked.classes)
+    expected = complete_reply(world, method, client, inbox, asked.classes)
     layout = layout_of(expected, method.additive, asked.classes)
     if list(layout.shapes.items()) != list(asked.shapes.items()):
         raise Failure(

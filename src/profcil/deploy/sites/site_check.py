@@ -17,7 +17,7 @@ from profcil.deploy.sites.declarations import declaration_error
 from profcil.deploy.sites.federation import LAST_POSITION, Federation
 from profcil.deploy.sites.federation_file import read_federation
 from profcil.deploy.sites.site import KEYS, read_site
-from profcil.deploy.sites.site_data_check import check_data, may_come, not_yet
+from profcil.deploy.sites.site_data_check import check_data, may_be_declared, undeclared
 from profcil.errors import ConfigError, ProfcilError, file_error, nearest
 
 KIND_WORDS = {
@@ -137,7 +137,7 @@ def check_positions(result: SiteCheck, manifest: Mapping[str, Any], terms: Feder
         found = list(dict.fromkeys(tasks_of(names, terms)))
         result.positions.append({"position": number, "classes": names, "tasks": [task + 1 for task in found]})
         result.faults += position_faults(number, names, found, tasks, terms)
-        result.notes += [f"position {number} has {not_yet(name)}" for name in names if may_come(name, terms)]
+        result.notes += [f"position {number} has {undeclared(name)}" for name in names if may_be_declared(name, terms)]
         tasks += found
 
 

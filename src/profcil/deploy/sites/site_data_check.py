@@ -28,11 +28,10 @@ def check_data(result: SiteCheck, manifest: Mapping[str, Any], terms: Federation
     if not path.exists():
         result.faults.append(f"{path} does not exist; put the data there or change the manifest")
         return
-    look = {"text": look_at_rows, "table": look_at_rows, "image": look_at_images, "graph": look_at_graph}[
-        terms.modality
-    ]
+    checks = {"text": check_rows, "table": check_rows, "image": check_images, "graph": check_graph}
+    check = checks[terms.modality]
     try:
-        look(result, path, terms)
+        check(result, path, terms)
     except ProfcilError as error:
         result.faults.append(str(error))
     except OSError as error:
@@ -43,7 +42,7 @@ def check_data(result: SiteCheck, manifest: Mapping[str, Any], terms: Federation
         )
 
 
-def look_at_rows(result: SiteCheck, path: Path, terms: Federation) -> None:
+def check_rows(result: SiteCheck, path: Path, terms: Federation) -> None:
     """A file of texts, or a table of numbers."""
     columns = read_records(path).columns
     needed = ("label", *(("text",) if terms.modality == "text" else terms.columns))
@@ -55,7 +54,7 @@ def look_at_rows(result: SiteCheck, path: Path, terms: Federation) -> None:
         terms.input_format().encode_columns(columns, path)  # raises an error at a cell that is no number
 
 
-def look_at_images(result: SiteCheck, path: Path, terms: Federation) -> None:
+def check_images(result: SiteCheck, path: Path, terms: Federation) -> None:
     """A folder of class folders. Each file is opened, and its pixels are decoded later, by `read_site`."""
     labels: list[str] = []
     sizes: Counter[tuple[int, int]] = Counter()
@@ -78,7 +77,7 @@ def look_at_images(result: SiteCheck, path: Path, terms: Federation) -> None:
         )
 
 
-def look_at_graph(result: SiteCheck, path: Path, terms: Federation) -> None:
+def check_graph(result: SiteCheck, path: Path, terms: Federation) -> None:
     raw = read_graph_folder(path, OwnSettings(label="label"))
     given = len(raw.columns)
     if given != terms.features:
@@ -96,8 +95,8 @@ def count_labels(result: SiteCheck, path: Path, labels: Any, terms: Federation) 
     if not counts:
         result.faults.append(f"{path} has no examples; put labelled data there")
     for name, count in result.classes.items():
-        if may_come(name, terms):
-            result.notes.append(f"{path} has {count} examples of {not_yet(name)}")
+        if may_be_declared(name, terms):
+            result.notes.append(f"{path} has {count} examples of {undeclared(name)}")
         elif name not in terms.classes:
             result.faults.append(
                 f"{path} has {count} examples with the label '{name}', which is not a class of the federation; "
@@ -105,10 +104,10 @@ def count_labels(result: SiteCheck, path: Path, labels: Any, terms: Federation) 
             )
 
 
-def may_come(name: str, terms: Federation) -> bool:
+def may_be_declared(name: str, terms: Federation) -> bool:
     """Whether a name is no class of the federation, which may declare more classes."""
     return terms.grows and name not in terms.classes
 
 
-def not_yet(name: str) -> str:
+def undeclared(name: str) -> str:
     return f"the class '{name}', which the federation has not declared; it is left aside until then"
