@@ -2,7 +2,7 @@
 
 A method that moves its memory when the base moves (transport, a linear map) records each move. It costs nothing unless
 a run expects late statistics (`clock.mode = "buffer"`). Statistics that were measured under an older base go through
-the same moves before they join the memory. Moves that nobody can need any more are dropped.
+the same moves before they join the memory. Moves that no statistics need any more are dropped.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-LARGEST = 1e6  # of ε and of 1/z; beyond it there is no privacy to speak of
+LARGEST = 1e6  # of ε and of 1/z; beyond it there is practically no privacy
 ORDERS = (*range(2, 65), *range(68, 257, 4), *range(272, 1025, 16))  # of Rényi divergences
 
 

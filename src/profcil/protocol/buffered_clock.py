@@ -61,7 +61,7 @@ class BufferedClock(Clock, BufferedRules):
     def ask(
         self, state: ClockState, asked: Sequence[Pending], work: Work | None = None
     ) -> tuple[list[Pending], ClockState]:
-        """Asks clients for statistics. Those at work answer after their turn. With `work`, the server waits for a share
+        """Asks clients for statistics. Those at work reply after their turn. With `work`, the server waits for a share
         of the others."""
         busy_until = {p.client: p.end for p in sorted(state.pending)}
         timed = []

@@ -6,7 +6,7 @@ After `clock.buffer` replies the server updates the model. Replies of the client
 update, maybe at a later position. Only replies of the present position count towards the buffer, since at its start
 most clients work on the position before.
 
-When replies arrive is no matter of these rules: simulated clocks say it (`buffered_clock`), or the nodes of a
+These rules do not determine when replies arrive: simulated clocks do (`buffered_clock`), or the nodes of a
 deployment. A reply is `Pending` from the moment when it is asked for; these rules leave its time open.
 """
 
@@ -53,8 +53,8 @@ class BufferedRules:
         return [asked_now(state, c, OPENING, state.position, round) for c in chosen]
 
     def overdue(self, state: ClockState, arrived: Iterable[Pending]) -> tuple[list[Pending], ClockState]:
-        """Asks clients whose turns have arrived after the end of their position for their statistics of it, which
-        nobody could ask for so far. The server does not wait for these."""
+        """Asks clients whose turns have arrived after the end of their position for their statistics of it, which could
+        not be asked for before. The server does not wait for these."""
         rounds = dict(state.owing)
         asked: list[Pending] = []
         for p in arrived:

@@ -167,7 +167,7 @@ def far_from_centre(own: Tensor, others: Tensor) -> bool:
 def mislabelled(rows: ReportedRows) -> list[int]:
     """The clients whose rows lie where another class is. One false row also makes the rows of honest clients look
     misplaced; so the client is taken without which the fewest rows are, again and again. Where two clients contradict
-    each other and nobody else says anything, neither is taken."""
+    each other and no other client has such rows, neither is taken."""
     found: list[int] = []
     to_own, _ = class_distances(rows)
     known = to_own[~to_own.isnan()]
@@ -192,7 +192,7 @@ def misplaced(rows: ReportedRows, usual: float) -> list[int]:
 
 
 def class_distances(rows: ReportedRows) -> tuple[Tensor, Tensor]:
-    """The distance of each row from its class, nan if nobody else sent it, and from the nearest other class. The
+    """The distance of each row from its class, nan if no other client sent it, and from the nearest other class. The
     distance from a class is the median over its rows from other owners."""
     gap = torch.cdist(rows.values, rows.values).masked_fill(rows.owner[:, None] == rows.owner, torch.nan)
     classes = rows.label.unique()

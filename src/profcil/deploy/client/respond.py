@@ -41,7 +41,7 @@ def respond(action: str, request: Request, identity: PartitionIdentity | SiteIde
         screen.failed(str(error))
         kind = "diverged" if isinstance(error, Diverged) else "broken"
         if request.sum and kind == "diverged":
-            error = Diverged(f"client {request.client} diverged")  # without its loss, which nobody else may know
+            error = Diverged(f"client {request.client} diverged")  # without its loss, which must not leave the client
         return Response(Reply(request.client, 0), request.when, error=str(error), error_kind=kind)
     has_private = reply.private is not None
     return Response(replace(reply, private=None), request.when, has_private, sum_keys=sum_keys)

@@ -2,9 +2,9 @@
 
 The unit example counts what is sent at each position, as an example belongs to one; the unit client counts everything.
 Something that is sent again as it was is not counted again: it has the same noise and reveals nothing new. A secure sum
-counts when the site helps to take off its masks, since nobody can before enough clients do. The same sum again must be
-the same in all parts: with other numbers of one client, or of other clients, the difference of the two would have the
-noise of few shares. So a site takes part in it again with the same numbers alone, and for the same clients.
+counts when the site helps to take off its masks: unless enough clients do, they stay. The same sum again must be the
+same in all parts: with other numbers of one client, or of other clients, the difference of the two would have the noise
+of few shares. So a site takes part in it again with the same numbers alone, and for the same clients.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def check_later(federation: Federation, source: str) -> None:
     names = [name for entry in federation.later for task in entry.tasks for name in task]
     if len(names) > federation.reserve:
         raise ConfigError(
-            f"{source} declares {len(names)} classes later, but reserve = {federation.reserve}; a run has room for its "
-            "reserve only, so raise it before the run starts"
+            f"{source} declares {len(names)} classes later, but reserve = {federation.reserve}; the model has "
+            "outputs for the reserve only, so raise it before the run starts"
         )
     if len({*names, *federation.classes}) < len(names) + len(federation.classes):
         raise ConfigError(f"{source} names a class twice; name each class once, at the start or later")

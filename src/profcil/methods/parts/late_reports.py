@@ -1,7 +1,7 @@
 """Late closing reports of PRO-LIN: which examples the memory has already.
 
 A client sends an opening report and a closing report of the same examples. If the closing report is late, the opening
-one joins the memory in its place. The server remembers for whom it has done so.
+one joins the memory in its place. The server stores for which clients this was done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAME = "merged_openings"
 
 def note_merged(state: ServerState, clients: Collection[int], when: When) -> ServerState:
     """The state with a note that the opening reports of these clients have joined the memory. Without late statistics
-    nobody asks."""
+    there is no note."""
     if MARKER not in state.blocks or not clients:
         return state
     pairs = [[when.position, client] for client in sorted(clients)]

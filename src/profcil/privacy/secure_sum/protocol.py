@@ -120,7 +120,7 @@ def mask(state: ClientState, encrypted: Messages, vector: Ring) -> tuple[ClientS
 
 
 def reveal(state: ClientState, arrived: Collection[int]) -> tuple[ClientState, dict[int, bytes]]:
-    """Returns a share of each client's seed, or of its mask key if its vector is missing. The client then forgets all
+    """Returns a share of each client's seed, or of its mask key if its vector is missing. The client then deletes all
     shares, so that it never reveals both of one client."""
     check_enough(arrived, state.terms, "sent a vector")
     revealed = {}

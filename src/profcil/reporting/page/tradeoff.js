@@ -3,7 +3,7 @@ const TRADEOFF = { height: 340, left: 40, right: 26, top: 12, bottom: 44, line: 
 const pen = document.createElement("canvas").getContext("2d");
 
 function byteTicks(low, high, width) {
-  // 1, 2 and 5 of every power of ten; only powers of ten if there is little room.
+  // 1, 2 and 5 of every power of ten; only powers of ten if there is little space.
   const all = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     for (const step of [1, 2, 5]) all.push(step * 10 ** power);
@@ -21,8 +21,8 @@ function tradeoffScales(groups, width) {
   const bytes = groups.map((g) => g.values.bytes_total.mean);
   const [min, max] = [Math.min(...bytes), Math.max(...bytes)];
   const range = Math.log10(max / min);
-  const room = Math.max(0.15, 0.1 * range, (1 - range) / 2); // at least a decade, so that there are ticks
-  const [low, high] = [min / 10 ** room, max * 10 ** room];
+  const margin = Math.max(0.15, 0.1 * range, (1 - range) / 2); // at least a decade, so that there are ticks
+  const [low, high] = [min / 10 ** margin, max * 10 ** margin];
   const [plotWidth, plotHeight] = [width - TRADEOFF.left - TRADEOFF.right, TRADEOFF.height - TRADEOFF.top - TRADEOFF.bottom];
   return {
     low, high, plotWidth,
