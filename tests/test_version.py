@@ -1,4 +1,4 @@
-"""The version stands in one place, and whatever else names it agrees."""
+"""The version is defined in one place, and every other mention agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How phases by hand are spread over threads: never stacked on a CPU, no core idle in the end, the same bits always."""
+"""How phases with an analytic gradient are spread over threads: never stacked on a CPU, all cores used to the end, the
+same bits for any number of threads."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def alone(phases: Sequence[Train]) -> list[list[Train]]:
     return [[phase] for phase in phases]
 
 
-def test_small_phases_are_stacked_only_where_their_gradient_is_not_written_down(net):
+def test_small_phases_are_stacked_only_without_an_analytic_gradient(net):
     assert not policy.may_be_grouped(net, phases_of(net, 1)[0], records=False, refused=False)
     assert policy.may_be_grouped(net, phases_of(net, 1, plain)[0], records=False, refused=False)
     groups = [Acceleration(net).groups(phases_of(net, 3, loss)) for loss in (classification, plain)]

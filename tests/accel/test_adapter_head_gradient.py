@@ -1,4 +1,4 @@
-"""The gradient that is written down against autograd, step by step and over a whole phase."""
+"""The analytic gradient against autograd, step by step and over a whole phase."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def plain(tail: Tail, batch: Batch) -> Tensor:
     return cross_entropy(tail.classify(batch["u"]), batch["y"], batch["allowed"])
 
 
-def written(net: Net, phase: Train) -> Trained:
-    """By the written gradient."""
+def by_formula(net: Net, phase: Train) -> Trained:
+    """By the analytic gradient."""
     return adapter_head_epoch.run(phase, steps.generator_of(net, phase))
 
 
@@ -42,7 +42,7 @@ def net_of(head: str = "linear") -> Net:
     with torch.no_grad():
         for block in TAIL:
             for p in getattr(net, block).values():
-                p.add_(torch.randn(p.shape, generator=rng(1)) * 0.3)  # nothing is zero any more
+                p.add_(torch.randn(p.shape, generator=rng(1)) * 0.3)  # so that no parameter is zero
     return net
 
 
@@ -63,13 +63,14 @@ def apart(a: Trained, b: Trained) -> float:
     return max(float((a.weights[n][k] - b.weights[n][k]).abs().max()) for n in TAIL for k in a.weights[n])
 
 
-def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
+def test_every_gradient_is_that_of_autograd_and_the_logits_are_kept():
     u, y, allowed = rows()
     order = Classification.order({"allowed": allowed})
-    (_, tail), (slope, into) = (adapter_head_epoch.joined(net_of().weights(TAIL), order) for _ in range(2))
-    slope.fill_(torch.nan)  # nothing may be left unwritten
-    by_hand = Classification(tail, into, ROWS, {"allowed": allowed})
-    write_gradients(by_hand.weights, by_hand.gradients, by_hand.buffers, u, by_hand.head_rows[y].unsqueeze(0))
+    _, tail = adapter_head_epoch.joined(net_of().weights(TAIL), order)
+    gradient, into = adapter_head_epoch.joined(net_of().weights(TAIL), order)
+    gradient.fill_(torch.nan)  # every number must be overwritten
+    analytic = Classification(tail, into, ROWS, {"allowed": allowed})
+    write_gradients(analytic.weights, analytic.gradients, analytic.buffers, u, analytic.head_rows[y].unsqueeze(0))
     reference = net_of()
     named = [(block, k) for block in TAIL for k in reference.weights(TAIL)[block]]
     parameters = [getattr(reference, block)[k] for block, k in named]
@@ -77,7 +78,7 @@ def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
     for (block, k), g in zip(named, torch.autograd.grad(expected, parameters), strict=True):
         assert torch.allclose(getattr(into, block)[k], g[order] if block == "head" else g, atol=1e-6), k
     assert torch.equal(into.head["weight"][int(allowed.sum()) :], torch.zeros(2, WIDTH))
-    assert torch.allclose(by_hand.buffers["logits"].T, reference.classify(u)[:, allowed], atol=1e-5)
+    assert torch.allclose(analytic.buffers["logits"].T, reference.classify(u)[:, allowed], atol=1e-5)
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.5])
@@ -95,35 +96,35 @@ def test_every_slope_is_that_of_autograd_and_the_logits_are_left():
     ],
 )
 @pytest.mark.parametrize("in_c", [False, True])
-def test_a_phase_by_hand_ends_where_autograd_ends(proximal, train, in_c, monkeypatch):
+def test_a_phase_with_the_analytic_gradient_ends_where_autograd_ends(proximal, train, in_c, monkeypatch):
     if not in_c:
         monkeypatch.setattr(adapter_head_epoch, "checked_library", lambda: None)
     elif adapter_head_epoch.checked_library() is None:
         pytest.skip("no compiler")
     net = net_of()
-    by_hand, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (classification, plain))
-    assert policy.way_of(net, [by_hand], records=False) == (policy.HEAD_C if in_c else policy.HEAD_SCRIPT)
+    analytic, reference = (phase_of(net, loss, proximal=proximal, **train) for loss in (classification, plain))
+    assert policy.way_of(net, [analytic], records=False) == (policy.HEAD_C if in_c else policy.HEAD_SCRIPT)
     assert policy.way_of(net, [reference], records=False) == policy.REFERENCE
     acceleration = Acceleration(net)
-    ours, theirs = (acceleration.run([phase])[0] for phase in (by_hand, reference))
-    assert apart(ours, theirs) < 2e-5 < 1e-3 < apart(ours, Trained(by_hand.weights, 0.0, 0))
-    assert apart(theirs, steps.run(net, by_hand)) == 0
+    ours, theirs = (acceleration.run([phase])[0] for phase in (analytic, reference))
+    assert apart(ours, theirs) < 2e-5 < 1e-3 < apart(ours, Trained(analytic.weights, 0.0, 0))
+    assert apart(theirs, steps.run(net, analytic)) == 0
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5) and ours.steps == theirs.steps
 
 
 @pytest.mark.parametrize("train", [{}, {"optimiser": "sgd"}])
-def test_compiled_steps_give_the_bits_of_the_written_ones(train, monkeypatch):
+def test_compiled_steps_give_the_bits_of_those_in_python(train, monkeypatch):
     monkeypatch.setattr(adapter_head_epoch, "checked_library", lambda: None)
     net = net_of()
     phase = phase_of(net, classification, proximal=0.1, **train)
-    ours = [written(net, phase) for _ in range(3)]  # TorchScript rewrites itself after its first runs
+    ours = [by_formula(net, phase) for _ in range(3)]  # TorchScript optimises after its first runs
     assert isinstance(adapter_head_epoch.compiled_epoch, torch.jit.ScriptFunction)
     monkeypatch.setattr(adapter_head_epoch, "compiled_epoch", adapter_head_epoch.run_epoch)
-    uncompiled = written(net, phase)
+    uncompiled = by_formula(net, phase)
     assert all(apart(one, uncompiled) == 0 and one.loss == uncompiled.loss for one in ours)
 
 
-def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
+def test_without_torchscript_the_steps_run_in_python(monkeypatch):
     def no_source(function):
         raise OSError("could not get source code")
 
@@ -131,23 +132,23 @@ def test_without_torchscript_the_steps_run_as_they_are_written(monkeypatch):
     assert adapter_head_epoch.torchscript(adapter_head_epoch.run_epoch) is adapter_head_epoch.run_epoch
 
 
-def test_the_starting_weights_are_left_alone():
+def test_the_starting_weights_do_not_change():
     net = net_of()
     phase = phase_of(net, classification)
     before = {b: {k: v.clone() for k, v in phase.weights[b].items()} for b in TAIL}
-    for run in (written, steps.run):
+    for run in (by_formula, steps.run):
         run(net, phase)
     assert all(torch.equal(phase.weights[b][k], v) for b in TAIL for k, v in before[b].items())
 
 
-def test_what_the_gradient_was_not_written_for_goes_through_autograd():
+def test_phases_without_an_analytic_gradient_use_autograd():
     cosine, net = net_of("cosine"), net_of()
     phase = phase_of(net, classification)
     assert policy.has_written_head_gradient(net, phase)
     assert not policy.has_written_head_gradient(cosine, phase_of(cosine, classification))
     assert not policy.has_written_head_gradient(net, replace(phase, blocks=("head",)))
     stacked = stacked_heads.run(net, [phase, replace(phase, client=1)])
-    assert apart(stacked[0], written(net, phase)) < 2e-5
+    assert apart(stacked[0], by_formula(net, phase)) < 2e-5
 
 
 def test_a_method_that_uses_the_shared_loss_is_recognised_and_one_with_a_loss_of_its_own_is_not():

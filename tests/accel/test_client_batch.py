@@ -52,7 +52,7 @@ MISUSES: dict[str, Callable[[ClientBatch], Any]] = {
 
 
 @pytest.mark.parametrize("misuse", MISUSES, ids=str)
-def test_whatever_could_mix_clients_up_is_refused(misuse: str) -> None:
+def test_operations_across_clients_are_refused(misuse: str) -> None:
     with pytest.raises((NotBatchable, TypeError)):
         MISUSES[misuse](ClientBatch(torch.ones(3)))
 

@@ -1,4 +1,4 @@
-"""The gradients of several small networks that are written down, against autograd on each network by itself."""
+"""The analytic gradients of several small networks, against autograd on each network alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENTS, BATCH = 3, 5
 
 
 def nets(size: int) -> list[Net]:
-    """In double precision, with nothing that is still zero."""
+    """In double precision, without parameters that are zero."""
     bundle = load_bundle("digits", Path("nowhere"), 0)
     bundle = replace(bundle, train=replace(bundle.train, x=bundle.train.x[:, :, :size, :size]))
     made = []
@@ -34,7 +34,7 @@ def nets(size: int) -> list[Net]:
 
 
 @pytest.mark.parametrize("size", [8, 7])
-def test_every_slope_and_loss_is_that_of_autograd(size):
+def test_every_gradient_and_loss_is_that_of_autograd(size):
     each, rng = nets(size), torch.Generator().manual_seed(9)
     x = torch.rand(CLIENTS, BATCH, 1, size, size, generator=rng, dtype=torch.float64)
     y, allowed = torch.randint(0, 6, (CLIENTS, BATCH), generator=rng), torch.arange(10).expand(CLIENTS, -1) < 6

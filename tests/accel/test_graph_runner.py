@@ -54,28 +54,28 @@ RULES = [
 
 
 @pytest.fixture(autouse=True)
-def few_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that even a tiny epoch is filled in several times."""
+def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of few batches, so that even a tiny epoch fills it several times."""
     monkeypatch.setattr(static_steps, "CHUNK", CHUNK)
     monkeypatch.setattr(static_steps, "UNROLL", (2,))
     monkeypatch.setattr(static_steps, "UNROLL_AFTER", 0)
 
 
 def lengths(phases: list[Train]) -> list[int]:
-    """Steps in each one's epoch."""
+    """Steps in each phase's epoch."""
     return [-(-p.source.size // BATCH) for p in phases]
 
 
 @pytest.fixture(scope="module")
 def ready(fresh) -> Any:
-    """Runs that stand at their beginning, each made once; their phases may be computed, their nets are as before."""
+    """Runs at their beginning, each made once. Computing their phases does not change their nets."""
     return cache(lambda method, **more: fresh(method, **(UNEVEN | more)))
 
 
 TOLERANCE = 2e-5  # of two epochs, where the same sums are taken in another order
 
 
-def asked(run: Any, round: int, rule: dict[str, Any] | None = None, **changes: Any) -> list[Train]:
+def first_phases(run: Any, round: int, rule: dict[str, Any] | None = None, **changes: Any) -> list[Train]:
     """The first phases of a round's participants, from the run's present state."""
     names = run.method.broadcast(run.server, run.when(0, round))
     inbox = {n: run.server.blocks[n] for n in names}
@@ -163,10 +163,11 @@ def addresses(step: StaticStep) -> list[int]:
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro"])
 def test_recorded_steps_of_several_bases_give_the_eager_results(ready, method, rule):
-    """fedprox pulls, pro pulls and adds the auxiliary loss of a throw-away projector; both draw views. Sums over all
-    parameters of a client come in another order than eagerly, hence not the same bits; draws must be the same."""
+    """FedProx and PRO have a proximal term, PRO also the auxiliary loss of a projector that is discarded; both draw
+    views. Sums over all parameters of a client are taken in another order than eagerly, hence not the same bits; draws
+    must be the same."""
     run = ready(method)
-    phases, net = asked(run, 0, rule), run.world.net
+    phases, net = first_phases(run, 0, rule), run.world.net
     assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
     eager = one_by_one(net, phases)
     graphs = GraphRunner(net, Strict())
@@ -205,9 +206,9 @@ class Library:
 
 @pytest.mark.parametrize("method", ["fedavg", "pro"])
 def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, monkeypatch, method):
-    """As on a GPU, with formulas for kernels: two handles, sums that come along, gradients where they are wanted."""
+    """As on a GPU, with formulas for kernels: two handles, sums of convolutions, gradients where they are needed."""
     run = ready(method, model__encoder="resnet18", model__width=4, model__norm="batch")
-    phases, net = asked(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding stays what it is
+    phases, net = first_phases(run, 0, {"lr": 1e-4}, epochs=1), run.world.net  # so that rounding is not amplified
     eager = one_by_one(net, phases)
     monkeypatch.setattr(resnet, "fits", lambda x: x.dim() == 4)
     monkeypatch.setattr(resnet, "conv_kernels", lambda: Library)
@@ -220,12 +221,12 @@ def test_a_residual_network_s_recorded_steps_go_through_its_fused_layers(ready, 
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("round", [2, 0], ids=["fit with a pull", "rehearse"])
+@pytest.mark.parametrize("round", [2, 0], ids=["fit with a proximal term", "rehearse"])
 def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
-    """Round 2 is frozen and fits the tail under a pull; `base_rounds = 0` makes round 0 rehearse at once."""
+    """Round 2 is frozen and fits the tail with a proximal term; `base_rounds = 0` makes round 0 rehearse at once."""
     more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
     run = ready("pro", **more)
-    phases, net = asked(run, round, rule), run.world.net
+    phases, net = first_phases(run, round, rule), run.world.net
     assert phases[0].on_features and bool(phases[0].proximal) == (round == 2)
     graphs = GraphRunner(net, Strict())
     for group in (phases, phases[::-1], phases[1:], phases[:1]):
@@ -234,7 +235,7 @@ def test_a_recorded_stack_gives_the_eager_results(ready, rule, round):
     assert len(graphs.known) == 1
 
 
-class PlainSlopes:
+class PlainGradients:
     """Stands in for the kernels of a stack: the same tensors in the same places, by autograd."""
 
     def __init__(self, flat: Tensor, shapes: dict[str, torch.Size], batch: int) -> None:
@@ -257,13 +258,13 @@ class PlainSlopes:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("round", [0, 2])
-def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rule, round):
+def test_a_stack_by_kernels_gives_the_eager_results(ready, monkeypatch, rule, round):
     more = {"fit_when_frozen": "false", "base_rounds": 0, "quota": 30} if round == 0 else {}
     run = ready("pro", **more)
-    phases, net = asked(run, round, rule), run.world.net
+    phases, net = first_phases(run, round, rule), run.world.net
     assert not FusedHeadStep.fits(net, phases[0])  # without a GPU
     monkeypatch.setattr(FusedHeadStep, "fits", staticmethod(lambda *a: True))
-    monkeypatch.setattr(static_steps, "_head_kernels", lambda: SimpleNamespace(HeadGradient=PlainSlopes))
+    monkeypatch.setattr(static_steps, "_head_kernels", lambda: SimpleNamespace(HeadGradient=PlainGradients))
     graphs = GraphRunner(net, EagerRecorder())
     for group in (phases, phases[1:]):
         replayed = graphs.run(group)
@@ -271,9 +272,9 @@ def test_a_stack_by_kernels_is_fed_and_read_as_any_other(ready, monkeypatch, rul
     assert all(isinstance(step, FusedHeadStep) for step in graphs.known.values())
 
 
-def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
+def test_a_client_whose_epoch_is_over_is_not_computed(ready, monkeypatch):
     run, taken = ready("fedavg"), []
-    phases, original = asked(run, 0), BaseStep.single_step
+    phases, original = first_phases(run, 0), BaseStep.single_step
     graphs = GraphRunner(run.world.net, EagerRecorder())
     graphs.run(phases)  # recording takes steps of its own
     monkeypatch.setattr(BaseStep, "single_step", lambda self, row: (taken.append(row), original(self, row)))
@@ -283,9 +284,9 @@ def test_a_client_whose_epoch_is_over_is_not_computed_along(ready, monkeypatch):
 
 
 @pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
-def test_nothing_is_read_however_many_groups_there_are(ready, monkeypatch, method, round):
+def test_nothing_is_read_back_for_any_number_of_groups(ready, monkeypatch, method, round):
     run, ended = ready(method), []
-    phases = asked(run, round)
+    phases = first_phases(run, round)
     monkeypatch.setattr(recorded, "WIDTH", 2)
     graphs, end = GraphRunner(run.world.net, EagerRecorder()), StaticStep.end
     expected = graphs.run(phases)
@@ -297,9 +298,9 @@ def test_nothing_is_read_however_many_groups_there_are(ready, monkeypatch, metho
 
 
 @pytest.mark.parametrize(("method", "round"), [("fedavg", 0), ("pro", 2)])
-def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready, method, round):
+def test_the_largest_values_show_which_clients_have_nan_or_infinity(ready, method, round):
     run = ready(method)
-    phases = asked(run, round)
+    phases = first_phases(run, round)
     head = {k: torch.full_like(v, torch.inf) for k, v in phases[1].weights["head"].items()}
     phases[1] = replace(phases[1], weights={**phases[1].weights, "head": head})
     done = GraphRunner(run.world.net, EagerRecorder()).run(phases)
@@ -309,7 +310,7 @@ def test_who_came_to_numbers_that_are_none_is_known_without_looking_again(ready,
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_on_a_gpu_clients_draw_together(ready, monkeypatch, device):
     """What they draw is tested in tests/accel/test_joined_rehearsal.py; here, on which devices it is used."""
-    phases = asked(ready("pro", fit_when_frozen="false", base_rounds=0, quota=30), 0)
+    phases = first_phases(ready("pro", fit_when_frozen="false", base_rounds=0, quota=30), 0)
     drawn = SimpleNamespace(steps=[3, 2], epoch=lambda rngs: {"y": torch.zeros(2, 3, BATCH)})
     found = []
     monkeypatch.setattr(sources, "JoinedRehearsal", lambda given, batch: (found.append((given, batch)), drawn)[1])
@@ -324,9 +325,9 @@ def test_on_a_gpu_clients_draw_together(ready, monkeypatch, device):
         assert found == [([p.source for p in phases], BATCH)]
 
 
-def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
+def test_stacks_have_unequal_epochs_and_more_steps_than_the_table(ready):
     run = ready("pro")
-    phases = asked(run, 2)
+    phases = first_phases(run, 2)
     assert len(set(lengths(phases))) > 1 and max(lengths(phases)) > CHUNK
     graphs = GraphRunner(run.world.net, EagerRecorder())
     done = graphs.run(phases)
@@ -335,13 +336,13 @@ def test_stacks_have_unequal_epochs_and_more_steps_than_lie_ready(ready):
 
 def test_a_stack_that_moves_only_the_head_leaves_the_adapter(ready):
     run = ready("pro", base_rounds=0)
-    phases = [replace(p, blocks=("head",)) for p in asked(run, 0)]
+    phases = [replace(p, blocks=("head",)) for p in first_phases(run, 0)]
     done = GraphRunner(run.world.net, EagerRecorder()).run(phases)
     assert apart(eagerly(run.world.net, phases), done) < 1e-6
     assert all(d.weights["adapter"] is p.weights["adapter"] for d, p in zip(done, phases, strict=True))
 
 
-def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none():
+def test_inactive_rows_do_not_change_even_beside_nan():
     for rule in RULES:
         rng = torch.Generator().manual_seed(0)
         matrix = torch.randn(3, 5, generator=rng)
@@ -356,7 +357,7 @@ def test_rows_that_stand_still_keep_everything_even_beside_numbers_that_are_none
         assert matrix.isfinite().all() and not torch.equal(matrix[0], before[0][0])
 
 
-# -- nothing moves, little is recorded --------------------------------------------------------------------------------
+# -- buffers and recordings -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro", "promax"])
@@ -390,7 +391,7 @@ def test_a_recording_keeps_nothing_of_the_phase_it_was_made_for(ready):
     run = ready("pro")
     graphs = GraphRunner(run.world.net, EagerRecorder())
     for round in (0, 2):
-        graphs.run(asked(run, round))
+        graphs.run(first_phases(run, round))
     for step in graphs.known.values():
         assert not step.template.weights and not step.template.constants and not step.template.source.size
 
@@ -402,10 +403,10 @@ def otherwise(net: Any, batch: dict[str, Any]) -> Tensor:
 
 def test_steps_that_move_the_same_tensors_share_their_memory(ready):
     run = ready("fedavg")
-    net, phases = run.world.net, asked(run, 0)
+    net, phases = run.world.net, first_phases(run, 0)
     others, pulled = ([replace(p, **more) for p in phases] for more in ({"loss": otherwise}, {"proximal": 0.1}))
     graphs = GraphRunner(net, EagerRecorder())
-    for _ in range(2):  # in turn, so that each finds what the other left
+    for _ in range(2):  # in turn, so that each starts from the memory that another has used
         for kind in (phases, others, pulled):
             assert apart(graphs.run(kind), eagerly(net, kind)) < TOLERANCE
     one, two, three = (step.models for step in graphs.known.values())
@@ -421,14 +422,14 @@ def test_steps_with_several_views_have_smaller_groups(ready, monkeypatch):
     monkeypatch.setattr(recorded, "NARROW", 1)
     for method, most in (("fedavg", 2), ("pro", 1)):
         run = ready(method)
-        phases, graphs = asked(run, 0), GraphRunner(run.world.net, EagerRecorder())
+        phases, graphs = first_phases(run, 0), GraphRunner(run.world.net, EagerRecorder())
         assert len(phases) > most and ("projector" in phases[0].blocks) == (method == "pro")
         assert apart(graphs.run(phases), eagerly(run.world.net, phases)) < TOLERANCE
         (step,) = graphs.known.values()
         assert max(rows for rows, _ in step.recordings) == len(step.models.nets) == most
 
 
-class Cramped(EagerRecorder):
+class LittleMemory(EagerRecorder):
     """A recorder without memory for steps of many clients."""
 
     def __init__(self, limit: int) -> None:
@@ -438,15 +439,15 @@ class Cramped(EagerRecorder):
     def record(self, step: Any, rows: int, warm: Any = None) -> Any:
         self.asked.append(rows)
         if rows > self.limit:
-            step()  # it comes out on the way
+            step()  # the error occurs during a step
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
         return super().record(step, rows, warm)
 
 
-def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready, monkeypatch):
+def test_out_of_memory_leads_to_smaller_groups(ready, monkeypatch):
     monkeypatch.setattr(recorded, "WIDTH", 4)
     run = ready("fedavg")
-    phases, recorder = asked(run, 0), Cramped(1)
+    phases, recorder = first_phases(run, 0), LittleMemory(1)
     graphs = GraphRunner(run.world.net, recorder)
     with pytest.warns(UserWarning, match="too small for . clients at a time: now .") as raised:
         done = graphs.run(phases)
@@ -456,12 +457,12 @@ def test_where_there_is_no_room_for_all_clients_fewer_are_taken_at_a_time(ready,
     assert all(len(step.models.nets) == 1 for step in graphs.known.values())
     recorder.asked.clear()
     graphs.run(phases)
-    assert not recorder.asked  # from then on it is known
+    assert not recorder.asked  # later phases use the smaller groups at once
 
 
-def test_where_there_is_no_room_for_one_it_is_said(ready, monkeypatch):
+def test_out_of_memory_for_one_client_is_an_error(ready, monkeypatch):
     run = ready("fedavg")
-    phases, graphs = asked(run, 0), GraphRunner(run.world.net, Cramped(0))
+    phases, graphs = first_phases(run, 0), GraphRunner(run.world.net, LittleMemory(0))
     with (
         pytest.warns(UserWarning, match="too small"),
         pytest.raises(Failure, match=r"too small for the step of phase 'fit' \(CUDA out of memory.\); free"),
@@ -481,9 +482,9 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
     monkeypatch.setattr(recorded, "MAX_CACHED", 2)
     monkeypatch.setattr(recorded, "MOST", 4)
     run = ready("pro")
-    graphs, phase = GraphRunner(run.world.net, EagerRecorder()), asked(run, 0, epochs=1)[0]
-    for pull in (0.1, 0.2, 0.3):
-        graphs.run([replace(phase, proximal=pull)])
+    graphs, phase = GraphRunner(run.world.net, EagerRecorder()), first_phases(run, 0, epochs=1)[0]
+    for proximal in (0.1, 0.2, 0.3):
+        graphs.run([replace(phase, proximal=proximal)])
     assert [key[3] for key in graphs.known] == [0.2, 0.3]
     graphs.run([replace(phase, proximal=0.2)])
     graphs.run([replace(phase, proximal=0.4)])
@@ -497,7 +498,7 @@ def test_recordings_are_bounded_and_the_oldest_go_first(ready, monkeypatch):
 def test_several_steps_are_recorded_as_one_once_enough_were_taken(ready, monkeypatch):
     monkeypatch.setattr(static_steps, "UNROLL_AFTER", 20)
     run = ready("fedavg")
-    graphs, (phase, *_) = GraphRunner(run.world.net, EagerRecorder()), asked(run, 0, epochs=2)
+    graphs, (phase, *_) = GraphRunner(run.world.net, EagerRecorder()), first_phases(run, 0, epochs=2)
     eager = one_by_one(run.world.net, [phase])
     taken, found = 0, []
     for _ in range(6):
@@ -526,7 +527,7 @@ def test_an_epoch_is_replayed_in_recordings_that_fit_it(monkeypatch, length, rec
 
 def test_full_batches_and_losses_made_for_one_phase_are_not_recorded(ready):
     run = ready("pro")
-    phase = asked(run, 0)[0]
+    phase = first_phases(run, 0)[0]
     factor = torch.tensor(2.0)
     assert policy.recordable(phase)
     assert not policy.recordable(replace(phase, settings=replace(phase.settings, batch=0)))
@@ -534,9 +535,9 @@ def test_full_batches_and_losses_made_for_one_phase_are_not_recorded(ready):
 
 
 def test_inputs_that_are_not_one_row_an_example_run_eagerly(ready):
-    """As on a graph, where a client's own nodes and edges come along with every batch."""
+    """As for graphs, where every batch has all nodes and edges of the client."""
     run = ready("fedavg")
-    (phase, *_), net = asked(run, 0, epochs=1), run.world.net
+    (phase, *_), net = first_phases(run, 0, epochs=1), run.world.net
     examples = phase.inputs.__self__
     around = replace(phase, inputs=lambda index: (examples.x, index), loss=loss_with_surroundings)
     graphs = GraphRunner(net, EagerRecorder())
@@ -560,7 +561,7 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
 
     run = ready("fedavg")
     with pytest.raises(Exception, match="accelerate=off"):
-        GraphRunner(run.world.net, Broken()).run(asked(run, 0))
+        GraphRunner(run.world.net, Broken()).run(first_phases(run, 0))
 
 
 # -- precision and layout ---------------------------------------------------------------------------------------------
@@ -569,7 +570,7 @@ def test_a_step_that_cannot_be_recorded_says_what_to_do(ready):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_channels_last_weights_are_updated_like_any_others(ready, rule):
     run = ready("fedprox")
-    phases, net = asked(run, 0, rule), copy.deepcopy(run.world.net)
+    phases, net = first_phases(run, 0, rule), copy.deepcopy(run.world.net)
     usual = one_by_one(net, phases)
     net.base.to(memory_format=torch.channels_last)
     assert any(not p.is_contiguous() for p in net.base.parameters())
@@ -579,7 +580,7 @@ def test_channels_last_weights_are_updated_like_any_others(ready, rule):
 
 def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
     run = ready("pro")
-    net, base, tail = copy.deepcopy(run.world.net), asked(run, 0), asked(run, 2)
+    net, base, tail = copy.deepcopy(run.world.net), first_phases(run, 0), first_phases(run, 2)
     exact = one_by_one(net, base), eagerly(net, tail)
     Executor(net, precision="bf16")
     rough = one_by_one(net, base), eagerly(net, tail)
@@ -590,7 +591,7 @@ def test_bf16_trains_the_base_in_bfloat16_and_everything_else_in_float32(ready):
     assert not run.world.net.bf16  # on a CPU only when asked for
 
 
-def test_in_a_row_filters_are_side_by_side_and_what_is_pulled_comes_first():
+def test_in_a_row_filters_are_adjacent_and_blocks_with_a_proximal_term_are_first():
     sizes = {"generator": (4, 2), "base": (4, 2, 4), "head": (2,)}  # axes of their tensors
     tensors = {(b, str(i)): torch.randn([2] * n) for b, axes in sizes.items() for i, n in enumerate(axes)}
     row = FlatLayout(sorted_for_row(tensors))
@@ -619,7 +620,7 @@ def test_the_filters_of_every_client_are_aligned(fresh, method):
     assert all(p.data_ptr() % 16 == 0 for p in filters)
 
 
-def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():
+def test_gradients_are_copied_into_the_order_of_their_row():
     last, small = (torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((5, 3, 2, 2), (5, 3, 1, 1)))
     layout = FlatLayout({("base", "wide"): last, ("base", "small"): small})
     row = torch.zeros(layout.size)
@@ -631,16 +632,16 @@ def test_gradients_come_into_the_order_of_their_row_whatever_theirs_is():
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("pull", [0.0, 0.3])
-def test_filters_gradients_in_bfloat16_are_worth_the_same_as_in_a_row_of_float32(rule, pull):
+@pytest.mark.parametrize("proximal", [0.0, 0.3])
+def test_gradients_of_filters_in_bfloat16_give_the_update_of_a_float32_row(rule, proximal):
     rng, filters = torch.Generator().manual_seed(0), slice(3, 8)
     start, anchor, grad = (torch.randn(n, generator=rng) for n in (10, 6, 10))
     grad[filters] = grad[filters].bfloat16().float()
-    phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=pull)
+    phase: Any = SimpleNamespace(settings=TrainSettings(**rule), proximal=proximal)
     apart = grad.clone()
     apart[filters] = torch.nan
     rows = []
     for grads in ((grad.clone(), None), (apart, grad.bfloat16())):
         rows.append(start.clone())
-        Update(phase, rows[-1], torch.zeros(10).bfloat16(), anchor if pull else None, filters).step(*grads)
+        Update(phase, rows[-1], torch.zeros(10).bfloat16(), anchor if proximal else None, filters).step(*grads)
     assert torch.equal(*rows) and not torch.equal(rows[0], start)

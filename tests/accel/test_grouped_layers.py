@@ -29,7 +29,7 @@ def apart(one: list[Tensor], two: list[Tensor]) -> float:
 @pytest.mark.parametrize("size", [8, 7])
 @pytest.mark.parametrize("clients", [1, CLIENTS])
 @pytest.mark.parametrize("scales", ["positive", "some negative", "all negative"])
-def test_the_written_layer_is_torchs_own_and_so_are_its_slopes(scales: str, clients: int, size: int) -> None:
+def test_the_layer_and_its_gradients_are_those_of_torch(scales: str, clients: int, size: int) -> None:
     x, weight = drawn(0, clients, BATCH, INTO, size, size).requires_grad_(), drawn(1, clients, OUT, INTO, 3, 3)
     scale, shift = drawn(2, clients, OUT), drawn(3, clients, OUT).requires_grad_()
     scale = {"positive": scale.abs(), "some negative": scale, "all negative": -scale.abs()}[scales]
@@ -48,8 +48,8 @@ def test_the_written_layer_is_torchs_own_and_so_are_its_slopes(scales: str, clie
     assert apart([ours, *one], [torchs, *two]) < 1e-10
 
 
-def test_channels_without_any_spread_are_no_obstacle() -> None:
-    """A difference of squares may come out below zero."""
+def test_channels_without_variance_are_normalised() -> None:
+    """Rounding may make a difference of squares negative."""
     x = torch.linspace(1, 900, 64).view(1, 64, 1, 1, 1).expand(-1, -1, -1, 8, 8)
     weight, ones = torch.zeros(1, 2, 1, 3, 3), torch.ones(1, 2)
     weight[..., 1, 1] = 1
@@ -61,7 +61,7 @@ def test_channels_without_any_spread_are_no_obstacle() -> None:
 
 @pytest.mark.parametrize("norm", sorted(NORMS))
 def test_the_encoder_over_clients_is_the_encoder_of_each(norm: str) -> None:
-    """Features, gradients of every parameter, and what a normalisation remembers."""
+    """Features, gradients of every parameter, and running statistics."""
     bundle = load_bundle("digits", Path("nowhere"), 0)
     nets = [
         convnet.build(bundle, generator=torch.Generator().manual_seed(i), norm=norm, width=4) for i in range(CLIENTS)

@@ -15,13 +15,13 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def bank_of(ids: tuple[int, ...], d: int = 2) -> Bank:
-    """Remembered classes far from all real features, so that a test sees where a feature came from."""
+    """Remembered classes far from all real features, so that a test can tell where a feature is from."""
     mean = 1000 + torch.arange(len(ids) * d, dtype=torch.float32).view(len(ids), d)
     return Bank(ids, mean, torch.ones(len(ids), d), torch.ones(len(ids), dtype=torch.int32))
 
 
-def crowd(factor: torch.Tensor | None = None) -> list[Rehearsal]:
-    """Three clients of unlike sizes: with old classes, without, and with a class of a single example."""
+def three_clients(factor: torch.Tensor | None = None) -> list[Rehearsal]:
+    """Three clients of different sizes: with old classes, without, and with a class of a single example."""
     found = []
     for y, old in (([3] * 9 + [8] * 7, (3, 5, 6, 9)), ([11] * 5, ()), ([2] + [4] * 6 + [3] * 8, (8,))):
         labels = torch.tensor(y)
@@ -32,7 +32,7 @@ def crowd(factor: torch.Tensor | None = None) -> list[Rehearsal]:
 
 
 def test_clients_together_each_have_a_balanced_epoch_of_their_own():
-    clients = crowd()
+    clients = three_clients()
     joined = JoinedRehearsal(clients, 8)
     table = joined.epoch([rng(i) for i in range(3)])
     assert joined.steps == [3, 1, 2] and table["u"].shape == (3, 3, 8, 2) and table["y"].shape == (3, 3, 8)
@@ -42,7 +42,7 @@ def test_clients_together_each_have_a_balanced_epoch_of_their_own():
         assert not torch.equal(y, client.y) or client.size == 4  # shuffled, unless there is one class
         real = torch.isin(y, client.real.classes)
         assert torch.equal(u[real][:, 0].long(), y[real])
-        for label in client.real.classes:  # no example comes back before all of its class have come
+        for label in client.real.classes:  # no example is repeated before all of its class are used
             drawn = u[y == label][:, 0].unique()
             assert len(drawn) == min(4, int((client.real.y == label).sum()))
         means = {int(k): m for k, m in zip(client.y[real.sum() :: 4], client.mean, strict=False)}
@@ -50,7 +50,7 @@ def test_clients_together_each_have_a_balanced_epoch_of_their_own():
 
 
 def test_clients_together_draw_with_the_shared_covariance():
-    clients = crowd(torch.tensor([[2.0, 0.0], [2.0, 0.0]]))  # both coordinates move together
+    clients = three_clients(torch.tensor([[2.0, 0.0], [2.0, 0.0]]))  # both coordinates move together
     table = JoinedRehearsal(clients, 8).epoch([rng(i) for i in range(3)])
     for row, client in enumerate(clients):
         u, y = table["u"][row].flatten(0, 1)[: client.size], table["y"][row].flatten()[: client.size]
@@ -61,8 +61,8 @@ def test_clients_together_draw_with_the_shared_covariance():
 
 
 @pytest.mark.parametrize("factor", [None, torch.tensor([[2.0, 0.0], [1.0, 1.0]])])
-def test_who_is_beside_a_client_does_not_change_what_it_draws(factor):
-    clients = crowd(factor)
+def test_other_clients_do_not_change_what_a_client_draws(factor):
+    clients = three_clients(factor)
     joined, rngs = JoinedRehearsal(clients, 8), [rng(i) for i in range(3)]
     epochs = [joined.epoch(rngs) for _ in range(2)]
     assert not torch.equal(epochs[0]["u"], epochs[1]["u"])

@@ -1,4 +1,4 @@
-"""Kernels are there where Triton is, or a compiler."""
+"""Kernels can be loaded where Triton is installed, or a compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from profcil.accel import loader
 
 SOURCE = "cpu/normal.c"  # the file that compiles fastest
-build = loader.load_or_compile.__wrapped__  # as in a process that has not asked yet
+build = loader.load_or_compile.__wrapped__  # without the cache of this process
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 
 
@@ -119,7 +119,7 @@ def test_a_library_that_another_user_can_write_is_not_loaded(cached, tmp_path, w
     forged = folder / f"{stem}-{loader.digest((source / 'planted.so').read_bytes())}.so"
     shutil.copy(source / "planted.so", forged)
     forged.chmod(0o600)
-    assert is_foreign(build(SOURCE))  # as long as nobody else can have written it
+    assert is_foreign(build(SOURCE))  # as long as no other user can have written it
     if what == "folder":
         folder.chmod(0o777)
     elif what == "file":
@@ -155,7 +155,7 @@ def test_a_module_of_kernels_is_none_where_triton_cannot_be_imported(monkeypatch
         assert loader.kernel_module.__wrapped__(name) is None
 
 
-def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
+def test_the_hash_of_triton_is_computed_in_the_background(monkeypatch):
     read = []
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", SimpleNamespace(triton_key=lambda: read.append(1)))
     for parent in ("triton", "triton.runtime"):
@@ -168,7 +168,7 @@ def test_triton_reads_itself_beside_other_work_where_there_is_one(monkeypatch):
 
 
 @needs_compiler
-def test_on_a_cpu_everything_in_c_is_compiled_beside_other_work_and_once(folder, monkeypatch):
+def test_on_a_cpu_all_c_files_are_compiled_once_in_the_background(folder, monkeypatch):
     loader.load_or_compile.cache_clear()
     loader.prepare("cpu").join()
     assert len(list(folder.iterdir())) == len(list(loader.PACKAGE.rglob("*.c"))) > 1

@@ -1,5 +1,5 @@
 """Reading a number from a GPU, or sending a list to it, synchronises it. This stand-in on a CPU cannot tell labels on
-the CPU from tensors on a GPU, so it looks at methods that handle no labels; tests/gpu looks at the others."""
+the CPU from tensors on a GPU, so it tests methods that handle no labels; tests/gpu tests the others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from profcil.accel.cuda_graphs.static_steps import BaseStep
 from profcil.engine import executor, expected_reply
 from profcil.errors import Diverged
 
-LOOKS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique", "__setitem__")
+READS = ("to", "item", "tolist", "__int__", "__bool__", "__float__", "cpu", "numpy", "nonzero", "unique", "__setitem__")
 MAKES = ("tensor", "as_tensor", "from_numpy", "unique", "nonzero")
 
 
 @contextmanager
-def waits() -> Iterator[list[str]]:
-    """What would wait for a GPU, by name, in the order of the calls."""
+def synchronisations() -> Iterator[list[str]]:
+    """The calls that would synchronise a GPU, by name and in order."""
     found: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for owner, names in ((torch.Tensor, LOOKS), (torch, MAKES)):
+        for owner, names in ((torch.Tensor, READS), (torch, MAKES)):
             for name in names:
                 patch.setattr(owner, name, noted(getattr(owner, name), name, found))
         yield found
@@ -47,13 +47,13 @@ def replayed(run):
 
 
 def turn(run, round):
-    """One client's whole turn at the second position, as if its phases gave back what they were given."""
+    """One client's whole turn at the second position, whose phases return the weights that they were given."""
     client = run.client(run.clients(1, 0)[0], 1, round)
     return expected_reply.run_untrained_turn(run.method, client, dict(run.server.blocks))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh, method):
+def test_from_the_second_turn_at_a_position_on_a_client_does_not_synchronise(fresh, method):
     run = fresh(method)
     for round in range(run.world.config.train.rounds):
         run.play(0, round)
@@ -62,11 +62,11 @@ def test_from_its_second_turn_at_a_position_on_a_client_waits_for_nothing(fresh,
     if run.method.opens(run.server, run.when(1, 0)):
         run.play(1, 0)
     assert turn(run, 1).blocks
-    with waits() as found:
+    with synchronisations() as found:
         assert turn(run, 2).blocks
     assert not found
     run.world.kept = (None, {})
-    with waits() as found:
+    with synchronisations() as found:
         turn(run, 2)
     assert found
 
@@ -77,23 +77,23 @@ def test_a_table_of_prototypes_is_made_without_sending_numbers_one_by_one(fresh,
     for round in range(run.world.config.train.rounds):
         run.play(0, round)
     assert turn(run, 1).blocks
-    with waits() as found:
+    with synchronisations() as found:
         assert turn(run, 2).blocks
     assert "__setitem__" not in found
 
 
 @pytest.mark.parametrize("method", ["pro", "promax"])
-def test_nor_does_one_that_is_asked_for_statistics_after_a_turn(fresh, method):
+def test_statistics_after_a_turn_do_not_synchronise(fresh, method):
     run = fresh(method, base_rounds=1)
     id, when, inbox = run.clients(0, 0)[0], replace(run.when(0, 2), stage="refresh"), dict(run.server.blocks)
     expected_reply.run_untrained_turn(run.method, run.client(id, 0, 2), inbox)
     assert run.method.survey(run.world.client(id, when), inbox).blocks
-    with waits() as found:
+    with synchronisations() as found:
         assert run.method.survey(run.world.client(id, when), inbox).blocks
     assert not found
 
 
-def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh):
+def test_cached_values_of_another_position_are_not_used(fresh):
     run = fresh("fedavg")
     id = run.clients(0, 0)[0]
     one, two = (run.client(id, p, 0) for p in (0, 1))
@@ -105,24 +105,24 @@ def test_what_was_worked_out_at_another_position_is_not_taken_for_this_one(fresh
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_a_round_looks_at_what_it_came_to_once_when_all_turns_are_over(fresh, monkeypatch, method):
+def test_a_round_reads_back_once_after_all_turns(fresh, monkeypatch, method):
     run, seen = replayed(fresh(method)), []
     for round in (0, 1):
         run.play(0, round)
     original = executor.read_back
     monkeypatch.setattr(executor, "read_back", lambda replies, *a: (seen.append(list(found)), original(replies, *a))[1])
-    with waits() as found:
+    with synchronisations() as found:
         replies = run.turns(0, 1)
     assert seen == [[]] and found == ["tolist"]
     assert all(isinstance(v, float) for r in replies for v in r.notes.values())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
-def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fresh, monkeypatch, method):
-    """Its later phases have been computed along by then."""
+def test_a_diverged_client_is_found_then_and_the_others_are_unchanged(fresh, monkeypatch, method):
+    """Its later phases have been computed with the others by then."""
     end = BaseStep.end
 
-    def spoilt(step, phases, lengths):
+    def diverged(step, phases, lengths):
         step.models.matrix[phases.index(next(p for p in phases if p.client == lost))].fill_(torch.nan)
         return end(step, phases, lengths)
 
@@ -130,7 +130,7 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
     run, strict = (replayed(fresh(method, train__on_divergence=how)) for how in ("skip-client", "fail"))
     first, *_ = others = usual.turns(0, 0)
     lost = first.client
-    monkeypatch.setattr(BaseStep, "end", spoilt)
+    monkeypatch.setattr(BaseStep, "end", diverged)
     kept = run.turns(0, 0)
     assert [r.client for r in kept] == [r.client for r in others[1:]]
     for one, other in zip(kept, others[1:], strict=True):
@@ -141,17 +141,17 @@ def test_who_comes_to_no_numbers_is_found_out_then_and_nobody_else_feels_it(fres
         strict.turns(0, 0)
 
 
-def test_where_a_method_stumbles_over_no_numbers_it_is_said_who_came_to_them(fresh, monkeypatch):
+def test_an_error_of_a_method_about_nan_names_the_diverged_client(fresh, monkeypatch):
     end, run = BaseStep.end, replayed(fresh("fedavg"))
     turn = type(run.method).turn
 
-    def stumbling(self, client, inbox):
+    def failing(self, client, inbox):
         answer = yield from turn(self, client, inbox)
         if not all(t.isfinite().all() for t in answer.blocks["head"].tensors.values()):
             raise ArithmeticError("no numbers")
         return replace(answer, notes={**answer.notes, "twice": 2 * answer.notes["loss"], "three": 3})
 
-    monkeypatch.setattr(type(run.method), "turn", stumbling)
+    monkeypatch.setattr(type(run.method), "turn", failing)
     for r in run.turns(0, 0):
         assert r.notes["twice"] == pytest.approx(2 * r.notes["loss"]) and r.notes["three"] == 3.0
     monkeypatch.setattr(BaseStep, "end", lambda step, *a: (step.models.matrix.fill_(torch.nan), end(step, *a))[1])

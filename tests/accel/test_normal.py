@@ -1,4 +1,4 @@
-"""Normal numbers in C: torch's numbers, and torch's generator afterwards."""
+"""Normal numbers in C: those of torch, and the same state of the generator afterwards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def equal_generators(seed: int, before: int = 0) -> tuple[torch.Generator, torch
 
 
 @needs_compiler
-def test_here_it_is_drawn_in_c():
+def test_numbers_are_drawn_in_c_here():
     assert checked_library() is not None
 
 
 @pytest.mark.parametrize("before", [0, 5, 623, 624, 1300])
 @pytest.mark.parametrize("shape", [(16,), (3, 5, 7), (624,), (40, 384), (3,), (0,)])
-def test_numbers_are_torchs_and_whatever_is_drawn_next_is_too(shape, before):
+def test_numbers_are_those_of_torch_and_so_are_the_next_draws(shape, before):
     theirs, ours = equal_generators(before, before)
     expected = torch.empty(shape).normal_(generator=theirs)
     out = torch.empty(shape)
@@ -45,7 +45,7 @@ def test_a_long_draw_is_normal_to_its_tails():
     assert 4.2 < x.abs().max() < 6.0
 
 
-def test_what_it_is_not_made_for_torch_draws():
+def test_other_tensors_are_filled_by_torch():
     for make in (lambda: torch.zeros(20).double(), lambda: torch.zeros(20, 30).t(), lambda: torch.zeros(40)[::2]):
         theirs, ours = equal_generators(1)
         assert torch.equal(normal_(make(), ours), make().normal_(generator=theirs))
@@ -53,7 +53,7 @@ def test_what_it_is_not_made_for_torch_draws():
 
 
 @pytest.mark.parametrize("fault", ["numbers", "state", "layout", "no library"])
-def test_where_it_disagrees_or_is_not_there_torch_draws(monkeypatch, fault):
+def test_without_the_library_or_after_a_failed_check_torch_draws(monkeypatch, fault):
     def wrong(library, out, rng):
         draw_(library, out, rng)
         if fault == "state":

@@ -43,7 +43,7 @@ def first_phases(run: Any, round: int = 0, sizes: tuple[int, ...] = ()) -> list[
 
 
 def doubled(tail: Any, batch: Any) -> torch.Tensor:
-    """A loss on features whose gradient is not written down."""
+    """A loss on features without an analytic gradient."""
     return 2 * classification(tail, batch)
 
 
@@ -117,7 +117,7 @@ def largest_gap(one: Trained, other: Trained) -> float:
         ("another head", {"method": "fedavg", "model__head": "cosine"}),
     ],
 )
-def test_without_a_written_gradient_clients_are_stacked_by_autograd(ready, what, more):
+def test_without_an_analytic_gradient_clients_are_stacked_by_autograd(ready, what, more):
     run = ready(**more)
     assert policy.way_of(run.world.net, first_phases(run, sizes=(40, 40)), records=False) == policy.STACK
 
@@ -133,7 +133,7 @@ def test_bases_run_by_the_reference_where_they_cannot_be_stacked(ready):
     assert policy.way_of(rough, first_phases(run, sizes=(40, 40)), records=False) == policy.REFERENCE
 
 
-def test_heads_run_by_the_reference_where_one_client_has_no_written_gradient(ready):
+def test_heads_run_by_the_reference_where_one_client_has_no_analytic_gradient(ready):
     run = ready("pro")
     phase = first_phases(run, FROZEN)[0]
     assert phase.blocks == TAIL
@@ -149,7 +149,7 @@ def test_steps_that_cannot_be_recorded_take_another_way(ready):
     assert policy.way_of(run.world.net, [full], records=True) == policy.REFERENCE
 
 
-# -- who may be grouped -----------------------------------------------------------------------------------------------
+# -- which phases may be grouped --------------------------------------------------------------------------------------
 
 
 def test_bases_are_grouped_but_for_the_warm_up_and_refused_losses(ready):
@@ -161,7 +161,7 @@ def test_bases_are_grouped_but_for_the_warm_up_and_refused_losses(ready):
     assert policy.may_be_grouped(net, replace(phase, name=policy.ALONE), records=True, refused=False)
 
 
-def test_heads_are_grouped_where_they_are_small_and_have_no_written_gradient(ready, monkeypatch):
+def test_heads_are_grouped_where_they_are_small_and_have_no_analytic_gradient(ready, monkeypatch):
     run = ready("pro")
     net, phase = run.world.net, first_phases(run, FROZEN)[0]
     assert not policy.may_be_grouped(net, phase, records=False, refused=False)

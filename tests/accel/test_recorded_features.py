@@ -1,4 +1,4 @@
-"""Features by replaying: those that the model gives one batch after another, under the weights it holds at the time."""
+"""Features by replay: those that the model gives one batch after another, under its present weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_features_by_replaying_are_the_model_s_own(fresh, monkeypatch):
         torch.testing.assert_close(embed(net, weights, world.evaluation_examples, index), right)
         torch.testing.assert_close(embed(net, weights, world.evaluation_examples, index[40:43]), right[40:43])
     assert recorder.made == 2 and not torch.equal(*plain)
-    embed(net, base, world.bundle.train, index + 200)  # of more examples than are judged
+    embed(net, base, world.bundle.train, index + 200)  # of more examples than are compared
     embed(net, base, world.evaluation_examples, index)
     assert recorder.made == 4
     assert copy.deepcopy(net).recorded_features is None

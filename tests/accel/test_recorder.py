@@ -10,8 +10,8 @@ import pytest
 from profcil.accel.cuda_graphs.recorder import without_gc
 
 
-class Ring:
-    """Something that only a collection takes away."""
+class Cycle:
+    """An object that refers to itself, so that only garbage collection frees it."""
 
     def __init__(self) -> None:
         self.own = self
@@ -25,24 +25,24 @@ def collecting():
     (gc.enable if before else gc.disable)()
 
 
-def littered() -> weakref.ref:
-    """A ring that nobody holds, and then enough new objects for a collection of the youngest."""
-    ring = weakref.ref(Ring())
+def make_garbage() -> weakref.ref:
+    """A cycle without references from outside, and then enough new objects for a collection of the youngest."""
+    cycle = weakref.ref(Cycle())
     kept = [[] for _ in range(20_000)]
     assert kept
-    return ring
+    return cycle
 
 
-def test_garbage_is_left_lying_while_a_step_is_recorded():
-    assert littered()() is None
+def test_garbage_is_not_collected_while_a_step_is_recorded():
+    assert make_garbage()() is None
     with without_gc():
-        ring = littered()
-        assert ring() is not None
+        cycle = make_garbage()
+        assert cycle() is not None
     gc.collect()
-    assert ring() is None and gc.isenabled()
+    assert cycle() is None and gc.isenabled()
 
 
-def test_whoever_had_collections_off_keeps_them_off():
+def test_disabled_garbage_collection_stays_disabled():
     gc.disable()
     with pytest.raises(ZeroDivisionError), without_gc():
         _ = 1 / 0

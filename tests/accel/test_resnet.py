@@ -1,4 +1,4 @@
-"""Normalise, add, rectify as one function: its formulas against autograd, for one group and several."""
+"""Normalisation, sum and ReLU as one function: its formulas against autograd, for one group and several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def separately(x, weight, bias, added, mean, var, groups, rectify):
-    """What the groups would give one after another, by torch's own functions."""
+    """The results of the groups one after another, by torch's own functions."""
     y = torch.cat([F.batch_norm(part, mean, var, weight, bias, True, 0.1, 1e-5) for part in x.chunk(groups)])
     y = y if added is None else y + added
     return y.relu() if rectify else y
@@ -31,7 +31,7 @@ def separately(x, weight, bias, added, mean, var, groups, rectify):
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("rectify", [False, True])
-@pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["one twin", "the other", "both"])
+@pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["first handle", "second handle", "both"])
 def test_output_gradients_and_running_statistics_are_those_of_separate_batches(groups, adds, rectify, read):
     start = [3 + 2 * drawn(6, 4, 5, 5), 1 + drawn(4), drawn(1, 4)[0], drawn(6, 4, 5, 5).flip(0)]
     results = []
@@ -50,7 +50,7 @@ def test_output_gradients_and_running_statistics_are_those_of_separate_batches(g
         assert torch.allclose(fast, plain, atol=2e-5)
 
 
-def test_handles_share_their_memory_and_what_is_written_down_is_rounded():
+def test_handles_share_their_memory_and_stored_gradients_are_rounded():
     start, w = drawn(2, 4, 3, 3), torch.ones(4)
     x, added = (t.clone().requires_grad_() for t in (start, start.flip(0)))
     one, two = resnet.Normalise.apply(x, w, w, added, None, w.clone(), w.clone(), 0.1, 1e-5, 1, True)
@@ -62,7 +62,7 @@ def test_handles_share_their_memory_and_what_is_written_down_is_rounded():
 
 def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
     """The plain network, the fused one without kernels, and the fused one with formulas in place of kernels."""
-    with torch.random.fork_rng():  # drawn weights of other tests would now and then make rounding larger
+    with torch.random.fork_rng():  # other random weights could make rounding larger
         torch.manual_seed(0)
         net = ResNet18(nn.Identity(), (3, 8, 8), 4, BatchNorm).train()  # type: ignore[arg-type]
     x = drawn(6, 3, 8, 8)
@@ -77,8 +77,8 @@ def test_a_residual_network_has_the_same_gradients_either_way(monkeypatch):
             assert (one - other).norm() < 1e-4 * one.norm()
 
 
-class Plainly:
-    """The library's convolution where kernels of our own would be."""
+class PlainKernels:
+    """Torch's convolution in place of the kernels."""
 
     @staticmethod
     def supports(x, weight, step, groups):
@@ -101,8 +101,8 @@ class Plainly:
 
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=["both", "inputs", "weights"])
-def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_that_are_wanted(monkeypatch, step, wanted):
-    monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
+def test_a_fused_convolution_has_the_gradients_of_torch_and_only_those_needed(monkeypatch, step, wanted):
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: PlainKernels)
     x, weight = drawn(2, 4, 8, 8).requires_grad_(wanted[0]), drawn(5, 4, 3, 3).requires_grad_(wanted[1])
     leaves = [t for t in (x, weight) if t.requires_grad]
     y, sums = resnet.FusedConv3x3.apply(x, weight, step)
@@ -119,8 +119,8 @@ def test_a_convolution_of_our_own_has_the_library_s_gradients_and_only_those_tha
 
 @pytest.mark.parametrize("wanted", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["all", "inputs", "3x3", "1x1"])
 @pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["3x3", "1x1", "both"])
-def test_convolutions_beside_each_other_have_the_library_s_gradients(monkeypatch, wanted, read):
-    monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
+def test_a_pair_of_convolutions_has_the_gradients_of_torch(monkeypatch, wanted, read):
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: PlainKernels)
     start = drawn(2, 4, 8, 8), drawn(5, 4, 3, 3), drawn(5, 4, 1, 1)
     x, weight, thin = (t.requires_grad_(bool(wants)) for t, wants in zip(start, wanted, strict=True))
     y, sums, z, others = resnet.FusedConvPair.apply(x, weight, thin, 2)
@@ -135,16 +135,16 @@ def test_convolutions_beside_each_other_have_the_library_s_gradients(monkeypatch
 @pytest.mark.parametrize("norm", [FusedBatchNorm, lambda channels: nn.GroupNorm(2, channels)], ids=["batch", "group"])
 @pytest.mark.parametrize("record", [False, True])
 def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypatch, norm, record):
-    """To the bit where the layers stay apart, and nearly where both convolutions are one function."""
+    """To the bit where the layers are computed separately, up to rounding where both convolutions are one function."""
     block, start = FusedBlock(4, 8, 2, norm).train(), drawn(2, 4, 8, 8)
     other = copy.deepcopy(block)
     assert {"shortcut.0.weight", "shortcut.1.weight", "shortcut.1.bias"} <= block.state_dict().keys()
     if record:
-        monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
+        monkeypatch.setattr(resnet, "conv_kernels", lambda: PlainKernels)
         monkeypatch.setattr(resnet, "fits", lambda x: True)
 
     def run(how, net: nn.Module) -> tuple[list[torch.Tensor], bool]:
-        """Outputs, gradients and statistics; and whether the second twin was left alone."""
+        """Outputs, gradients and statistics; and whether the second handle was not used."""
         handles = [start.clone().requires_grad_() for _ in range(2)]
         y = how(handles)
         *gradients, one, two = torch.autograd.grad(y.square().sum(), [*net.parameters(), *handles], allow_unused=True)
@@ -163,22 +163,22 @@ def test_a_block_that_changes_shape_is_its_two_layers_and_its_shortcut(monkeypat
     assert all(same(a, b) for a, b in zip(found, right, strict=True))
 
 
-def test_convolutions_of_our_own_are_for_what_is_recorded(monkeypatch):
-    monkeypatch.setattr(resnet, "conv_kernels", lambda: Plainly)
+def test_fused_convolutions_are_used_in_recorded_steps_only(monkeypatch):
+    monkeypatch.setattr(resnet, "conv_kernels", lambda: PlainKernels)
     monkeypatch.setattr(resnet, "fits", lambda x: True)
     convolution, x = nn.Conv2d(4, 5, 3, 1, 1, bias=False), drawn(2, 4, 8, 8)
     plain, none = resnet.convolved(convolution, x)
     with resnet.recorded():
         own, sums = resnet.convolved(convolution, x)
     assert none is None and sums is not None and torch.equal(plain, own)
-    with resnet.recorded():  # ours know no bias
+    with resnet.recorded():  # the kernels have no bias
         shifted = nn.Conv2d(4, 5, 3, 1, 1)
         assert torch.equal(resnet.convolved(shifted, x)[0], shifted(x))
     assert resnet.convolved(convolution, x)[1] is None
 
 
 class PlainStem:
-    """The same for the first one."""
+    """Torch's convolution in place of the kernels of the first one."""
 
     def __init__(self):
         self.taken, self.asked = True, []
@@ -196,7 +196,7 @@ class PlainStem:
         return torch.nn.grad.conv2d_weight(x.to(weight.dtype), weight.shape, d, 1, 1)
 
 
-def test_images_enter_by_a_convolution_of_our_own_that_rounds_them(monkeypatch):
+def test_the_first_convolution_rounds_the_images(monkeypatch):
     monkeypatch.setattr(resnet, "fits_stem", lambda x: True)
     convolution, x, stem = nn.Conv2d(3, 5, 3, 1, 1, bias=False), drawn(2, 3, 8, 8), PlainStem()
     monkeypatch.setattr(resnet, "stem_kernels", lambda: stem)

@@ -18,7 +18,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_row_that_stands_still_is_untouched_and_goes_on_as_if_it_had_been_alone(rule):
+def test_an_inactive_row_does_not_change_and_continues_as_a_single_client(rule):
     s, rng = TrainSettings(**rule), torch.Generator().manual_seed(0)
     start = torch.randn(2, 3, 3, generator=rng)
     stack, alone = start.clone(), [start[0].clone(), start[1].clone()]
@@ -39,7 +39,7 @@ def test_every_client_is_clipped_by_its_own_norm():
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.5, 100.0])
-def test_rows_are_clipped_as_each_client_alone(limit):
+def test_rows_are_clipped_as_single_clients_are(limit):
     rng = torch.Generator().manual_seed(0)
     grads = [torch.randn(3, 4, 2, generator=rng), torch.randn(3, 5, generator=rng)]
     alone = [[g[row].clone() for g in grads] for row in range(3)]
@@ -49,7 +49,7 @@ def test_rows_are_clipped_as_each_client_alone(limit):
         assert all(torch.allclose(g[row], one, atol=1e-6) for g, one in zip(grads, own, strict=True))
 
 
-def test_clipping_hides_no_nan_and_leaves_other_rows_alone():
+def test_clipping_keeps_nan_and_does_not_change_other_rows():
     g = torch.tensor([[1.0, torch.nan], [0.1, 0.2]])
     clip_rows_([g], 1.0)
     assert g[0].isnan().all() and torch.equal(g[1], torch.tensor([0.1, 0.2]))

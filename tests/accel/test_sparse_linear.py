@@ -33,7 +33,7 @@ def test_only_what_is_not_zero_is_kept_and_dense_features_are_multiplied():
     assert sparse_linear.sparse_form(many) is None
 
 
-def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkeypatch):
+def test_the_sparse_form_is_computed_once_and_dropped_with_its_tensor(monkeypatch):
     x, weight, calls, made = words(0.02), torch.ones(2, 300), [], sparse_linear.new_sparse_form
     monkeypatch.setattr(sparse_linear, "new_sparse_form", lambda t: (calls.append(1), made(t))[1])
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_features_are_looked_through_once_and_forgotten_with_their_tensor(monkey
     assert kept() is None
 
 
-def test_features_that_are_written_to_are_looked_through_again():
+def test_the_sparse_form_of_a_changed_tensor_is_computed_again():
     x, weight = words(0.02), torch.ones(2, 300)
     before = sparse_linear.product(x, weight)
     x[:, 0] += 1

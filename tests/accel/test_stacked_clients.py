@@ -32,7 +32,7 @@ RULES: list[dict[str, Any]] = [
 KINDS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {"mu": 0.5},
-    "pro": {"proximal": 0.5},  # with the auxiliary loss of a throw-away projector, which is not pulled
+    "pro": {"proximal": 0.5},  # with the auxiliary loss of a discarded projector, which has no proximal term
     "promax": {"auxiliary": 0.0},
 }
 TOLERANCE = 2e-5  # of two epochs, where the same sums are taken in another order
@@ -40,11 +40,11 @@ TOLERANCE = 2e-5  # of two epochs, where the same sums are taken in another orde
 
 @pytest.fixture(scope="module")
 def ready(fresh) -> Any:
-    """Runs that stand at their beginning, each made once."""
+    """Runs at their beginning, each made once."""
     return cache(lambda method, **more: fresh(method, **(EVEN | FEDERATION | more)))
 
 
-def asked(run: Any, rule: dict[str, Any] | None = None, sizes: list[int] | None = None) -> list[Train]:
+def first_phases(run: Any, rule: dict[str, Any] | None = None, sizes: list[int] | None = None) -> list[Train]:
     """The first phases of a round's participants; of so many examples each, where sizes are given."""
     inbox = {n: run.server.blocks[n] for n in run.method.broadcast(run.server, run.when(0, 0))}
     phases = [next(run.method.turn(run.client(c, 0, 0), inbox)) for c in run.clients(0, 0)]
@@ -60,7 +60,7 @@ def alone(net: Any, phases: list[Train]) -> list[Trained]:
 
 
 def stacked(net: Any, phases: list[Train]) -> list[Trained]:
-    """By the written gradient where there is one, as the policy decides it."""
+    """By the analytic gradient where there is one, as the policy decides."""
     return stacked_clients.run(net, phases, analytic=policy.has_written_convnet_gradient(net, phases[0]))
 
 
@@ -75,7 +75,7 @@ def apart(one: list[Trained], two: list[Trained]) -> float:
 
 
 def moved(done: list[Trained], phases: list[Train]) -> float:
-    """How far the first layer of each went, at least."""
+    """The smallest change of the first layer over all clients."""
     pairs = [(d.weights["base"], p.weights["base"]) for d, p in zip(done, phases, strict=True)]
     return min(float((a["conv1.weight"] - b["conv1.weight"]).abs().max()) for a, b in pairs)
 
@@ -87,7 +87,7 @@ def moved(done: list[Trained], phases: list[Train]) -> float:
 @pytest.mark.parametrize("method", KINDS)
 def test_a_stack_ends_where_each_client_ends_alone(ready, method, rule):
     run = ready(method, **KINDS[method])
-    net, phases = run.world.net, asked(run, rule, sizes=[40, 40, 40, 40, 40])
+    net, phases = run.world.net, first_phases(run, rule, sizes=[40, 40, 40, 40, 40])
     assert len({p.length for p in phases}) == 1 and bool(phases[0].proximal) == (method != "fedavg")
     expected = alone(net, phases)
     for group in (slice(None), slice(1, 3)):
@@ -103,7 +103,7 @@ def test_a_stack_ends_where_each_client_ends_alone(ready, method, rule):
 @pytest.mark.parametrize("method", ["fedavg", "pro"])
 def test_with_every_normalisation_head_and_view(ready, method, more):
     run = ready(method, **more)
-    net, phases = run.world.net, asked(run, sizes=[40, 36, 33])
+    net, phases = run.world.net, first_phases(run, sizes=[40, 36, 33])
     done = stacked(net, phases)
     assert apart(done, alone(net, phases)) < TOLERANCE and moved(done, phases) > 1e-4
     noted = [k for k in phases[0].weights["base"] if "running" in k]
@@ -113,31 +113,31 @@ def test_with_every_normalisation_head_and_view(ready, method, more):
 
 def test_single_examples_and_scales_below_zero(ready):
     run = ready("fedprox", mu=0.5)
-    phases = asked(run, sizes=[1, 16, 7])
+    phases = first_phases(run, sizes=[1, 16, 7])
     for p in phases:
         p.weights["base"]["norm1.weight"] = p.weights["base"]["norm1.weight"] * torch.tensor([1.0, -1.0, 0.5, -0.5])
     assert apart(stacked(run.world.net, phases), alone(run.world.net, phases)) < TOLERANCE
 
 
-def test_the_same_again_and_nothing_that_was_given_is_changed(ready):
+def test_a_repeated_run_gives_the_same_bits_and_changes_no_input(ready):
     run = ready("pro")
-    phases = asked(run)
+    phases = first_phases(run)
     before = copy.deepcopy([p.weights for p in phases])
     first, again = (stacked(run.world.net, phases) for _ in range(2))
     assert apart(first, again) == 0
     for p, weights in zip(phases, before, strict=True):
         assert all(torch.equal(t, weights[b][k]) for b, ts in p.weights.items() for k, t in ts.items())
     storages = [t.untyped_storage().data_ptr() for d in first for t in d.weights["base"].values()]
-    assert len(set(storages)) == len(storages)  # as files want it
+    assert len(set(storages)) == len(storages)  # a file cannot store shared memory
 
 
-# -- gradients that are written down -----------------------------------------------------------------------------------
+# -- analytic gradients ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, monkeypatch, rule):
+def test_compiled_steps_give_the_bits_of_those_in_python_in_any_pieces(ready, monkeypatch, rule):
     run = ready("fedprox", mu=0.5)
-    net, phases = run.world.net, asked(run, rule, sizes=[40, 40, 40])
+    net, phases = run.world.net, first_phases(run, rule, sizes=[40, 40, 40])
     assert (
         policy.has_written_convnet_gradient(net, phases[0])
         and stacked_clients.compiled_steps is not stacked_clients.take_steps
@@ -157,11 +157,11 @@ def test_compiled_steps_give_the_bits_of_the_written_ones_in_any_pieces(ready, m
     ],
     ids=str,
 )
-def test_what_they_were_not_written_for_goes_through_autograd(ready, monkeypatch, method, more):
+def test_stacks_without_an_analytic_gradient_use_autograd(ready, monkeypatch, method, more):
     run = ready(method, **more)
     run.play(0, 0)
     monkeypatch.setattr(stacked_clients, "compiled_steps", None)
-    assert not policy.has_written_convnet_gradient(run.world.net, asked(run)[0])
+    assert not policy.has_written_convnet_gradient(run.world.net, first_phases(run)[0])
     run.play(0, 1)
     assert set(run.world.executor.report()["phases"]["fit"]) == {policy.STACK}
 
@@ -173,22 +173,22 @@ def test_without_acceleration_nothing_is_stacked(ready, monkeypatch):
     assert run.world.executor.acceleration is None and run.world.executor.report()["path"] == "reference"
 
 
-# -- who is computed together ------------------------------------------------------------------------------------------
+# -- which clients are grouped -----------------------------------------------------------------------------------------
 
 
 def test_groups_are_of_equal_length_few_and_the_same_in_any_order(ready):
     run = ready("fedavg")
-    phases, found = asked(run, sizes=[40, 10, 41, 42, 16]), run.world.executor.acceleration
+    phases, found = first_phases(run, sizes=[40, 10, 41, 42, 16]), run.world.executor.acceleration
     for order in (phases, phases[::-1]):
         groups = [[p.client for p in group] for group in found.groups(order)]
         assert sorted(groups) == [[0, 2, 3], [1, 4]]
-    shares = {n: [len(g) for g in found.groups(asked(run, sizes=[9] * n))] for n in (1, 2, 3, 4, 5)}
+    shares = {n: [len(g) for g in found.groups(first_phases(run, sizes=[9] * n))] for n in (1, 2, 3, 4, 5)}
     assert shares == {1: [1], 2: [2], 3: [3], 4: [2, 2], 5: [2, acceleration.FEW]}
 
 
 def test_epochs_of_unequal_length_do_not_share_a_stack(ready):
     run = ready("fedavg")
-    phases = asked(run, sizes=[40, 10])
+    phases = first_phases(run, sizes=[40, 10])
     assert policy.way_of(run.world.net, phases, records=False) == policy.REFERENCE
     assert apart(run.world.executor.acceleration.run_group(run.world.net, phases), alone(run.world.net, phases)) == 0
 
@@ -215,7 +215,7 @@ def test_the_warm_up_is_computed_client_by_client_on_both_paths(fresh, same_bits
     assert same_bits(one.server, two.server)
 
 
-def test_a_model_in_bfloat16_is_left_to_the_module(ready):
+def test_a_model_in_bfloat16_is_not_stacked(ready):
     net = copy.deepcopy(ready("fedavg").world.net)
     assert policy.stackable(net)
     Executor(net, precision="bf16")
@@ -241,39 +241,39 @@ def of_nothing(net: Any, batch: Any) -> Tensor:
 def test_other_losses_are_refused(ready, loss):
     run = ready("fedavg")
     with pytest.raises(NotBatchable):
-        stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in asked(run)], analytic=False)
+        stacked_clients.run(run.world.net, [replace(p, loss=loss) for p in first_phases(run)], analytic=False)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_refused_runs_client_by_client_from_then_on(ready, monkeypatch, workers):
+def test_a_refused_loss_runs_client_by_client_afterwards(ready, monkeypatch, workers):
     run, tried = ready("fedavg"), []
     net, original = run.world.net, stacked_clients.run
     monkeypatch.setattr(stacked_clients, "run", lambda *a, **k: tried.append(1) or original(*a, **k))
-    executor, phases = Executor(net, workers=workers), [replace(p, loss=through_the_base) for p in asked(run)]
+    executor, phases = Executor(net, workers=workers), [replace(p, loss=through_the_base) for p in first_phases(run)]
     for _ in range(2):
         done = executor.run(phases)
         assert apart([done[p.client] for p in phases], alone(net, phases)) == 0
     assert 1 <= len(tried) <= 2 and executor.acceleration.refused == {through_the_base}
 
 
-def test_a_true_mistake_in_a_loss_is_not_swallowed(ready):
+def test_an_error_in_a_loss_is_raised(ready):
     run = ready("fedavg")
 
     def broken(net: Any, batch: Any) -> Tensor:
         return cross_entropy(net(*batch["inputs"]), batch["y"])  # type: ignore[call-arg]
 
     with pytest.raises(TypeError, match="allowed"):
-        Executor(run.world.net).run([replace(p, loss=broken) for p in asked(run)])
+        Executor(run.world.net).run([replace(p, loss=broken) for p in first_phases(run)])
 
 
-def test_only_phases_that_move_the_base_come_here(ready):
+def test_only_phases_that_move_the_base_are_stacked_this_way(ready):
     run = ready("pro")
-    (first, second, *_) = asked(run)
+    (first, second, *_) = first_phases(run)
     u = torch.randn(20, run.world.net.features, generator=torch.Generator().manual_seed(0))
     tails = [
         replace(p, blocks=("adapter", "head"), loss=run.method.tail_loss, source=Features(u, p.source.y[:20]))
         for p in (first, second)
     ]
     groups = Acceleration(run.world.net).groups([*tails, first, second])
-    assert [len(g) for g in groups] == [1, 1, 2]  # what has its gradient written down goes one by one
+    assert [len(g) for g in groups] == [1, 1, 2]  # phases with an analytic gradient run one by one
     assert [p.on_features for g in groups for p in g] == [True, True, False, False]

@@ -83,7 +83,7 @@ def test_fast_and_plain_agree_in_outputs_and_gradients(tokens, widths):
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_the_way_for_a_gpu_agrees_as_well(tokens, widths, monkeypatch):
+def test_the_function_for_a_gpu_agrees_too(tokens, widths, monkeypatch):
     """`pooled_over_all` is what a GPU runs; it is plain torch and can be run here."""
     plain, fast = encoders(widths)
     monkeypatch.setattr(FastTextCNN, "pooled_over_best", FastTextCNN.pooled_over_all)
@@ -97,7 +97,7 @@ def test_the_way_for_a_gpu_agrees_as_well(tokens, widths, monkeypatch):
 def test_empty_texts_give_zero_and_padding_changes_nothing():
     _, fast = encoders((1, 2, 3))
     for conv in fast.convolutions:
-        nn.init.ones_(conv.bias)  # a window of nothing but padding would answer 1
+        nn.init.ones_(conv.bias)  # a window of padding alone would give 1
     x = texts().train.x
     assert torch.equal(fast(torch.zeros(2, 5, dtype=torch.long)), torch.zeros(2, fast.features))
     assert torch.allclose(fast(x), fast(TOKENS["padded at the end"]), atol=1e-6)

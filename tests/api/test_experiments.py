@@ -93,7 +93,7 @@ def test_a_study_from_a_dict_is_run_and_reused(monkeypatch):
     assert (flat["faa"], flat["faa_sd"]) == row["faa"][:2]
 
 
-def test_a_failed_run_is_told_and_the_others_are_shown():
+def test_a_failed_run_is_reported_and_the_others_are_shown():
     values = {"methods": ["fedavg"], "set": [f"{key}={value}" for key, value in TINY.items()]}
     values["variants"] = [{"name": "fine"}, {"name": "bad", "set": ["loss_limit=0.0"]}]
     table = profcil.study(values, out="cells")

@@ -115,7 +115,7 @@ def test_a9_the_status_of_a_plain_run_names_no_replies(runs: dict[str, Path], ca
     assert "simulation" in said and "replies by client" not in said and "problems" not in said
 
 
-def test_a10_a_misconfigured_site_is_told_before_it_joins(capsys: Capture) -> None:
+def test_a10_a_misconfigured_site_gets_an_error_before_it_joins(capsys: Capture) -> None:
     Path("site").mkdir()
     Path("site/manifest.toml").write_text('site = "a"\ndata = "missing.csv"\n[[position]]\nclasses = ["x"]\n')
     terms = 'modality = "table"\ntasks = [["x"], ["y"]]\nsites = ["a"]\ncolumns = ["c"]\nmean = [0.0]\nstd = [1.0]\n'

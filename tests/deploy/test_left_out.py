@@ -56,7 +56,7 @@ def test_too_few_sites_are_explained_one_by_one(tmp_path):
         deploy(tmp_path, nodes, min_replies=2)
 
 
-def test_a_site_that_comes_after_the_start_is_told_so(tmp_path, capsys):
+def test_a_site_that_connects_after_the_start_gets_a_message(tmp_path, capsys):
     nodes = write_sites(tmp_path, "text")
     text = federation_text("text")
     settings = settings_table(fedavg_config(), tmp_path / "run", tmp_path / "test", federation=text)
@@ -66,7 +66,7 @@ def test_a_site_that_comes_after_the_start_is_told_so(tmp_path, capsys):
     assert "the run has begun without it, and it takes part from the next position on" in capsys.readouterr().out
 
 
-def test_a_run_in_which_all_take_part_names_nobody(tmp_path, capsys):
+def test_a_run_in_which_all_take_part_names_no_site(tmp_path, capsys):
     folder = deploy(tmp_path, write_sites(tmp_path, "text"))
     assert status(folder)["left_out"] == []
     assert "LEFT OUT" not in capsys.readouterr().out

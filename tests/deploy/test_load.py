@@ -1,4 +1,4 @@
-"""A tenth of the clients of a deployment is bad, each in one of ten ways: the server goes on and blames nobody else.
+"""A tenth of the clients of a deployment is bad, each in one of ten ways: the server continues and blames no other.
 
 With 1,000 clients its memory does not grow from round to round. Time is not tested.
 """

@@ -224,13 +224,13 @@ def test_a_resumed_run_is_not_refused(deployed, tmp_path, monkeypatch, method, m
     take = SumCollector.take
     left = [True]
 
-    def die(self: Any, *args: Any) -> Any:
+    def sigkill(self: Any, *args: Any) -> Any:
         if left and self.reply is not None and self.reply.blocks:
             left.clear()
             raise Killed
         return take(self, *args)
 
-    monkeypatch.setattr(SumCollector, "take", die)
+    monkeypatch.setattr(SumCollector, "take", sigkill)
     with pytest.raises(Killed):
         deployed(config, nodes=5)
     before = counted(tmp_path)
@@ -245,13 +245,13 @@ def test_a_resumed_sum_is_of_the_same_clients(deployed, tmp_path, monkeypatch):
     take = SumCollector.take
     left = [True]
 
-    def die(self: Any, *args: Any) -> Any:
+    def sigkill(self: Any, *args: Any) -> Any:
         if left:
             left.clear()
             raise Killed
         return take(self, *args)
 
-    monkeypatch.setattr(SumCollector, "take", die)
+    monkeypatch.setattr(SumCollector, "take", sigkill)
     with pytest.raises(Killed):
         deployed(noisy(train__rounds=1), nodes=5)
     with pytest.raises(SumFailed, match="0 clients helped to remove the masks, 3 are needed"):

@@ -197,7 +197,7 @@ def test_what_a_site_stores_is_readable_by_its_user_alone(tmp_path):
 
 
 def test_noise_at_a_site_is_drawn_from_a_secret_of_its_own(tmp_path):
-    """The same after a restart, another at every site, and readable by nobody else."""
+    """The same after a restart, another at every site, and readable by no other user."""
     store = SiteStore(tmp_path, "run", 0)
     secret = store.noise_secret()
     assert SiteStore(tmp_path, "run", 0).noise_secret() == secret

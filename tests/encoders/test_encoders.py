@@ -119,9 +119,9 @@ def test_weights_come_from_the_generator_alone(case):
     with torch.random.fork_rng(devices=[]):
         torch.rand(100)  # somewhere else in the global stream
         before = torch.get_rng_state()
-        twin, other = build(data, generator=fresh()), build(data, generator=fresh("other"))
+        equal, other = build(data, generator=fresh()), build(data, generator=fresh("other"))
         assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), twin.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(encoder.parameters(), equal.parameters(), strict=True))
     pairs = zip(encoder.parameters(), other.parameters(), strict=True)
     assert all(p.dim() == 1 or not torch.equal(p, q) for p, q in pairs)
 
@@ -172,7 +172,7 @@ def test_batch_norm_learns_running_statistics_and_falls_back_on_them():
 
 
 @pytest.mark.parametrize(("module", "norms"), [(resnet18, {"batch", "group"}), (convnet, {"batch", "group", "none"})])
-def test_norm_is_a_setting_and_an_unknown_one_is_told(module, norms):
+def test_norm_is_a_setting_and_an_unknown_one_is_an_error(module, norms):
     for norm in norms:
         encoder = module.build(images(size=8), generator=fresh(), norm=norm, width=8).train()
         assert encoder(images(size=8).train.x).isfinite().all()
@@ -208,7 +208,7 @@ def test_textcnn_equals_a_convolution_over_the_real_tokens(widths):
 def test_textcnn_ignores_padding_and_empty_texts_are_zero():
     encoder = textcnn.build(texts(), generator=fresh())
     for conv in encoder.convolutions:
-        nn.init.ones_(conv.bias)  # a window of nothing but padding would answer 1
+        nn.init.ones_(conv.bias)  # a window of padding alone would give 1
     x = texts().train.x
     assert torch.allclose(encoder(x), encoder(F.pad(x, (0, 9))), atol=1e-6)
     assert torch.allclose(encoder(x), encoder(x[:, :7]), atol=1e-6)

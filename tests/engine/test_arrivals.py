@@ -148,7 +148,7 @@ def test_replies_without_a_block_that_others_have_do_not_change_it():
     found = completed(replies, state_with(base=4.0))
     assert [sorted(r.blocks) for r in found] == [["base"], ["base"], []]
     assert torch.equal(found[1].blocks["base"].tensors["w"], torch.full((3,), 4.0))
-    assert completed([Reply(1, 5)], state_with(base=4.0))[0].blocks == {}  # a block that nobody has stays, to the bit
+    assert completed([Reply(1, 5)], state_with(base=4.0))[0].blocks == {}  # a block that no reply has stays, to the bit
 
 
 # -- an asynchronous run -----------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def buffered(fresh: Any, method: str = "fedavg", **settings: Any) -> Any:
 
 
 def test_a_run_has_the_updates_of_its_schedule(fresh):
-    """What the plan shows is what happens."""
+    """The run follows the schedule that the plan shows."""
     made = buffered(fresh, "promax", clock__dropout=0.1)
     told: list[dict[str, Any]] = []
     made.stream(lambda what, when, facts: told.append(facts) if what == "round" else None)
@@ -439,7 +439,7 @@ def test_overdue_statistics_are_measured_under_the_base_of_the_memory(fresh):
 
 def test_moves_are_recorded_for_whom_they_concern_and_forgotten_afterwards():
     state = state_with(base=1.0)
-    assert record_move(state, {"shift": torch.ones(1)}) is state  # nobody expects late statistics
+    assert record_move(state, {"shift": torch.ones(1)}) is state  # late statistics are not expected
     state = expect_late(state)
     assert expect_late(state) is state
     first = state.blocks["base"].version

@@ -1,4 +1,4 @@
-"""Private memories of clients: bounded at hand, the rest in files, and nothing a saved state needs is ever lost."""
+"""Private tensors of clients: few in memory, the rest in files, and nothing that a saved state needs is lost."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def memory(value: float, n: int = 250) -> dict[str, Tensor]:
 
 
 def five(folder: Path) -> ClientStore:
-    """Room for two of these memories; five clients."""
+    """Five clients; memory for the tensors of two."""
     own = ClientStore(folder, CPU, limit=2 * (1_000 + 8 + 3 * EACH))
     for client in range(5):
         own[client] = memory(client)
     return own
 
 
-def test_only_the_latest_are_at_hand_and_all_come_back(tmp_path: Path) -> None:
+def test_only_the_latest_are_in_memory_and_all_can_be_read(tmp_path: Path) -> None:
     own = five(tmp_path / "clients")
     assert list(own.in_memory) == [3, 4] and sorted(own) == [0, 1, 2, 3, 4] and len(own) == 5
     for client in (0, 4, 2, 2, 3):
@@ -53,7 +53,7 @@ def test_memory_does_not_grow_with_clients_that_once_took_part(tmp_path: Path) -
     assert largest <= 10_000 and len(own) == 40
 
 
-def test_one_memory_larger_than_the_room_is_still_kept(tmp_path: Path) -> None:
+def test_one_memory_larger_than_the_limit_is_still_kept(tmp_path: Path) -> None:
     own = ClientStore(tmp_path, CPU, limit=10)
     own[1] = memory(1)
     assert own[1]["t"].eq(1).all() and not own.in_files
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         own[0]
 
 
-def test_what_is_parked_while_a_state_is_written_stays(tmp_path: Path) -> None:
+def test_what_is_moved_to_files_while_a_state_is_written_stays(tmp_path: Path) -> None:
     def names() -> set[str]:
         return {p.name for p in (tmp_path / "run" / "clients").iterdir()}
 
@@ -92,14 +92,14 @@ def test_what_is_parked_while_a_state_is_written_stays(tmp_path: Path) -> None:
         state = RunState(ServerState({}), Scores.empty(1, np.ones(1)), Ledger(), private=own)
         folder.save(state, "", {})
         first = set(own.in_files.values())
-        own[0] = memory(10)  # parks 3
-        own[1] = memory(11)  # parks 4
+        own[0] = memory(10)  # client 3 is moved to a file
+        own[1] = memory(11)  # client 4 is moved to a file
         folder.wait_until_written()
         assert names() == {*own.in_files.values(), *first} > first
         folder.save(state, "", {})
         assert names() == {*own.in_files.values(), *first}  # either state may be the one on the disk
     assert names() == set(own.in_files.values())
-    with RunFolder(tmp_path / "run"):  # only looks
+    with RunFolder(tmp_path / "run"):  # opened and closed
         pass
     assert names() == set(own.in_files.values())
 
@@ -112,13 +112,13 @@ def test_files_of_somebody_else_are_not_swept(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"hospital", "list.txt"} and own.in_files
 
 
-def test_a_disk_that_takes_nothing_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "clients").write_text("a file where the folder should be")
     with pytest.raises(RunFolderError, match="could not be written"):
         five(tmp_path / "clients")
 
 
-def test_a_run_with_hardly_any_room_is_the_same_run_and_can_be_resumed(
+def test_a_run_with_a_tiny_memory_limit_is_the_same_run_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from profcil.engine.recorder import Progress

@@ -89,7 +89,7 @@ def test_totals_are_the_scored_examples_of_each_task(world):
 
 
 def test_a_stream_is_scored_after_each_position_under_the_model_of_that_moment(tiny):
-    """The row of a position is what the server's model at its end is worth, computed from logits by hand."""
+    """The row of a position has the scores of the server's model at its end, computed here from logits."""
     run = tiny("pro")
     for position, server in enumerate(run.after_positions()):
         u = evaluation_features(run.world, run.method, server)

@@ -24,7 +24,7 @@ EACH = 400  # entries of one round, two for each participant
 
 
 @pytest.fixture
-def sealing(monkeypatch: pytest.MonkeyPatch, remembering: None) -> None:
+def sealing(monkeypatch: pytest.MonkeyPatch, tracing: None) -> None:
     """Texts are sealed as soon as they are saved."""
     monkeypatch.setattr(run_folder, "SEAL_BYTES", 0)
 
@@ -141,7 +141,7 @@ def restore(image: dict[str, bytes], folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("seal_bytes", [0, 1_000_000], ids=["sealed", "whole"])
-def test_after_a_power_loss_at_any_moment_a_saved_state_is_there(tmp_path, remembering, monkeypatch, seal_bytes):
+def test_after_a_power_loss_at_any_moment_a_saved_state_is_there(tmp_path, tracing, monkeypatch, seal_bytes):
     """Unsynced writes and names are dropped. What is left must load, and never be older than what was left before."""
     monkeypatch.setattr(run_folder, "SEAL_BYTES", seal_bytes)
     disk = Disk(tmp_path / "run")

@@ -11,7 +11,7 @@ from profcil.cli.main import main
 from profcil.engine import run
 from profcil.runs.verify import find_faults
 
-pytestmark = pytest.mark.usefixtures("remembering")
+pytestmark = pytest.mark.usefixtures("tracing")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A client that comes to unusable numbers ends the run by name, or is left out by policy; it is never averaged in."""
+"""A client that diverges ends the run with its name, or is left out by policy; it is never averaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profcil.io.atomic_files import read_tensors
 NAN, HUGE = float("nan"), 1e9
 
 
-def spoil(patch: pytest.MonkeyPatch, loss: float, clients: set[int], weights: bool = False) -> None:
+def let_diverge(patch: pytest.MonkeyPatch, loss: float, clients: set[int], weights: bool = False) -> None:
     """Lets the fitting phases of some clients end with a bad loss, or with bad weights under a good one."""
     original = Executor.run
 
@@ -45,12 +45,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("loss", "weights"), [(NAN, False), (HUGE, False), (-HUGE, False), (NAN, True)])
-def test_fail_names_who_where_and_when(
+def test_fail_names_client_position_and_round(
     loss: float, weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clean = run.start(tiny(), tmp_path / "clean", tmp_path)
     first = next(r for r in rows(clean) if r["position"] == "1")["client"]
-    spoil(monkeypatch, loss, {int(first)}, weights)
+    let_diverge(monkeypatch, loss, {int(first)}, weights)
     with pytest.raises(
         Diverged, match=rf"client {first} diverged at position \d, round \d \(fit.*skip-client"
     ) as raised:
@@ -63,9 +63,9 @@ def test_fail_names_who_where_and_when(
 def test_skip_goes_on_without_the_client(
     method: str, accelerate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bad weights reach nobody, and nothing is booked as sent by it in a training round."""
+    """Its weights are not used, and the ledger has nothing sent by it in a training round."""
     config = tiny(method, train__on_divergence="skip-client", accelerate=accelerate)
-    spoil(monkeypatch, NAN, {1}, weights=True)
+    let_diverge(monkeypatch, NAN, {1}, weights=True)
     folder = run.start(config, tmp_path / "run", tmp_path)
     tensors, _ = read_tensors(folder / "state.safetensors") or ({}, {})
     assert tensors and all(bool(t.isfinite().all()) for t in tensors.values())
@@ -77,7 +77,7 @@ def test_skip_goes_on_without_the_client(
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
 def test_with_all_skipped_the_model_stays(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny(method, train__on_divergence="skip-client")
-    spoil(monkeypatch, NAN, {0, 1, 2, 3})
+    let_diverge(monkeypatch, NAN, {0, 1, 2, 3})
     monkeypatch.setattr(recorder, "SAVE_SECONDS", -1)
     blocks: list[dict] = []
     monkeypatch.setattr(run.RunRecorder, "save", _noting(run.RunRecorder.save, blocks))
@@ -96,7 +96,7 @@ def _noting(save: Any, blocks: list[dict]) -> Any:
 
 
 def test_a_skipping_run_is_as_repeatable_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil(monkeypatch, HUGE, {1})
+    let_diverge(monkeypatch, HUGE, {1})
     config = tiny(train__on_divergence="skip-client")
     a, b = (outcome(run.start(config, tmp_path / name, tmp_path)) for name in "ab")
     assert a == b

@@ -1,4 +1,4 @@
-"""A run folder is used by one process, never silently lost, never silently wrong."""
+"""A run folder is used by one process; loss and damage are errors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from profcil.runs.folder import RunFolder
 
 
 @pytest.fixture
-def finished(tmp_path: Path, remembering: None) -> Path:
+def finished(tmp_path: Path, tracing: None) -> Path:
     return run.start(tiny(), tmp_path / "run", tmp_path)
 
 
 @pytest.fixture
-def half(tmp_path: Path, remembering: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def half(tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was interrupted half-way."""
 
     def stop(*_: Any) -> None:
@@ -87,14 +87,14 @@ def test_not_a_run_folder(tmp_path: Path) -> None:
 # -- disks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_told_before_training(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_before_training(tmp_path: Path, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_training(monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
     refused("1 MB free", tmp_path / "new", starts=True)
     refused("1 MB free", half)
 
 
-def test_a_path_that_cannot_be_is_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_path_is_an_error_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_training(monkeypatch)
     (tmp_path / "file").write_text("")
     refused("cannot be written", tmp_path / "file" / "run", starts=True)
@@ -102,7 +102,9 @@ def test_a_path_that_cannot_be_is_told_before_training(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
-def test_a_read_only_folder_is_told_before_training(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_is_an_error_before_training(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def deny(*_: Any, **more: Any) -> None:
         raise OSError(code, "no writing here")
 
@@ -118,7 +120,7 @@ def test_a_read_only_folder_is_told_before_training(code: int, tmp_path: Path, m
     "number", [9, 10, 13, 17, 20]
 )  # renames: a state, its scores, the next state, the last one, its facts
 def test_a_save_that_fails_leaves_the_state_before_it_whole(
-    number: int, tmp_path: Path, undisturbed: dict, remembering: None, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, undisturbed: dict, tracing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -166,7 +168,7 @@ def test_a_state_is_written_as_it_was_while_the_run_goes_on(half: Path, monkeypa
         assert torch.equal(folder.load(torch.device("cpu"))[0].server.blocks["head"].tensors["weight"], before)
 
 
-def test_who_is_interrupted_while_a_state_is_written_still_has_to_wait_for_it(half: Path) -> None:
+def test_an_interrupt_while_a_state_is_written_still_waits_for_it(half: Path) -> None:
     class Impatient:
         times = 0
 
@@ -183,8 +185,8 @@ def test_who_is_interrupted_while_a_state_is_written_still_has_to_wait_for_it(ha
         assert writing.times == 2 and folder.pending_write is None
 
 
-def test_a_first_state_that_cannot_be_written_sends_nobody_to_resume(
-    tmp_path: Path, remembering: None, monkeypatch: pytest.MonkeyPatch
+def test_a_first_state_that_cannot_be_written_does_not_advise_to_resume(
+    tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -284,7 +286,7 @@ def test_the_lock_is_given_back(half: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "clients/list.txt", ".thing.part", "config.toml"])
-def test_a_folder_with_files_of_somebody_else_is_refused_and_left_alone(
+def test_a_folder_with_foreign_files_is_refused_and_not_changed(
     stranger: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_training(monkeypatch)
@@ -312,8 +314,8 @@ def test_a_mistake_leaves_no_folder_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_gpu_s_memory_is_told_as_it_is_held(monkeypatch):
-    """What recorded steps work on is not allocated any more, and yet nobody else can have it."""
+def test_reserved_gpu_memory_is_reported(monkeypatch):
+    """Recorded steps hold memory that torch does not count as allocated."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3_000_000)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 7_000_000)
     assert machine.peak_memory_mb(SimpleNamespace(device=torch.device("cuda"))) == 7.0
@@ -342,7 +344,7 @@ def test_a_ledger_longer_than_the_header_of_safetensors_allows_is_saved(tmp_path
     assert list(tensors) == ["w"]
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_a_run_with_long_texts_resumes_to_the_same_bits(
     tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

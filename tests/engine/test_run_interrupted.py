@@ -1,4 +1,4 @@
-"""Ctrl-C, wherever it lands, saves up to the last whole round and nothing of the one it broke off."""
+"""Ctrl-C at any point saves up to the last complete round, and nothing of the interrupted one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def interrupt(out: Path, spot: str, number: int) -> str:
     return str(raised.value)
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize(("spot", "number"), SPOTS)
 def test_goes_on_to_the_same_bits(
     spot: str, number: int, tmp_path: Path, undisturbed_by: Callable[[str], dict], monkeypatch: pytest.MonkeyPatch
@@ -62,7 +62,7 @@ def test_goes_on_to_the_same_bits(
     assert outcome(run.resume(out)) == undisturbed_by(path_of(spot))
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
     tmp_path: Path, undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_second_ctrl_c_waits_for_what_the_first_has_begun_to_save(
     assert outcome(run.resume(tmp_path / "run")) == undisturbed
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "SAVE_SECONDS", 3600)
     interrupt(tmp_path / "run", "profcil.engine.channel:Channel.round", 4)
@@ -90,7 +90,7 @@ def test_whole_rounds_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_in_the_warm_up(tmp_path: Path, undisturbed_by: Callable[[str], dict]) -> None:
     out = tmp_path / "run"
     assert "start it again" in interrupt(out, TRAIN, 2)
@@ -109,7 +109,7 @@ def command(tmp_path: Path, verb: str = "run") -> list[str]:
 STOPS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize("stop, status", STOPS)
 def test_a_scheduler_or_a_closed_terminal_ends_a_run_like_ctrl_c(
     stop: signal.Signals,
@@ -132,7 +132,7 @@ def test_a_scheduler_or_a_closed_terminal_ends_a_run_like_ctrl_c(
     assert outcome(run.resume(tmp_path / "run")) == undisturbed_by("off")
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_a_run_under_nohup_ignores_a_closed_terminal(
     tmp_path: Path, undisturbed_by: Callable[[str], dict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_run_under_nohup_ignores_a_closed_terminal(
     assert outcome(tmp_path / "run") == undisturbed_by("off")
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize("stop, status", STOPS)
 def test_a_signal_that_comes_while_the_run_saves_waits(
     stop: signal.Signals, status: int, tmp_path: Path, undisturbed_by: Callable[[str], dict]

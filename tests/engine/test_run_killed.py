@@ -1,4 +1,4 @@
-"""A run killed by SIGKILL at any point goes on and ends with the same bits."""
+"""A run killed by SIGKILL at any point continues and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_runs import TRAIN, die, die_in_mid_file, die_in_mid_line, doomed, events, in_child, outcome, path_of, tiny
+from tiny_runs import (
+    TRAIN,
+    events,
+    in_child,
+    killed_run,
+    outcome,
+    path_of,
+    sigkill,
+    sigkill_in_mid_file,
+    sigkill_in_mid_line,
+    tiny,
+)
 
 from profcil.engine import recorder, run
 from profcil.errors import RunFolderError
@@ -16,29 +27,29 @@ RENAME = "os:replace"  # 1 plan, 2 config, 3 events, 4 warm-up cache, then per s
 WATCH = "profcil.engine.run:RunRecorder.watch"  # 1 warm-up, then per position: round, round, position
 ROUND = "profcil.engine.executor:Executor.run"  # where acceleration is on: 1 warm-up, then one a round
 
-BEFORE_A_STATE = [*((RENAME, n, die) for n in (1, 2, 3, 4)), (RENAME, 5, die_in_mid_file)]
-BEFORE_A_STATE += [(TRAIN, 2, die), (ROUND, 1, die)]  # in the warm-up
+BEFORE_A_STATE = [*((RENAME, n, sigkill) for n in (1, 2, 3, 4)), (RENAME, 5, sigkill_in_mid_file)]
+BEFORE_A_STATE += [(TRAIN, 2, sigkill), (ROUND, 1, sigkill)]  # in the warm-up
 AFTER = [
-    (RENAME, 6, die),  # the first state is there, its scores are not
-    (RENAME, 9, die_in_mid_file),  # the second state is half written
-    (RENAME, 10, die),  # between a state and its readable files
-    (RENAME, 12, die),
-    (TRAIN, 4, die),  # 1-2 warm-up, then one a client and round: between the two clients of a round
-    (ROUND, 3, die),  # in the second round, whose messages are sent
-    (WATCH, 4, die),  # a position is over, nobody knows yet
-    ("profcil.runs.folder:RunFolder.append", 5, die_in_mid_line),
-    ("profcil.engine.loop:evaluate", 3, die),
-    ("profcil.engine.run:RunRecorder.save", 10, die),  # all is done but the last save
+    (RENAME, 6, sigkill),  # the first state is there, its scores are not
+    (RENAME, 9, sigkill_in_mid_file),  # the second state is half written
+    (RENAME, 10, sigkill),  # between a state and its readable files
+    (RENAME, 12, sigkill),
+    (TRAIN, 4, sigkill),  # 1-2 warm-up, then one a client and round: between the two clients of a round
+    (ROUND, 3, sigkill),  # in the second round, whose messages are sent
+    (WATCH, 4, sigkill),  # a position is over, but not recorded
+    ("profcil.runs.folder:RunFolder.append", 5, sigkill_in_mid_line),
+    ("profcil.engine.loop:evaluate", 3, sigkill),
+    ("profcil.engine.run:RunRecorder.save", 10, sigkill),  # all is done but the last save
 ]
 
 
 def kill(out: Path, cache: Path, spot: str, number: int, do: Callable) -> None:
-    child = in_child(doomed, out, cache, spot, number, do)
+    child = in_child(killed_run, out, cache, spot, number, do)
     child.join(60)
     assert child.exitcode == -9
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize(("spot", "number", "do"), AFTER)
 def test_goes_on_to_the_same_bits(
     spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed_by: Callable[[str], dict]
@@ -48,7 +59,7 @@ def test_goes_on_to_the_same_bits(
     assert not list((tmp_path / "run").glob(".*.part"))
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 @pytest.mark.parametrize(("spot", "number", "do"), BEFORE_A_STATE)
 def test_before_the_first_state_it_can_be_started_again(
     spot: str, number: int, do: Callable, tmp_path: Path, own_cache: Path, undisturbed_by: Callable[[str], dict]
@@ -60,9 +71,9 @@ def test_before_the_first_state_it_can_be_started_again(
     assert outcome(run.start(config, tmp_path / "run", tmp_path)) == undisturbed_by(path_of(spot))
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_killed_again_and_again(tmp_path: Path, own_cache: Path, undisturbed_by: Callable[[str], dict]) -> None:
-    kill(tmp_path / "run", own_cache, RENAME, 11, die)
+    kill(tmp_path / "run", own_cache, RENAME, 11, sigkill)
     for _ in range(2):
         child = in_child(_resume_and_die, tmp_path / "run", own_cache)
         child.join(60)
@@ -73,17 +84,17 @@ def test_killed_again_and_again(tmp_path: Path, own_cache: Path, undisturbed_by:
 def _resume_and_die(out: Path, cache: Path) -> None:
     import os
 
-    from tiny_runs import Remembering, at_call
+    from tiny_runs import TracingMethod, at_call
 
     from profcil.methods import fedavg
 
     os.environ["PROFCIL_CACHE"] = str(cache)
-    recorder.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
-    at_call(WATCH, 2, die)
+    recorder.SAVE_SECONDS, fedavg.METHOD = -1, TracingMethod
+    at_call(WATCH, 2, sigkill)
     run.resume(out)
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_readable_files_follow_the_state(tmp_path: Path, undisturbed: dict) -> None:
     """Whatever happened to them; and a finished run is otherwise left as it is."""
     folder = run.start(tiny(), tmp_path / "run", tmp_path)
@@ -103,7 +114,7 @@ def test_events_are_each_round_once(undisturbed: dict) -> None:
     assert moments == [e for p in range(3) for e in (("round", p, 0), ("round", p, 1), ("position", p, 1))]
 
 
-@pytest.mark.usefixtures("remembering")
+@pytest.mark.usefixtures("tracing")
 def test_events_can_be_followed_while_the_run_goes_on(tmp_path: Path) -> None:
     seen: list[int] = []
     folder = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""What a run comes to depends on its configuration and data, and on nothing else."""
+"""The result of a run depends on its configuration and data, and on nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end(folder: Path, **more: Any) -> dict:
 def test_same_seed_same_bits_other_seed_other_bits(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a warm-up of its own each time, and whatever the global generators stand at."""
+    """With a warm-up of its own each time, and for any state of the global generators."""
     results = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / f"cache {name}"))
@@ -91,7 +91,7 @@ def test_a_damaged_cache_is_computed_again(harm: Any, tmp_path: Path, own_cache:
     assert cached(tmp_path / "third")
 
 
-def test_who_starts_on_the_same_warm_up_waits_for_the_one_that_computes_it(own_cache: Path) -> None:
+def test_a_run_waits_for_another_one_that_computes_the_same_warm_up(own_cache: Path) -> None:
     entered = {name: threading.Event() for name in ("same", "other")}
 
     def enter(name: str) -> None:
@@ -119,7 +119,7 @@ def test_the_streams_clock_leaves_waiting_for_a_warm_up_out(tmp_path: Path, monk
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seconds"] < 10_000
 
 
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_works_without_a_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = end(tmp_path / "first")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PROFCIL_CACHE", str(tmp_path / "file"))
@@ -178,13 +178,13 @@ def test_accelerated_and_reference_runs_do_not_share_a_warm_up(tmp_path: Path) -
     assert (cache_key(auto) == cache_key(off)) == (auto.executor.acceleration is None)
 
 
-# -- what a run may look at, and what it may keep ----------------------------------------------------------------------
+# -- what a run may read, and what it may store ------------------------------------------------------------------------
 
 
-class Poison:
-    """Test data that nobody may touch; it may only be carried to a device."""
+class Untouchable:
+    """Test data that must not be read; it may only be moved to a device."""
 
-    def to(self, device: Any) -> Poison:
+    def to(self, device: Any) -> Untouchable:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -195,8 +195,8 @@ class Poison:
 def test_a_validation_run_never_touches_test_data(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = end(tmp_path / "clean", method=method, evaluate="validation")
     load = world.load_bundle
-    monkeypatch.setattr(world, "load_bundle", lambda *a: replace(load(*a), test=Poison()))
-    assert end(tmp_path / "poisoned", method=method, evaluate="validation") == clean
+    monkeypatch.setattr(world, "load_bundle", lambda *a: replace(load(*a), test=Untouchable()))
+    assert end(tmp_path / "untouchable", method=method, evaluate="validation") == clean
     with pytest.raises(AssertionError, match="the test part was asked"):
         end(tmp_path / "test", method=method)
 

@@ -57,8 +57,8 @@ def test_the_warm_up_keeps_its_epochs_and_its_data(pair):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
-def test_rounds_without_participants_are_played(fresh, method):
-    """All clients meet the weak task together, and one is left: most rounds there have nobody."""
+def test_rounds_without_participants_are_computed(fresh, method):
+    """All clients meet the weak task together, and one is left: most rounds there have no participant."""
     run = fresh(method, setting="homogeneous", **{**WEAK, "stream__participants": 1})
     before = [len(run.clients(2, r)) for r in range(3)]
     run.stream()

@@ -48,9 +48,9 @@ def tiny(method: str = "fedavg", **more: Any) -> RunConfig:
     return resolve(flags={"dataset": "digits", "method": method}, sets=[f"{k}={v}" for k, v in sets.items()])
 
 
-class Remembering(Method):
-    """FedAvg that lets everything a state can hold leave a trace in the model: lose any of it, or count a part of a
-    round twice, and the weights differ."""
+class TracingMethod(Method):
+    """FedAvg whose model depends on everything that a state holds: if any of it is lost, or a part of a round is
+    counted twice, the weights differ."""
 
     def turn(self, client: Client, inbox: Inbox) -> Turn:
         turns = client.private["turns"] if client.private else torch.zeros(1)
@@ -64,7 +64,7 @@ class Remembering(Method):
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What a run came to, to the bit; times and machines left out."""
+    """The result of a run, to the bit; without times and machines."""
     found = read_tensors(folder / "state.safetensors")
     assert found is not None
     about = json.loads((folder / "run.json").read_text())
@@ -83,7 +83,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def at_call(spot: str, number: int, do: Callable[..., None], patch: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Lets something happen just before the n-th call of `module:name` or `module:Class.name`."""
+    """Calls a function just before the n-th call of `module:name` or `module:Class.name`."""
     module, _, name = spot.partition(":")
     owner, calls = import_module(module), 0
     for part in name.split(".")[:-1]:
@@ -100,20 +100,20 @@ def at_call(spot: str, number: int, do: Callable[..., None], patch: Callable[[An
     patch(owner, name.split(".")[-1], counted)
 
 
-def die(*_: Any) -> None:
+def sigkill(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_in_mid_line(folder: RunFolder, line: str) -> None:
+def sigkill_in_mid_line(folder: RunFolder, line: str) -> None:
     with open(folder.path / "events.jsonl", "a") as file:
         file.write(line[: len(line) // 2])
-    die()
+    sigkill()
 
 
-def die_in_mid_file(part: str, path: Path) -> None:
-    """Where a rename was due: the part is cut short, as by a crash in the middle of writing."""
+def sigkill_in_mid_file(part: str, path: Path) -> None:
+    """In place of a rename: cuts the partial file, as a crash in the middle of writing does."""
     os.truncate(part, os.path.getsize(part) // 2)
-    die()
+    sigkill()
 
 
 def in_child(target: Callable[..., None], *args: Any) -> multiprocessing.Process:
@@ -134,16 +134,16 @@ def path_of(spot: str) -> str:
     return "off" if spot in (TRAIN, "os:replace") else "auto"
 
 
-def doomed(out: Path, cache: Path, spot: str, number: int, do: Callable[..., None]) -> None:
+def killed_run(out: Path, cache: Path, spot: str, number: int, do: Callable[..., None]) -> None:
     """A run that is killed at a call, saving after every round until then."""
     os.environ["PROFCIL_CACHE"] = str(cache)
-    recorder.SAVE_SECONDS, fedavg.METHOD = -1, Remembering
+    recorder.SAVE_SECONDS, fedavg.METHOD = -1, TracingMethod
     at_call(spot, number, do)
     run.start(tiny(accelerate=path_of(spot)), out, out)
 
 
 def holding(out: Path, ready: Any) -> None:
-    """Opens a folder and stays."""
+    """Opens a folder and keeps it open."""
     with RunFolder(out):
         ready.set()
         signal.pause()

@@ -31,7 +31,7 @@ from profcil.resolve import resolve
 
 SECONDS = 10
 TOKEN = "a-token_of-enough-letters"
-SECRET = b"nobody may read this"
+SECRET = b"a secret text"
 TINY = ["clients=2", "participants=1", "train.rounds=1", "train.epochs=1", "warmup.rounds=0", "model.width=4"]
 RUN_FILES = ("config.toml", "run.json", "scores.json", "ledger.csv", "events.jsonl", "plan.npz", "state.safetensors")
 COUNT = iter(range(10**9))

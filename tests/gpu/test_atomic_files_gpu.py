@@ -1,4 +1,4 @@
-"""A state's copy on the host is whole, whatever was under way on the device."""
+"""A state's copy on the host is complete while other work runs on the device."""
 
 from __future__ import annotations
 

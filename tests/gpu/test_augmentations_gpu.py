@@ -71,7 +71,7 @@ def test_a_recorded_strong_view_draws_and_makes_what_an_eager_one_does():
         assert torch.equal(found, right)
 
 
-def test_what_the_kernels_do_not_take_is_left_to_the_formulas():
+def test_unsupported_images_use_the_formulas():
     x = images(2, 3, 32, 32, numbers=True)
     assert not augmentations.fits(x.bfloat16()) and not augmentations.fits(x.clone().requires_grad_())
     assert not augmentations.fits(images(2, 3, 96, 96, numbers=False))

@@ -41,12 +41,12 @@ RULES = [
     {"optimiser": "adam"},
     {"optimiser": "adam", "decay": "coupled", "weight_decay": 0.1},
 ]
-FLOAT32, BF16 = 1e-4, 2e-2  # tolerances; the kernels are the same, their sums may come in another order
+FLOAT32, BF16 = 1e-4, 2e-2  # tolerances; the kernels are the same, their sums may be taken in another order
 
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
-    """Full float32 products and the same algorithms every time, so that a difference is ours."""
+    """Full float32 products and the same algorithms every time, so that a difference is due to this package."""
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 
@@ -56,7 +56,7 @@ def precision(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def asked(run: Any, round: int, rule: dict[str, Any]) -> list[Train]:
+def first_phases(run: Any, round: int, rule: dict[str, Any]) -> list[Train]:
     """The first phases of a round's participants, from the run's present state."""
     names = run.method.broadcast(run.server, run.when(0, round))
     inbox = {n: run.server.blocks[n] for n in names}
@@ -83,7 +83,7 @@ def apart(one: list[Trained], two: list[Trained]) -> float:
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch of replays that reads anything back from the device is an error."""
+    """Reading anything back from the device during an epoch of replays is an error."""
     original = StaticStep.epoch
 
     def epoch(self: StaticStep, *args: Any) -> None:
@@ -100,7 +100,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pro"])
 def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, method, rule, precision):
     run = fresh(method, **SETTINGS)
-    net, phases = run.world.net, asked(run, 0, rule)
+    net, phases = run.world.net, first_phases(run, 0, rule)
     set_precision(net, precision)
     eager, graphs = [steps.run(net, p) for p in phases], GraphRunner(net, GraphRecorder(run.world.device))
     made = set()
@@ -112,20 +112,20 @@ def test_a_captured_step_of_the_base_agrees_with_the_eager_one(fresh, unread, me
 
 @pytest.mark.parametrize("method", ["fedavg", "promax"])
 def test_the_same_phases_give_the_same_bits_every_time(fresh, method):
-    """At the width of the paper's network, where convolutions are our own."""
+    """At the width of the paper's network, where convolutions are Triton kernels."""
     run = fresh(method, **{**SETTINGS, "model__width": 64, "train__batch": 64})
-    net, phases = run.world.net, asked(run, 0, {})
+    net, phases = run.world.net, first_phases(run, 0, {})
     set_precision(net, "bf16")
     one, *others = (GraphRunner(net, GraphRecorder(run.world.device)).run(phases) for _ in range(5))
     assert all(apart(one, other) == 0 for other in others)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("base_rounds", [0, 2], ids=["rehearse", "fit with a pull"])
+@pytest.mark.parametrize("base_rounds", [0, 2], ids=["rehearse", "fit with a proximal term"])
 def test_a_captured_stack_agrees_with_the_eager_one(fresh, unread, base_rounds, rule):
     fit = "true" if base_rounds else "false"
     run = fresh("pro", **SETTINGS, base_rounds=base_rounds, fit_when_frozen=fit, quota=30)
-    net, phases = run.world.net, asked(run, base_rounds, rule)
+    net, phases = run.world.net, first_phases(run, base_rounds, rule)
     graphs = GraphRunner(net, GraphRecorder(run.world.device))
     for group in (phases, phases[1:], phases[:1], phases):
         assert apart(eagerly(net, group), graphs.run(group)) < FLOAT32
@@ -207,7 +207,7 @@ def test_a_run_on_graphs_needs_no_more_memory_with_every_round(fresh, method):
     assert seen[1][1] < 1.2 * seen[0][1]
 
 
-def test_an_earlier_recording_that_is_garbage_does_not_spoil_a_new_one():
+def test_an_earlier_recording_that_is_garbage_does_not_invalidate_a_new_one():
     recorder, x = GraphRecorder(torch.device("cuda")), torch.zeros(1000, device="cuda")
     ring: dict[str, Any] = {"replay": recorder.record(lambda: x.add_(torch.ones(1000, device="cuda")), 0)}
     ring["own"] = ring

@@ -24,7 +24,7 @@ def waiting(how: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-ROUNDS = {  # that wait for nothing; at a position's beginning or end these must look at what came out
+ROUNDS = {  # without synchronisation; at the beginning or end of a position these methods must read values
     "target": (0, 1),  # its server makes images at the end
     "hr": (1, 2),  # its server places centroids at the beginning
     "fedcbdr": (1,),  # what is stored is sent at the beginning and chosen at the end
@@ -34,7 +34,7 @@ ROUNDS = {  # that wait for nothing; at a position's beginning or end these must
 @pytest.mark.parametrize(
     "method", ["fedavg", "fedprox", "fedproto", "fedspace", "target", "hr", "fedcbdr", "pro", "promax"]
 )
-def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
+def test_a_round_synchronises_once_after_all_turns(fresh, monkeypatch, method):
     norm = {"model__norm": "batch"} if method == "target" else {}
     run, original, times = fresh(method, device="cuda", **norm), executor.read_back, []
     rounds = ROUNDS.get(method, (0, 1, 2))
@@ -61,7 +61,7 @@ def test_a_round_waits_once_when_all_turns_are_over(fresh, monkeypatch, method):
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 @pytest.mark.parametrize("size", [0, 3])
-def test_tensors_are_brought_over_without_waiting(where, size):
+def test_tensors_are_copied_without_synchronisation(where, size):
     given = torch.arange(size, device=where)
     with waiting("error"):
         there = to_device(given, torch.device("cuda"))

@@ -92,7 +92,7 @@ FORKING = [(number, *shape[1:4]) for number in (64, 192) for shape in STEPPING]
 
 @tiled
 @pytest.mark.parametrize("number, channels, outputs, size, step", [*STRAIGHT, *STEPPING])
-def test_convolutions_are_the_library_s_and_their_sums_those_of_what_they_wrote(number, channels, outputs, size, step):
+def test_convolutions_are_those_of_cudnn_and_their_sums_those_of_the_output(number, channels, outputs, size, step):
     x, layer = images(number, channels, size, size).requires_grad_(), convolution(channels, outputs, step)
     with resnet.recorded():
         y, sums = resnet.convolved(layer, x)
@@ -109,7 +109,7 @@ def test_convolutions_are_the_library_s_and_their_sums_those_of_what_they_wrote(
 
 @tiled
 @pytest.mark.parametrize("number, channels, outputs, size", FORKING)
-def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits_again(number, channels, outputs, size):
+def test_a_pair_of_convolutions_is_that_of_cudnn_and_repeats_to_the_bit(number, channels, outputs, size):
     x, layers = images(number, channels, size, size), [convolution(channels, outputs, 2, side) for side in (3, 1)]
     weights, factors = [layer.weight for layer in layers], images(2 * number, outputs, size // 2, size // 2, seed=1)
     assert all(resnet.conv_kernels().supports(x, weight, 2, 1) for weight in weights)
@@ -135,7 +135,7 @@ def test_convolutions_beside_each_other_are_the_library_s_and_give_the_same_bits
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("channels, size", [(64, 32), (128, 16), (256, 8)])
 def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(channels, size, groups, monkeypatch):
-    """Behind a layer, whose twins it reads."""
+    """After a layer, both of whose handles it reads."""
     torch.manual_seed(0)
     before, norm = convolution(channels, channels), FusedBatchNorm(channels).cuda().train()
     block = FusedBlock(channels, 2 * channels, 2, FusedBatchNorm).cuda().to(memory_format=torch.channels_last).train()
@@ -151,8 +151,8 @@ def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(chann
         copied = copy.deepcopy(net)
         (before, norm, block), x = copied, start.clone().requires_grad_()
         with resnet.recorded() if own else nullcontext(), resnet.groups(copied, groups):
-            twins = resnet.layer(before, norm, x)
-            y, _ = block(twins)
+            handles = resnet.layer(before, norm, x)
+            y, _ = block(handles)
         gradients = torch.autograd.grad(y, [x, *copied.parameters()], factor)
         return [y.detach(), *copied.buffers(), *gradients]
 
@@ -167,13 +167,13 @@ def test_a_block_that_changes_shape_is_the_same_in_a_recording_and_outside(chann
 @pytest.mark.parametrize(
     "shape", [(64, 64, 24, 24), (63, 512, 4, 4), (64, 96, 8, 8)], ids=["size", "images", "channels"]
 )
-def test_what_does_not_come_in_whole_tiles_is_left_to_the_library(shape):
+def test_sizes_without_whole_tiles_use_cudnn(shape):
     with resnet.recorded():
         assert resnet.convolved(convolution(shape[1], shape[1]), images(*shape))[1] is None
 
 
 @tiled
-def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
+def test_convolutions_that_fail_the_self_check_are_not_used(monkeypatch):
     own, shape, forking = (
         resnet.conv_kernels(),
         (64, 64, 32, 1, torch.device("cuda")),
@@ -204,7 +204,7 @@ def test_convolutions_that_a_compiler_gets_wrong_are_not_used(monkeypatch):
 
 @tiled
 @pytest.mark.parametrize("number, channels, outputs, size, step", [*STRAIGHT, *STEPPING])
-def test_convolutions_give_the_same_bits_beside_each_other(number, channels, outputs, size, step):
+def test_convolutions_on_parallel_streams_give_the_same_bits(number, channels, outputs, size, step):
     """Other kernels on the tensor cores must not disturb them."""
     x, d = images(number, channels, size, size), images(number, outputs, size // step, size // step, seed=1)
     weight, streams = convolution(channels, outputs, step).weight.detach(), [torch.cuda.Stream() for _ in range(5)]
@@ -244,7 +244,7 @@ def pictures(number: int, size: int = 32, planes: bool = True, channels: int = 3
 @pytest.mark.parametrize("number, size, groups", [(64, 32, 1), (192, 32, 3), (64, 28, 1)])
 @pytest.mark.parametrize("planes", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_images_enter_as_by_the_library_and_the_sums_are_those_of_what_was_written(number, size, groups, planes, dtype):
+def test_the_first_convolution_is_that_of_cudnn_and_its_sums_those_of_the_output(number, size, groups, planes, dtype):
     x, layer = pictures(number, size, planes).to(dtype), convolution(3, 64)
     with torch.autocast("cuda", torch.bfloat16):
         with resnet.recorded():
@@ -260,7 +260,7 @@ def test_images_enter_as_by_the_library_and_the_sums_are_those_of_what_was_writt
 
 
 @stemmed
-def test_images_enter_by_the_library_s_kernels_where_ours_do_not_fit():
+def test_the_first_convolution_uses_cudnn_where_the_kernels_do_not_fit():
     layer, x = convolution(3, 64), pictures(64)
     shifted = nn.Conv2d(3, 64, 3, 1, 1).cuda()
     with resnet.recorded():
@@ -276,7 +276,7 @@ def test_images_enter_by_the_library_s_kernels_where_ours_do_not_fit():
 
 
 @stemmed
-def test_a_first_convolution_that_a_compiler_gets_wrong_is_not_used(monkeypatch):
+def test_a_first_convolution_that_fails_the_self_check_is_not_used(monkeypatch):
     own, kind = resnet.stem_kernels(), (3, 64, 32, 32, torch.float32, torch.device("cuda"))
     assert own.agrees.__wrapped__(*kind)
     ahead, gradients = own.forward, own.filter_gradient
@@ -293,7 +293,7 @@ def test_a_first_convolution_that_a_compiler_gets_wrong_is_not_used(monkeypatch)
 
 @stemmed
 @pytest.mark.parametrize("number", [64, 192])
-def test_images_enter_with_the_same_bits_beside_each_other(number):
+def test_first_convolutions_on_parallel_streams_give_the_same_bits(number):
     x, d, weight = pictures(number), images(number, 64, 32, 32, seed=1), convolution(3, 64).weight.detach()
     own, streams = resnet.stem_kernels(), [torch.cuda.Stream() for _ in range(5)]
 
@@ -312,7 +312,7 @@ def test_images_enter_with_the_same_bits_beside_each_other(number):
 
 
 @stemmed
-def test_a_recorded_layer_that_images_enter_by_is_the_library_s():
+def test_a_recorded_first_layer_is_that_of_cudnn():
     """With filters in bfloat16; and replayed, it gives the same bits."""
     torch.manual_seed(0)
     layer, x = convolution(3, 64), pictures(192)
@@ -351,8 +351,8 @@ def test_the_same_numbers_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
 
 
-def test_the_gradients_of_twins_are_added_up_as_autograd_would():
-    """Two readers of one output, and two readers of twins, also recorded."""
+def test_the_gradients_of_two_handles_are_added_as_by_autograd():
+    """One output that is read twice, and two readers of two handles, also recorded."""
     start, w = images(8, 64, 9, 9), torch.ones(64, device="cuda")
     factors = [images(8, 64, 9, 9, seed=i) for i in (1, 2)]
 
@@ -373,7 +373,7 @@ def test_the_gradients_of_twins_are_added_up_as_autograd_would():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("adds", [False, True])
-def test_a_layer_that_has_learned_is_one_kernel_behind_its_convolution(dtype, adds, monkeypatch):
+def test_a_layer_in_eval_mode_is_one_kernel_after_its_convolution(dtype, adds, monkeypatch):
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(16, 32, 3, padding=1, bias=False).cuda(), BatchNorm(32).cuda()
     norm.running_mean.uniform_(-1, 1), norm.running_var.uniform_(0.5, 2), nn.init.uniform_(norm.weight)

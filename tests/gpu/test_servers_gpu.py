@@ -1,4 +1,4 @@
-"""What a server trains, recorded and as it is written: generators against a frozen ResNet-18."""
+"""What a server trains, recorded and eagerly: generators against a frozen ResNet-18."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 32, 32), (64, 512, 4, 4)], ids=str)
-def test_moments_and_their_slopes_are_the_library_s(shape):
+def test_moments_and_their_gradients_are_those_of_torch(shape):
     rng, results = torch.Generator("cuda").manual_seed(0), []
     x = (torch.randn(shape, generator=rng, device="cuda") * 2 + 1).to(torch.bfloat16)
     x = x.to(memory_format=torch.channels_last).requires_grad_()
@@ -32,7 +32,7 @@ def test_moments_and_their_slopes_are_the_library_s(shape):
         assert float((a.float() - b.float()).abs().max() / b.float().abs().max()) < 1e-2
 
 
-def test_recorded_steps_make_the_images_that_written_ones_make():
+def test_recorded_steps_make_the_images_of_eager_ones():
     world = world_for("target", "cuda")
     params = replace(world.config.params, pool=4, synthesis_rounds=1, synthesis_steps=4, student_steps=4)
     recorded, made = world.server(When("round", 0, 0, 1)), []
@@ -46,7 +46,7 @@ def test_recorded_steps_make_the_images_that_written_ones_make():
     torch.testing.assert_close(answers, teacher_logits(world.net, images.to(torch.uint8)), rtol=0.05, atol=0.05)
 
 
-def test_recorded_steps_train_the_generator_that_written_ones_train():
+def test_recorded_steps_train_the_generator_as_eager_ones_do():
     world = world_for("mfcl", "cuda")
     method = registry.find("methods", "mfcl").METHOD(replace(world.config.params, iterations=6))
     state = method.begin(world.net.weights((*world.net.weights(), "generator")))
@@ -62,7 +62,7 @@ def test_recorded_steps_train_the_generator_that_written_ones_train():
         assert float((one - other).norm() / other.norm()) < 0.1
 
 
-def test_what_is_asked_by_replaying_is_what_the_model_says():
+def test_features_by_replay_are_those_of_the_model():
     world = world_for("mfcl", "cuda")
     net = load_frozen(world.net, world.net.weights((*world.net.weights(), "generator")))
     generator, rng = net.get_submodule("generator"), torch.Generator("cuda").manual_seed(0)

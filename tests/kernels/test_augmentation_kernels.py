@@ -8,7 +8,7 @@ import torch
 from profcil.accel.triton import augmentations as kernels
 from profcil.model import augmentations
 
-ULP = 2**-24  # on a CPU, bytes are divided by 255; the kernels do as the library does on a GPU
+ULP = 2**-24  # on a CPU, bytes are divided by 255; the kernels do as torch does on a GPU
 NEAR = 1e-5
 IMAGES = 6
 

@@ -41,7 +41,7 @@ def test_a_layer_s_kernels_compute_what_the_formulas_say(shape, groups, adds, re
     torch.testing.assert_close(found, right.relu() if rectify else right, rtol=1e-4, atol=1e-4)
 
 
-def test_moments_and_their_gradients_are_the_library_s(monkeypatch):
+def test_moments_and_their_gradients_are_those_of_torch(monkeypatch):
     x = images(6, CHANNELS, 5, 7).requires_grad_()
     known = torch.rand(CHANNELS)
     results = []
@@ -59,7 +59,7 @@ def test_moments_and_their_gradients_are_the_library_s(monkeypatch):
 @pytest.mark.parametrize("observed", either)
 @pytest.mark.parametrize("both", either, ids=["one reader", "two readers"])
 @pytest.mark.parametrize("summed", either)
-def test_a_layer_in_evaluation_mode_has_the_library_s_output_and_gradients(
+def test_a_layer_in_evaluation_mode_has_the_output_and_gradients_of_torch(
     monkeypatch, adds, rectify, observed, both, summed
 ):
     monkeypatch.setattr(resnet, "norm_kernels", lambda: batchnorm)

@@ -1,4 +1,4 @@
-"""Convolutions by kernels against the library's."""
+"""Convolutions by kernels against those of torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def drawn(*shape: int) -> Tensor:
 
 
 def backward(d: Tensor, x: Tensor, weight: Tensor, step: int, pad: int) -> tuple[Tensor, Tensor]:
-    """The library's gradients of inputs and filters."""
+    """Torch's gradients of inputs and filters."""
     shape = ([step] * 2, [pad] * 2, [1, 1], False, [0, 0], 1, [True, True, False])
     dx, dw, _ = torch.ops.aten.convolution_backward(d, x, weight, None, *shape)
     return dx, dw
 
 
 @pytest.mark.parametrize(("n", "c", "k", "size", "step"), SHAPES)
-def test_convolutions_and_their_gradients_are_the_library_s(n, c, k, size, step):
+def test_convolutions_and_their_gradients_are_those_of_torch(n, c, k, size, step):
     x, w = drawn(n, c, size, size), drawn(k, c, 3, 3)
     assert conv3x3.supports(x, w, step, 1)
     y, _ = conv3x3.forward(x, w, step)
@@ -61,7 +61,7 @@ def test_the_sums_of_a_convolution_normalise_as_its_output_does(n, c, k, size, s
 
 
 @pytest.mark.parametrize(("n", "c", "k", "size"), FORKS)
-def test_a_1x1_convolution_beside_a_3x3_one_is_the_library_s(n, c, k, size):
+def test_a_1x1_convolution_beside_a_3x3_one_is_that_of_torch(n, c, k, size):
     x, w, thin, d = drawn(n, c, size, size), drawn(k, c, 3, 3), drawn(k, c, 1, 1), drawn(n, k, size // 2, size // 2)
     assert conv3x3.supports(x, thin, 2, 1) and not conv3x3.supports(x, thin, 1, 1)
     y, sums = conv3x3.forward(x, thin, 2)
@@ -84,6 +84,6 @@ def test_a_1x1_convolution_beside_a_3x3_one_is_the_library_s(n, c, k, size):
     [((3, 128, 4, 4), (64, 64, 3, 3)), ((3, 64, 4, 4), (64, 64, 3, 3)), ((8, 640, 4, 4), (640, 640, 3, 3))],
     ids=["other channels", "no whole tiles", "too many channels"],
 )
-def test_what_they_are_not_made_for_is_not_taken(images, filters):
+def test_unsupported_sizes_are_refused(images, filters):
     x, w = (torch.zeros(s).to(memory_format=torch.channels_last) for s in (images, filters))
     assert not conv3x3.supports(x, w, 1, 1)

@@ -1,4 +1,4 @@
-"""The kernels of the first convolution, which images enter by, against the library's."""
+"""The kernels of the first convolution of the images, against torch's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = [(2, 3, 64, (32, 32), 1), (8, 3, 64, (8, 8), 2), (4, 1, 128, (16, 16), 1
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch) -> list[tuple]:
-    """What would be compared with the library on a GPU."""
+    """The kinds of kernels that a self-check would compare on a GPU."""
     kinds: list[tuple] = []
     monkeypatch.setattr(conv_stem, "agrees", lambda *kind: kinds.append(kind) or True)
     return kinds
@@ -63,7 +63,7 @@ def test_its_sums_normalise_as_its_output_does(n, c, k, size, groups):
 X, W = torch.zeros(2, 3, 8, 8), torch.zeros(64, 3, 3, 3)
 
 
-def test_images_it_is_made_for_are_compared_with_the_library_first(asked):
+def test_supported_images_pass_the_self_check_first(asked):
     assert conv_stem.supports(X, W, 1, (1, 1), 1)
     assert asked == [(3, 64, 8, 8, torch.float32, X.device)]
 
@@ -85,6 +85,6 @@ def test_images_it_is_made_for_are_compared_with_the_library_first(asked):
         pytest.param((torch.zeros(2, 4, 8, 8), torch.zeros(64, 4, 3, 3), 1, (1, 1), 1), id="many inputs"),
     ],
 )
-def test_what_it_is_not_made_for_is_not_taken(given, asked):
+def test_unsupported_images_are_refused(given, asked):
     assert not conv_stem.supports(*given)
     assert not asked

@@ -1,4 +1,4 @@
-"""PRO-BAYES: sums of fixed features by class are all that it knows, and noise on them harms little."""
+"""PRO-BAYES: it stores sums of fixed features by class and nothing else, and noise on them harms little."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_backward_transfer_of_a_small_example():
 def test_forward_transfer_counts_tasks_that_another_client_has_met_before():
     # At position 0 the classes of tasks 0 and 1 are introduced, 5 of them: guessing is right in .2 of the cases.
     # Client 0 meets task 1 at position 1: .5 - .2. Client 1 meets task 0 at position 1: .8 - .2.
-    # Task 2 is new to everybody at position 2: none of its classes could be predicted before.
+    # Task 2 is new to all clients at position 2: none of its classes could be predicted before.
     assert m.forward_transfer(CORRECT, TOTAL, ORDERS, SIZES) == pytest.approx((0.3 + 0.6) / 2)
 
 

@@ -153,6 +153,6 @@ def test_graph_views_drop_edges_and_columns_and_keep_targets():
     assert 0.12 < (~kept).float().mean() < 0.28
 
 
-def test_an_unknown_modality_is_told():
+def test_an_unknown_modality_is_an_error():
     with pytest.raises(ConfigError, match="unknown modality 'sound'"):
         augmentations.weak(facts("sound"), (torch.zeros(1),), draw())

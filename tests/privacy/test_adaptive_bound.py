@@ -122,7 +122,7 @@ RUN = {"privacy__unit": "client", "warmup__rounds": 0, "setting": "homogeneous",
 
 @pytest.mark.parametrize("secure", ["false", "true"])
 def test_a_bound_that_is_far_too_small_is_mended(fresh: Callable, secure: str) -> None:
-    """Without noise to speak of: FedAvg with a fixed bound of 1/1000 stays where it began."""
+    """With almost no noise: FedAvg with a fixed bound of 1/1000 stays where it began."""
     more = {**RUN, "privacy__secure_sum": secure, "privacy__noise_multiplier": 1e-4, "privacy__update_bound": 1e-3}
     fixed = fresh("fedavg", **more, train__rounds=25)
     adapted = fresh("fedavg", **more, train__rounds=25, privacy__update_quantile=0.5)

@@ -15,7 +15,7 @@ from profcil.methods.parts.memory_blocks import block_of_moments, moments_of
 from profcil.methods.parts.summaries import report, summary_of_report
 
 CLASSES = (1, 3, 4, 8)
-LABELS = ((1, 4), (3, 4), (4,))  # of three clients; nobody has class 8
+LABELS = ((1, 4), (3, 4), (4,))  # of three clients; none has class 8
 RNG = torch.Generator().manual_seed(0)
 
 

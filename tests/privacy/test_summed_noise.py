@@ -33,7 +33,7 @@ from profcil.privacy.summed_noise import noise_of_sum
 from profcil.randomness import derive_bytes
 
 ADDITIVE = MODEL_MEANS | {"class_means": ClassRows(), "second_moments": PlainSum(), "bank": ClassRows()}
-CLASSES = (0, 1, 2, 5)  # nobody has class 5
+CLASSES = (0, 1, 2, 5)  # no client has class 5
 WHEN = When("refresh", 1, 2, 3)
 SETTINGS = replace(EXAMPLE, secure_sum=True)
 
@@ -171,7 +171,7 @@ def summed(replies, settings, seed: int, channel: Channel, protection: Protectio
 
 
 def total_noise(clients: int, lost: tuple[int, ...], monkeypatch, rounds: int = 60, **more) -> tuple[float, float]:
-    """The deviation of the noise on the sums of class 5, of which nobody has an example, and what the block says."""
+    """The deviation of the noise on the sums of class 5, of which no client has an example, and what the block says."""
     settings = replace(SETTINGS, sum_threshold=0.6, **more)
     protection = Protection(settings, 2.0, 1)
     add = simulation.add_securely

@@ -216,7 +216,7 @@ def test_a_position_without_data_passes_at_once():
     assert (update.started, update.arrived, update.asked, update.after.time) == ([], [], [], 3.0)
 
 
-def test_at_night_nobody_starts():
+def test_at_night_no_client_starts():
     clock = made_clock(available=0.05, day=1000.0)
     for update in updates(clock)[:3]:
         for p in update.started:
@@ -240,7 +240,7 @@ def test_every_client_that_has_replied_is_asked_once_under_a_base():
 
 
 def test_one_whose_turn_arrives_after_its_position_is_asked_then_for_statistics_of_that_position():
-    """Nobody could ask before. At the end of the stream those are asked that still work."""
+    """It could not be asked before. At the end of the stream those are asked that still work."""
     clock = made_clock(stragglers=0.3, slowdown=12.0)
     found = updates(clock)
     overdue = [(u, p) for u in found for p in u.asked if p.position < u.after.position]

@@ -55,7 +55,7 @@ def test_of_two_updates_neither_is_against_all_others():
     assert opposed(replies, inboxes(replies)) == []
 
 
-def test_no_update_and_no_model_are_against_nobody():
+def test_no_update_and_no_model_are_not_opposed():
     replies = [reply(0), reply(1), reply(2, -1.0), reply(3, length=0.0), Reply(4, 10)]
     assert opposed(replies, inboxes(replies)) == [2]
 
@@ -108,7 +108,7 @@ def test_a_failed_round_is_forgotten():
     assert found.opposed == set()
 
 
-def test_a_run_stores_who_it_was_and_logs_every_round(tmp_path):
+def test_a_run_stores_its_identity_and_logs_every_round(tmp_path):
     folder = run.start(config(), tmp_path / "run", tmp_path, make=lying_world(FLIP, (2,)))
     state = read_tensors(folder / "state.safetensors")
     assert state is not None and state[1]["opposed"] == [2]

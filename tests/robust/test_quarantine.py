@@ -93,7 +93,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, monkeypatch, rounds):
     assert (whole / "ledger.csv").read_bytes() == (resumed / "ledger.csv").read_bytes()
 
 
-def test_a_round_counts_once_and_nobody_is_struck_for_nothing():
+def test_a_round_counts_once_and_honest_clients_get_no_strike():
     strikes: dict[int, int] = {}
     assert count_strikes(strikes, {}, 2) == {} and strikes == {}
     assert count_strikes(strikes, {3: "why"}, 2) == {"dropped_replies": 1, "dropped": {"3": "why"}}
