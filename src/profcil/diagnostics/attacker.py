@@ -32,7 +32,7 @@ KNOWN = 40  # test examples of a class, from which the attacker knows its mean
 
 
 @dataclass(frozen=True)
-class Shield:
+class ProtectionCase:
     """A protection that the attacks are tried against."""
 
     name: str
@@ -41,19 +41,19 @@ class Shield:
     summed: bool = False  # whether reports are seen in secure sums alone
 
 
-def shields(settings: PrivacySettings) -> list[Shield]:
+def protection_cases(settings: PrivacySettings) -> list[ProtectionCase]:
     """No protection, minimum support, secure sums, and noise, with the bound of a run's settings."""
-    found = [Shield("none"), Shield(f"minimum support {SUPPORT}", min_support=SUPPORT)]
-    found.append(Shield("secure sum", summed=True))
+    found = [ProtectionCase("none"), ProtectionCase(f"minimum support {SUPPORT}", min_support=SUPPORT)]
+    found.append(ProtectionCase("secure sum", summed=True))
     for epsilon in EPSILONS:
         chosen = replace(settings, unit="example", epsilon=epsilon, secure_sum=False)
         noise = Protection(chosen, multiplier_of(epsilon, settings.delta), 1)
-        found.append(Shield(f"noise, ε = {epsilon:g}", protection=noise))
-        found.append(Shield(f"both, ε = {epsilon:g}", protection=noise, summed=True))
+        found.append(ProtectionCase(f"noise, ε = {epsilon:g}", protection=noise))
+        found.append(ProtectionCase(f"both, ε = {epsilon:g}", protection=noise, summed=True))
     return found
 
 
-def own_shield(world: World) -> list[Shield]:
+def own_protection_case(world: World) -> list[ProtectionCase]:
     """The protection of the run itself, if it has any."""
     limits = world.limits()
     settings = world.config.privacy
@@ -62,7 +62,7 @@ def own_shield(world: World) -> list[Shield]:
     noise = world.protection
     if noise:  # the noise of a sum is added to the report that stands for it
         noise = replace(noise, settings=replace(noise.settings, secure_sum=False))
-    return [Shield("as the run was", limits["min_support"], noise, settings.secure_sum)]
+    return [ProtectionCase("as the run was", limits["min_support"], noise, settings.secure_sum)]
 
 
 @dataclass
@@ -75,27 +75,27 @@ class Attacker:
     known: dict[tuple[int, int, Protection | None], Tensor] = field(default_factory=dict)  # features of examples
 
     def report(
-        self, examples: Examples, rows: Sequence[int], shield: Shield, number: int = 0, noised: bool = True
+        self, examples: Examples, rows: Sequence[int], case: ProtectionCase, number: int = 0, noised: bool = True
     ) -> Reply:
         """What a client with these examples would report under the final model."""
         when = When("refresh", self.world.plan.positions - 1, 0, 1)
-        bound = shield.protection.settings.bound if shield.protection else math.inf
-        rows = [*rows, *self.others(examples, rows, shield)]
+        bound = case.protection.settings.bound if case.protection else math.inf
+        rows = [*rows, *self.others(examples, rows, case)]
         current = torch.tensor(list(rows), device=self.world.device)
         some = self.world.client(0, when)
         client = replace(
-            some, examples=examples, current=current, cache={}, kept={}, bound=bound, min_support=shield.min_support
+            some, examples=examples, current=current, cache={}, kept={}, bound=bound, min_support=case.min_support
         )
         with torch.no_grad():
             reply = self.method.survey(client, self.inbox(when))
-        if shield.protection is None or not noised:
+        if case.protection is None or not noised:
             return reply
         secret = derive_seed(self.world.config.seed, "audit", number)
-        return shield.protection.protect(reply, {}, when, len(rows), secret)
+        return case.protection.protect(reply, {}, when, len(rows), secret)
 
-    def others(self, examples: Examples, rows: Sequence[int], shield: Shield) -> list[int]:
+    def others(self, examples: Examples, rows: Sequence[int], case: ProtectionCase) -> list[int]:
         """The examples of the same class at the other clients of a secure sum."""
-        if not shield.summed:
+        if not case.summed:
             return []
         same = self.of_class(examples, int(examples.y[rows[0]]))
         return [row for row in same if row not in rows][:OTHERS]
@@ -105,16 +105,16 @@ class Attacker:
         found: list[int] = torch.nonzero(examples.y == label).flatten().tolist()
         return found
 
-    def seen_row(self, examples: Examples, rows: Sequence[int], shield: Shield, number: int) -> Tensor | None:
+    def seen_row(self, examples: Examples, rows: Sequence[int], case: ProtectionCase, number: int) -> Tensor | None:
         """What the attacker gets of the mean of these examples. None if nothing is sent."""
-        reply = self.report(examples, rows, shield, number)
-        others = len(self.others(examples, rows, shield))
+        reply = self.report(examples, rows, case, number)
+        others = len(self.others(examples, rows, case))
         mean = self.class_row(reply, len(rows))
         if mean is None or not others:
             return mean
         test = self.world.bundle.test
         known = self.of_class(test, int(examples.y[rows[0]]))[:KNOWN]
-        return mean - self.features(test, known, shield).mean(0) * others / len(rows)
+        return mean - self.features(test, known, case).mean(0) * others / len(rows)
 
     def inbox(self, when: When) -> Inbox:
         """The blocks that a survey needs, without those that say who has reported."""
@@ -131,9 +131,9 @@ class Attacker:
                 return total / examples
         return None
 
-    def features(self, examples: Examples, rows: Sequence[int], shield: Shield | None = None) -> Tensor:
+    def features(self, examples: Examples, rows: Sequence[int], case: ProtectionCase | None = None) -> Tensor:
         """The features of some examples as they are summed under a protection, without noise."""
-        limits = Shield("none", protection=shield.protection if shield else None)
+        limits = ProtectionCase("none", protection=case.protection if case else None)
         for row in rows:
             if (id(examples), row, limits.protection) not in self.known:
                 found = self.class_row(self.report(examples, [row], limits, noised=False))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from profcil.data.bundle import Examples
-from profcil.diagnostics.attacker import Attacker, Shield, own_shield, shields
+from profcil.diagnostics.attacker import Attacker, ProtectionCase, own_protection_case, protection_cases
 from profcil.engine.client import embed
 from profcil.engine.evaluation import evaluation_features
 from profcil.engine.run_state import RunState
@@ -37,26 +37,26 @@ def audit(world: World, method: Any, state: RunState, trials: int) -> list[dict[
     """The results of all attacks, one row for each attack and protection."""
     attacker = Attacker(world, method, state)
     rows: list[dict[str, Any]] = []
-    if attacker.class_row(attacker.report(world.bundle.train, [0], Shield("none"))) is not None:
-        for shield in [*shields(world.config.privacy), *own_shield(world)]:
-            rows += identify(attacker, shield, trials)
-            rows.append(member(attacker, shield, trials))
+    if attacker.class_row(attacker.report(world.bundle.train, [0], ProtectionCase("none"))) is not None:
+        for case in [*protection_cases(world.config.privacy), *own_protection_case(world)]:
+            rows += identify(attacker, case, trials)
+            rows.append(member(attacker, case, trials))
     rows.append(head(attacker))
     return rows
 
 
-def identify(attacker: Attacker, shield: Shield, trials: int) -> Iterator[dict[str, Any]]:
+def identify(attacker: Attacker, case: ProtectionCase, trials: int) -> Iterator[dict[str, Any]]:
     """How often the input behind a report of one example is found, and how like it a reconstruction is."""
     train = attacker.world.bundle.train
     rng = generator(attacker.world.config.seed, "audit", "identify")
     chosen = rng.choice(len(train), size=min(CANDIDATES, len(train)), replace=False).tolist()
-    features = attacker.features(train, chosen, shield)
-    decoder = Decoder.fit(attacker, shield)
+    features = attacker.features(train, chosen, case)
+    decoder = Decoder.fit(attacker, case)
     hits = 0
     likeness = []
     sent = 0
     for number in range(min(trials, len(chosen))):
-        row = attacker.seen_row(train, [chosen[number]], shield, number)
+        row = attacker.seen_row(train, [chosen[number]], case, number)
         if row is None:
             continue
         sent += 1
@@ -64,11 +64,11 @@ def identify(attacker: Attacker, shield: Shield, trials: int) -> Iterator[dict[s
         if decoder:
             likeness.append(decoder.likeness(row, train, chosen[number]))
     found = f"{hits} of {min(trials, len(chosen))} inputs picked out of {len(chosen)}" if sent else "nothing was sent"
-    yield result("identify", shield, hits / max(1, sent) if sent else 0.0, found, 1 / len(chosen))
+    yield result("identify", case, hits / max(1, sent) if sent else 0.0, found, 1 / len(chosen))
     if decoder and sent:
         mean = sum(likeness) / len(likeness)
         text = f"inputs rebuilt with correlation {mean:.2f} (another input of the class: {decoder.guess:.2f})"
-        yield result("rebuild", shield, mean, text, decoder.guess)
+        yield result("rebuild", case, mean, text, decoder.guess)
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Decoder:
     guess: float  # the correlation of two inputs of one class
 
     @classmethod
-    def fit(cls, attacker: Attacker, shield: Shield) -> Decoder | None:
+    def fit(cls, attacker: Attacker, case: ProtectionCase) -> Decoder | None:
         """None where inputs are no arrays of numbers: token ids, graphs."""
         if attacker.world.bundle.facts.modality not in ("image", "table"):
             return None
         test = attacker.world.bundle.test
         rows = list(range(min(400, len(test))))
-        features = with_one(attacker.features(test, rows, shield))
+        features = with_one(attacker.features(test, rows, case))
         inputs = flat_inputs(test, rows)
         gram = features.T @ features
         gram.diagonal().add_(RIDGE * gram.diagonal().mean())
@@ -102,7 +102,7 @@ class Decoder:
         return correlation(rebuilt[0], flat_inputs(examples, [index])[0])
 
 
-def member(attacker: Attacker, shield: Shield, trials: int) -> dict[str, Any]:
+def member(attacker: Attacker, case: ProtectionCase, trials: int) -> dict[str, Any]:
     """The area under the ROC curve of deciding who is in a report of few examples of one class."""
     train = attacker.world.bundle.train
     rng = generator(attacker.world.config.seed, "audit", "member")
@@ -115,15 +115,15 @@ def member(attacker: Attacker, shield: Shield, trials: int) -> dict[str, Any]:
         if len(ids) < 2 * GROUP:
             continue
         rows = rng.choice(ids, size=2 * GROUP, replace=False).tolist()
-        row = attacker.seen_row(train, rows[:GROUP], shield, number)
+        row = attacker.seen_row(train, rows[:GROUP], case, number)
         if row is None:
             continue
-        features = attacker.features(train, rows, shield)
+        features = attacker.features(train, rows, case)
         near = -(features - row).norm(dim=1)
         inside += near[:GROUP].tolist()
         outside += near[GROUP:].tolist()
     area = roc_area(inside, outside) if inside else 0.5
-    return result("member", shield, area, f"AUC {area:.2f} for reports of {GROUP} examples", 0.5)
+    return result("member", case, area, f"AUC {area:.2f} for reports of {GROUP} examples", 0.5)
 
 
 def head(attacker: Attacker) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def head(attacker: Attacker) -> dict[str, Any]:
         inside = true_class(method.scores(world.net, server, members), train.y[index])
         outside = true_class(method.scores(world.net, server, others), world.evaluation_examples.y)
     area = roc_area(inside, outside)
-    return result("head", Shield("as the run was"), area, f"AUC {area:.2f} from the final model", 0.5)
+    return result("head", ProtectionCase("as the run was"), area, f"AUC {area:.2f} from the final model", 0.5)
 
 
 def true_class(scores: Tensor, y: Tensor) -> list[float]:
@@ -153,12 +153,12 @@ def true_class(scores: Tensor, y: Tensor) -> list[float]:
     return margin
 
 
-def result(attack: str, shield: Shield, value: float, text: str, chance: float) -> dict[str, Any]:
+def result(attack: str, case: ProtectionCase, value: float, text: str, chance: float) -> dict[str, Any]:
     """One row: attack, protection, its number, what an attacker gets by guessing, and a verdict."""
     gained = (value - chance) / (1 - chance)
     verdict = "nothing" if gained < 0.1 else "something" if gained < 0.5 else "much"
     return {
-        "attack": attack, "protection": shield.name, "value": value, "guessing": chance, "found": text,
+        "attack": attack, "protection": case.name, "value": value, "guessing": chance, "found": text,
         "verdict": f"reveals {verdict}",
     }  # fmt: skip
 

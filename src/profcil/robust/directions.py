@@ -22,7 +22,7 @@ COMPARED_AT_ONCE = 1 << 24  # numbers of all updates together
 
 def opposed(replies: Sequence[Reply], inboxes: Mapping[int, Inbox]) -> list[int]:
     """The clients whose model update points against the others of the round: all of them, or four fifths if they are
-    many, for liars may agree with each other. There must be two others."""
+    many, for malicious clients may agree with each other. There must be two others."""
     senders = [reply for reply in replies if reply.weights()]
     gram = products(senders, inboxes)
     moved = gram.diagonal().nonzero().flatten()
@@ -34,7 +34,7 @@ def opposed(replies: Sequence[Reply], inboxes: Mapping[int, Inbox]) -> list[int]
 
 
 def are_few(clients: int, of: int) -> bool:
-    """Whether so many clients may be liars: at most a fifth, or one."""
+    """Whether so many clients may be malicious: at most a fifth, or one."""
     return clients <= max(1, int(TRIMMED * of))
 
 

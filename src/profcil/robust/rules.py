@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-TRIMMED = 0.2  # the share that a trimmed mean leaves out at each end, and the share of liars that Krum expects
+TRIMMED = 0.2  # the share that a trimmed mean leaves out at each end, and the share of malicious clients in Krum
 FEWEST = 3  # with fewer vectors there is no majority
 WEISZFELD_STEPS = 500
 
@@ -69,18 +69,18 @@ def shrinkage(distances: Tensor, radius: float) -> Tensor:
 def krum_choice(vectors: Tensor) -> list[int]:
     """Multi-Krum (Blanchard et al., NeurIPS 2017): the vectors whose nearest neighbours are near, in ascending order.
 
-    With f liars expected among n, the score of a vector is the sum of the squared distances to its n − f − 2 nearest
-    ones. The n − f with the lowest scores are chosen.
+    With f malicious clients expected among n, the score of a vector is the sum of the squared distances to its
+    n − f − 2 nearest ones. The n − f with the lowest scores are chosen.
     """
     n = len(vectors)
     if n < FEWEST:
         return list(range(n))
-    liars = max(1, int(TRIMMED * n))
-    neighbours = max(1, n - liars - 2)
+    malicious = max(1, int(TRIMMED * n))
+    neighbours = max(1, n - malicious - 2)
     squared = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
     squared.fill_diagonal_(torch.inf)
     scores = squared.topk(neighbours, largest=False).values.sum(1)
-    chosen = scores.argsort(stable=True)[: n - liars]
+    chosen = scores.argsort(stable=True)[: n - malicious]
     return sorted(chosen.tolist())
 
 
