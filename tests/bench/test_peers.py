@@ -30,7 +30,7 @@ class Reply:
         return False
 
 
-def computed_outside(work: rounds.Work) -> dict[str, torch.Tensor]:
+def computed_outside(work: rounds.PeerWork) -> dict[str, torch.Tensor]:
     """All rounds by the functions of the script."""
     weights = dict(work.network().state_dict())
     for r in range(work.rounds):
@@ -47,7 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_script_ends_with_our_model(exported: Path) -> None:
-    work = rounds.Work(str(exported))
+    work = rounds.PeerWork(str(exported))
     assert (work.rounds, work.clients) == (10, 2) and work.arrays["batches"].shape[1] == 8
     ours = export.to_plain(flower.run_here(SETS)[1])
     start = dict(work.network().state_dict())
@@ -58,7 +58,7 @@ def test_the_script_ends_with_our_model(exported: Path) -> None:
 
 @pytest.mark.parametrize("what", ["batches", "samples", "excluded"])
 def test_other_work_ends_with_another_model(exported: Path, what: str) -> None:
-    work = rounds.Work(str(exported))
+    work = rounds.PeerWork(str(exported))
     change = {"batches": lambda a: a[::-1].copy(), "samples": lambda a: a * [1, 3], "excluded": lambda a: a & False}
     work.arrays[what] = change[what](work.arrays[what])
     ours = export.to_plain(flower.run_here(SETS)[1])

@@ -14,7 +14,7 @@ import torch
 from profcil.contract.stream import (
     BUNDLES,
     DATASET,
-    Traffic,
+    CountedTraffic,
     contract_plan,
     record_traffic,
     short_server_training,
@@ -31,7 +31,7 @@ class Example:
     """A finished run, with what was recorded during it."""
 
     run: Any
-    traffic: Traffic
+    traffic: CountedTraffic
     same_random_state: tuple[bool, bool] = (False, False)  # of torch and of numpy, before and after
     saved: Any = None  # the state in the middle of the second position, saved and loaded again
     start: Any = None  # the server before the stream
@@ -77,7 +77,7 @@ def finish(run: Any, folder: Path) -> Example:
     np.random.seed(7)
     torch_state = torch.get_rng_state()
     numpy_state = np.random.get_state()[1].copy()
-    out = Example(run, Traffic(), start=run.server)
+    out = Example(run, CountedTraffic(), start=run.server)
     record_traffic(run.method, out.traffic)
     with RunFolder(folder / "run") as run_folder:
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from profcil import registry
-from profcil.contract.case import Case
+from profcil.contract.case import MethodCase
 from profcil.contract.promises import check_writes
 from profcil.engine import early_stop
 from profcil.engine.channel import KINDS
@@ -236,7 +236,7 @@ def test_a_client_does_not_write_to_what_it_was_given(name, modality):
     """In any label space. Later turns and other clients are given the same tensors."""
     if modality == "graph":
         pytest.importorskip("torch_geometric")
-    assert check_writes(Case(name, modality)) == ""
+    assert check_writes(MethodCase(name, modality)) == ""
 
 
 @for_every_method

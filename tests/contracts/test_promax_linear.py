@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from profcil.contract.case import Case
+from profcil.contract.case import MethodCase
 from profcil.contract.promises import PROMISES
 
 OPTIONS = {"transport": "linear", "covariance": "shared", "closed_head": True, "keep_scores": 1.0}
@@ -12,10 +12,10 @@ ROUNDING = "accelerated computation gives the result of the reference, up to rou
 
 
 @pytest.fixture(scope="module", params=["image", "text", "graph"])
-def case(request) -> Case:
+def case(request) -> MethodCase:
     if request.param == "graph":
         pytest.importorskip("torch_geometric")
-    return Case("promax", request.param, settings={f"params.{name}": value for name, value in OPTIONS.items()})
+    return MethodCase("promax", request.param, settings={f"params.{name}": value for name, value in OPTIONS.items()})
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=str)

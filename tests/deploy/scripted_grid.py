@@ -15,7 +15,7 @@ from profcil import registry
 from profcil.deploy.wire import read_request
 from profcil.engine.arrivals import make_clock, planned_work
 from profcil.engine.world import make_world
-from profcil.protocol.buffered_clock import Update
+from profcil.protocol.buffered_clock import ServerUpdate
 from profcil.protocol.clock_schedule import Schedule
 from profcil.protocol.clocks import TURN, Pending
 from profcil.resolve import RunConfig
@@ -68,7 +68,7 @@ def asked(config: RunConfig, data: Path) -> Iterator[tuple[int, int, Pending]]:
             yield *divmod(number, config.train.rounds), pending
 
 
-def updates(config: RunConfig, data: Path) -> list[Update]:
+def updates(config: RunConfig, data: Path) -> list[ServerUpdate]:
     """The schedule of a simulated run."""
     method = registry.find("methods", config.method).METHOD(config.params)
     rounds = config.train.rounds

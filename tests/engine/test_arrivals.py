@@ -13,7 +13,7 @@ import torch
 from tiny_runs import events, outcome, tiny
 
 from profcil.cli.main import main
-from profcil.contract.case import Case
+from profcil.contract.case import MethodCase
 from profcil.engine import recorder, run
 from profcil.engine.arrivals import Arrivals, make_clock, planned_work
 from profcil.engine.buffered_round import Asked, BufferedRound
@@ -325,7 +325,7 @@ def test_a_client_that_diverged_has_no_reply(fresh):
 @pytest.mark.parametrize("name", [*LATE_METHODS, "motion"])
 def test_every_method_for_it_goes_on_from_a_saved_state_to_the_same_bits(name, tmp_path, same_bits):
     """On the contract's stream, whose positions may have one client with data, or none."""
-    case = Case(name, "graph" if name == "motion" else "image", settings=BUFFERED)
+    case = MethodCase(name, "graph" if name == "motion" else "image", settings=BUFFERED)
     run = case.begin().finish(tmp_path / "run")
     resumed = case.begin()
     resumed.state = run.saved
@@ -343,7 +343,7 @@ def test_every_other_method_is_refused_in_one_sentence():
     modality = {"fedseit": "text", "power": "graph"}
     for name in others:
         with pytest.raises(ConfigError, match=r"clock\.mode = wait"):
-            Case(name, modality.get(name, "image")).begin(**BUFFERED)
+            MethodCase(name, modality.get(name, "image")).begin(**BUFFERED)
 
 
 @pytest.mark.parametrize(

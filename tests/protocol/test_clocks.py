@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from profcil.errors import ConfigError
-from profcil.protocol.buffered_clock import BufferedClock, TimedInterval, Update
+from profcil.protocol.buffered_clock import BufferedClock, ServerUpdate, TimedInterval
 from profcil.protocol.clock_schedule import Schedule
 from profcil.protocol.clock_settings import ClockSettings
 from profcil.protocol.clocks import OPENING, STATISTICS, TURN, Clock, ClockState, Pending, Work
@@ -42,7 +42,7 @@ def made_schedule(clock: Clock, work: Any = like_promax) -> Schedule:
     return Schedule(clock, ROUNDS, work)
 
 
-def updates(clock: Clock, work: Any = like_promax) -> list[Update]:
+def updates(clock: Clock, work: Any = like_promax) -> list[ServerUpdate]:
     return list(made_schedule(clock, work).updates())
 
 
@@ -263,7 +263,7 @@ def test_one_who_replies_after_the_survey_is_asked_then():
 
 
 def test_the_server_waits_for_the_share_of_statistics_that_is_set():
-    def first_survey(share: float) -> Update:
+    def first_survey(share: float) -> ServerUpdate:
         return updates(made_clock(spread=1.0, statistics=share))[1]
 
     patient = first_survey(1.0)

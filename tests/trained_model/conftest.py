@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from saved_examples import Saved
 
-from profcil.contract.case import Case
+from profcil.contract.case import MethodCase
 from profcil.data.input_format import InputFormat
 from profcil.runs.models.saved_model import save_model
 
@@ -26,7 +26,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
             pytest.importorskip("torch_geometric")
         key = (modality, method)
         if key not in made:
-            run = Case(method, modality).finished
+            run = MethodCase(method, modality).finished
             shape = tuple(run.world.bundle.train.x.shape[1:])
             form = TEXT_FORMAT if modality == "text" else InputFormat(modality, shape)
             run.world.bundle = replace(run.world.bundle, input_format=form)

@@ -17,7 +17,7 @@ from profcil import registry
 from profcil.contract.stream import (
     BUNDLES,
     DATASET,
-    Traffic,
+    CountedTraffic,
     contract_plan,
     record_traffic,
     short_server_training,
@@ -49,7 +49,7 @@ class ContractRun:
     method: Any
     state: RunState
     servers: list[ServerState] = field(default_factory=list)
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: CountedTraffic = field(default_factory=CountedTraffic)
     saved: RunState | None = None  # saved and loaded again in the middle of the second position
     drawn_from: str = ""  # the libraries whose global random state changed
 
@@ -70,7 +70,7 @@ class ContractRun:
 
 
 @dataclass
-class Case:
+class MethodCase:
     """A method on one modality, with some settings of its own. Its reference run is made once."""
 
     name: str

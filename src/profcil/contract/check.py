@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from profcil import registry
-from profcil.contract.case import Case
+from profcil.contract.case import MethodCase
 from profcil.contract.promises import PROMISES, RUNS, SETTINGS, check_params
 from profcil.contract.stream import BUNDLES
 from profcil.errors import ProfcilError
@@ -28,7 +28,7 @@ def check(name: str) -> Iterator[dict[str, Any]]:
             unchecked = row(RUNS, modality, "graphs need torch-geometric; `pip install 'profcil[graph]'`")
             yield {**unchecked, "holds": None}
             continue
-        case = Case(name, modality)
+        case = MethodCase(name, modality)
         for promise, check_promise in PROMISES.items():
             fault = fault_of(check_promise, case)
             yield row(promise, modality, fault)
@@ -36,7 +36,7 @@ def check(name: str) -> Iterator[dict[str, Any]]:
                 break
 
 
-def fault_of(check_promise: Callable[[Case], str], case: Case) -> str:
+def fault_of(check_promise: Callable[[MethodCase], str], case: MethodCase) -> str:
     """What a check finds. An exception of the method is a fault as well."""
     try:
         return check_promise(case)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from profcil import registry
-from profcil.contract.case import Case, ContractRun
+from profcil.contract.case import ContractRun, MethodCase
 from profcil.contract.stream import record_writes
 from profcil.engine.channel import KINDS, Channel, ServerState, When
 from profcil.engine.evaluation import evaluation_features
@@ -33,7 +33,7 @@ TOLERANCE = 1e-4  # the largest difference by rounding between two ways of compu
 IDLE = 2  # the position, from 0, at which no client has data
 
 
-def check_run(case: Case) -> str:
+def check_run(case: MethodCase) -> str:
     run = case.finished
     states = [block.tensors for block in run.state.server.blocks.values()]
     states += list(run.state.private.values())
@@ -49,7 +49,7 @@ def missing_score(run: ContractRun) -> str:
     return "" if has_scores else "a task has no score after the last position"
 
 
-def check_kinds(case: Case) -> str:
+def check_kinds(case: MethodCase) -> str:
     run = case.finished
     used = {block.kind for block in run.state.server.blocks.values()}
     unknown = sorted({*run.method.kinds, *used} - {*KINDS})
@@ -58,7 +58,7 @@ def check_kinds(case: Case) -> str:
     return f"{', '.join(unknown)}: no such kind; the kinds are {', '.join(KINDS)}"
 
 
-def check_ledger(case: Case) -> str:
+def check_ledger(case: MethodCase) -> str:
     run = case.finished
     faults = []
     for direction in ("down", "up"):
@@ -70,7 +70,7 @@ def check_ledger(case: Case) -> str:
     return "; ".join(faults)
 
 
-def check_labels(case: Case) -> str:
+def check_labels(case: MethodCase) -> str:
     run = case.finished
     plan = run.world.plan
     for p in range(plan.positions):
@@ -87,7 +87,7 @@ def check_labels(case: Case) -> str:
     return "; ".join(faults)
 
 
-def check_idle(case: Case) -> str:
+def check_idle(case: MethodCase) -> str:
     run = case.finished
     for entry in run.state.ledger.entries:
         if entry.client not in run.world.plan.active(entry.position):
@@ -101,13 +101,13 @@ def check_idle(case: Case) -> str:
     return "" if unchanged[IDLE] else "a position at which no client has data changes the server"
 
 
-def check_single_client(case: Case) -> str:
+def check_single_client(case: MethodCase) -> str:
     settings: dict[str, Any] = {"clients": 1, "participants": 1, "train.rounds": 1}
     run = case.begin(planned=False, setting="homogeneous", **settings).finish()
     return missing_score(run)
 
 
-def check_resume(case: Case) -> str:
+def check_resume(case: MethodCase) -> str:
     run = case.finished
     resumed = case.begin()
     assert run.saved is not None
@@ -125,7 +125,7 @@ def check_resume(case: Case) -> str:
     return ""
 
 
-def check_global_random(case: Case) -> str:
+def check_global_random(case: MethodCase) -> str:
     libraries = case.finished.drawn_from
     return f"random numbers were drawn from the global generator of {libraries}" if libraries else ""
 
@@ -139,7 +139,7 @@ class ReversedExecutor(Executor):
         return super().__call__(dict(reversed(turns.items())), guard)
 
 
-def check_order(case: Case) -> str:
+def check_order(case: MethodCase) -> str:
     run = case.begin()
     run.world.executor.__class__ = ReversedExecutor
     run.finish()
@@ -148,7 +148,7 @@ def check_order(case: Case) -> str:
     return "with another order of clients and other global random states, the final server state differs"
 
 
-def check_acceleration(case: Case) -> str:
+def check_acceleration(case: MethodCase) -> str:
     """By SGD, because Adam turns rounding errors of tiny gradients into whole steps."""
     reference = tensors_of(server_after_two_rounds(case, accelerate="off"))
     accelerated = tensors_of(server_after_two_rounds(case, accelerate="auto"))
@@ -163,7 +163,7 @@ def check_acceleration(case: Case) -> str:
     return "" if largest < TOLERANCE else f"with accelerate=off and accelerate=auto, clients differ by {largest:.2g}"
 
 
-def server_after_two_rounds(case: Case, accelerate: str) -> ServerState:
+def server_after_two_rounds(case: MethodCase, accelerate: str) -> ServerState:
     """The server state after two rounds of the first position."""
     settings: dict[str, Any] = {"train.lr": 0.01, "train.optimiser": "sgd", "participants": 3, "train.batch": 4}
     run = case.begin(accelerate=accelerate, **settings)
@@ -175,7 +175,7 @@ def server_after_two_rounds(case: Case, accelerate: str) -> ServerState:
     return run.state.server
 
 
-def check_writes(case: Case) -> str:
+def check_writes(case: MethodCase) -> str:
     """With every value of the settings `*_space`, because the losses may read other tensors for each."""
     fields = dataclasses.fields(case.finished.world.config.params)
     spaces = {}
@@ -197,7 +197,7 @@ def check_writes(case: Case) -> str:
     return ""
 
 
-def check_attributes(case: Case) -> str:
+def check_attributes(case: MethodCase) -> str:
     method = case.finished.method
     extra = vars(method).keys() - {"params"}
     if extra:
@@ -208,7 +208,7 @@ def check_attributes(case: Case) -> str:
     return "" if method.params == case.finished.world.config.params else "the method changes its settings"
 
 
-def check_model(case: Case) -> str:
+def check_model(case: MethodCase) -> str:
     run = case.finished
     with TemporaryDirectory() as folder:
         save_model(Path(folder), run.world, run.method, run.state.server, {})
@@ -239,7 +239,7 @@ def check_params(name: str) -> str:
 
 SETTINGS = "its settings are frozen, and each has a default and a help text"
 RUNS = "runs a stream with idle clients, single examples and returning classes, and sends only the kinds it declares"
-PROMISES: Mapping[str, Callable[[Case], str]] = {
+PROMISES: Mapping[str, Callable[[MethodCase], str]] = {
     RUNS: check_run,
     "declares only kinds that exist": check_kinds,
     "every byte that it sends or receives is in the ledger": check_ledger,

@@ -129,7 +129,7 @@ def contract_plan(labels: Any, classes: int, settings: Any, seed: int) -> Any:
 
 
 @dataclass
-class Traffic:
+class CountedTraffic:
     """The bytes that a method received and sent, by direction and kind, counted on the method's side."""
 
     bytes: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Traffic:
         return block.version in (own, of_origin)
 
 
-def record_traffic(method: Any, traffic: Traffic) -> None:
+def record_traffic(method: Any, traffic: CountedTraffic) -> None:
     """Make a method count every inbox that its client half opens and every reply that its server half gets."""
 
     original: Any = type(method)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from profcil.engine.world import World
     from profcil.methods.base import Method
 
-Facts = dict[str, Any]
+RoundFacts = dict[str, Any]
 Key = tuple[int, str, int]  # client, what it was asked for, and the number of updates before
 
 
@@ -79,7 +79,7 @@ def planned_work(method: Method, rounds: int) -> Callable[[int, int], Work]:
 
 def synchronous_round(
     world: World, method: Method, state: RunState, channel: Channel, clients: Sequence[int], when: When
-) -> tuple[ServerState, Facts]:
+) -> tuple[ServerState, RoundFacts]:
     """A synchronous round, and the simulated time that it takes."""
     arrivals = state.arrivals or Arrivals()
     work = work_of(method, when, method.opens(state.server, when))
@@ -91,7 +91,7 @@ def synchronous_round(
 
 def asynchronous_round(
     world: World, method: Method, state: RunState, channel: Channel, clients: Sequence[int], when: When
-) -> tuple[ServerState, Facts]:
+) -> tuple[ServerState, RoundFacts]:
     """An asynchronous round, which is one update of the server. The rules say who takes part, not `clients`."""
     from profcil.engine.buffered_round import BufferedRound
 
@@ -107,6 +107,6 @@ def asynchronous_round(
     return buffered.server, {**facts, **channel.take_facts(), **world.fleet.facts(), **deliveries.facts()}
 
 
-def time_facts(before: ClockState, after: ClockState) -> Facts:
+def time_facts(before: ClockState, after: ClockState) -> RoundFacts:
     """The simulated seconds of a round, and since the start of the stream."""
     return {"simulated_seconds": after.time - before.time, "simulated_time": after.time}

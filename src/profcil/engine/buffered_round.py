@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from profcil.engine.arrivals import Arrivals, Facts, Key, Parcel, work_of
+from profcil.engine.arrivals import Arrivals, Key, Parcel, RoundFacts, work_of
 from profcil.engine.channel import Channel, Inbox, Reply, ServerState, When
 from profcil.engine.client_exchange import round_facts
 from profcil.engine.late import LateStatistics, expect_late, forget_moves
@@ -90,7 +90,7 @@ class BufferedRound:
         """Whether this is the last round of the stream."""
         return self.when.final and self.when.position == self.world.plan.positions - 1
 
-    def run(self, deliveries: Deliveries) -> Facts:
+    def run(self, deliveries: Deliveries) -> RoundFacts:
         """Computes all that happens from one update of the server to the next. Returns facts for the log."""
         if self.work.opens:
             self.open(deliveries.opening())

@@ -10,7 +10,7 @@ from profcil.protocol.clocks import MEASURING, TURN, Clock, ClockState, Pending,
 
 
 @dataclass(frozen=True)
-class Update:
+class ServerUpdate:
     """What happens from one update of the server to the next, in this order. Lost replies are among those that arrive,
     marked as lost."""
 
@@ -26,7 +26,7 @@ class Update:
 class BufferedClock(Clock, BufferedRules):
     """The clocks of all clients, and a server that updates its model as soon as some replies have arrived."""
 
-    def update(self, state: ClockState, position: int, round: int, work: Work, last: bool) -> Update:
+    def update(self, state: ClockState, position: int, round: int, work: Work, last: bool) -> ServerUpdate:
         """All that happens from one update of the server to the next. `last` is the last round of the stream."""
         state = state.at(position)
         opening: list[Pending] = []
@@ -47,7 +47,7 @@ class BufferedClock(Clock, BufferedRules):
             ends = [p.end for p in state.pending if p.what != TURN]
             state = replace(state, time=max([state.time, *ends]))
         in_time = self.arrived(state)
-        return Update(opening, opened, started, arrived, asked, in_time, state.without(in_time))
+        return ServerUpdate(opening, opened, started, arrived, asked, in_time, state.without(in_time))
 
     def next_update(
         self, state: ClockState, position: int, round: int, work: Work

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profcil.protocol.buffered_clock import BufferedClock, Update
+from profcil.protocol.buffered_clock import BufferedClock, ServerUpdate
 from profcil.protocol.clocks import TURN, ClockState, Pending, Work
 from profcil.protocol.participation import participants
 
@@ -16,7 +16,7 @@ SHOWN = 20  # stragglers that are listed
 
 
 @dataclass(frozen=True)
-class Summary:
+class ScheduleSummary:
     """The schedule of a buffered run in numbers."""
 
     seconds: float
@@ -37,7 +37,7 @@ class Schedule:
     rounds: int
     work_of: Callable[[int, int], Work]  # what the method asks of clients, by position and round
 
-    def updates(self) -> Iterator[Update]:
+    def updates(self) -> Iterator[ServerUpdate]:
         """The updates of a buffered run, one after another."""
         state = ClockState()
         last_position = self.clock.plan.positions - 1
@@ -52,7 +52,7 @@ class Schedule:
                 state = update.after
                 yield update
 
-    def summary(self) -> Summary:
+    def summary(self) -> ScheduleSummary:
         """A buffered run in numbers."""
         turns = 0
         arrived: list[tuple[int, Pending]] = []  # with the number of the update before which each arrives
@@ -65,7 +65,7 @@ class Schedule:
         ages = np.array([age for age, p in usable if p.what == TURN], dtype=int)
         limit = self.clock.settings.max_staleness
         used = ages[ages <= limit] if limit else ages
-        return Summary(
+        return ScheduleSummary(
             seconds=state.time,
             turns=turns,
             unfinished=sum(p.what == TURN for p in state.pending),

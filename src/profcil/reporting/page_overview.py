@@ -39,7 +39,7 @@ Stream = tuple[str, str]  # dataset and heterogeneity setting
 
 
 @dataclass
-class Row:
+class OverviewRow:
     """One row: its name, and the runs, or the paper's value, of every stream."""
 
     name: str
@@ -76,7 +76,7 @@ def tested_runs(dataset: str, store: Path) -> list[StoredRun]:
     return comparable_rows([run for run in runs if run.values["part"] == "test"])
 
 
-def read_row(text: str, streams: Sequence[Stream], tested: Mapping[str, Sequence[StoredRun]]) -> Row:
+def read_row(text: str, streams: Sequence[Stream], tested: Mapping[str, Sequence[StoredRun]]) -> OverviewRow:
     """The row of a word after `rows=`."""
     if text.startswith(PAPER):
         return row_of_paper(text.removeprefix(PAPER), streams)
@@ -89,17 +89,17 @@ def read_row(text: str, streams: Sequence[Stream], tested: Mapping[str, Sequence
     values = {stream: fmean(run.values["faa"] for run in found) for stream, found in runs.items()}
     changes_stream = any(changes_the_stream(preset, method, stream) for stream in streams)
     name = label_of(method, {PRESET: preset} if preset else {})
-    return Row(name, runs, values, competes=not changes_stream)
+    return OverviewRow(name, runs, values, competes=not changes_stream)
 
 
-def row_of_paper(method: str, streams: Sequence[Stream]) -> Row:
+def row_of_paper(method: str, streams: Sequence[Stream]) -> OverviewRow:
     """The paper's values of a method."""
     values = {}
     for stream in streams:
         found = paper_value("results", *stream, method, "faa")
         if found:
             values[stream] = found[0]
-    return Row(f"the paper's {method_title(method)}", {}, values, competes=False)
+    return OverviewRow(f"the paper's {method_title(method)}", {}, values, competes=False)
 
 
 def runs_of(runs: Sequence[StoredRun], stream: Stream, method: str, preset: str | None) -> Sequence[StoredRun]:
@@ -120,13 +120,13 @@ def changes_the_stream(preset: str, method: str, stream: Stream) -> bool:
     return any(key.startswith("stream.") for key in settings)
 
 
-def best_value(rows: Sequence[Row], stream: Stream) -> float | None:
+def best_value(rows: Sequence[OverviewRow], stream: Stream) -> float | None:
     """The best value of a column; None if there is nothing to compare."""
     values = [row.values[stream] for row in rows if row.competes and stream in row.values]
     return max(values) if len(values) > 1 else None
 
 
-def format_value(row: Row, stream: Stream, best: Mapping[Stream, float | None]) -> str:
+def format_value(row: OverviewRow, stream: Stream, best: Mapping[Stream, float | None]) -> str:
     """A mean, bold if it is the best, with a mark if it is of few seeds."""
     if stream not in row.values:
         return MISSING

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from profcil.bench.peers.rounds import Work
+from profcil.bench.peers.rounds import PeerWork
 from profcil.data.bundle import Examples
 from profcil.engine.channel import Block, When
 from profcil.engine.phases import Train, batch_rows
@@ -92,7 +92,7 @@ def facts_of(world: World) -> dict[str, Any]:
 @torch.no_grad()
 def accuracy(model: dict[str, Tensor], path: Path) -> float:
     """The accuracy of a model on the test images, in percent, over all classes."""
-    work = Work(str(path))
+    work = PeerWork(str(path))
     network = work.network()
     network.load_state_dict(model)
     scores = network(torch.from_numpy(work.arrays["test_x"]))

@@ -51,7 +51,7 @@ class Network(nn.Module):
         return {}
 
 
-class Work:
+class PeerWork:
     """What is to be computed."""
 
     def __init__(self, path: str) -> None:
@@ -100,7 +100,7 @@ def report(seconds: float, weights: dict[str, Tensor], out: str) -> None:
 # -- pfl-research -----------------------------------------------------------------------------------------------------
 
 
-def with_pfl(work: Work, out: str) -> None:
+def with_pfl(work: PeerWork, out: str) -> None:
     """The rounds by pfl's algorithm FederatedAveraging and its simulated backend, in one process."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
@@ -177,7 +177,7 @@ def without_evaluation(algorithm: Any) -> Any:
 # -- Flower -----------------------------------------------------------------------------------------------------------
 
 
-def with_flower(work: Work, out: str, path: str) -> None:
+def with_flower(work: PeerWork, out: str, path: str) -> None:
     """The rounds by messages to the nodes of Flower's simulation engine, one Ray actor a core."""
     import ray  # noqa: F401
     from flwr.clientapp import ClientApp
@@ -192,7 +192,7 @@ def with_flower(work: Work, out: str, path: str) -> None:
     run_simulation(server, client, work.clients, backend_config=resources)  # type: ignore[arg-type]
 
 
-def serve(grid: Any, work: Work, out: str, path: str) -> None:
+def serve(grid: Any, work: PeerWork, out: str, path: str) -> None:
     """The server: sends the model to the clients of each round and averages their replies."""
     from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
@@ -223,13 +223,13 @@ def train(message: Any, context: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def loaded(path: str) -> Work:
+def loaded(path: str) -> PeerWork:
     """The work, read once by each process."""
     torch.set_num_threads(1)
-    return Work(path)
+    return PeerWork(path)
 
 
-def turn(work: Work, weights: dict[str, Tensor], round: int, number: int) -> dict[str, Tensor]:
+def turn(work: PeerWork, weights: dict[str, Tensor], round: int, number: int) -> dict[str, Tensor]:
     """A client's turn in plain torch."""
     network = work.network()
     network.load_state_dict(weights)
@@ -255,7 +255,7 @@ def mean_of(replies: list[Any]) -> dict[str, Tensor]:
 
 def main(framework: str, path: str, out: str) -> None:
     torch.set_num_threads(1)  # faster than more for a network of this size
-    with_pfl(Work(path), out) if framework == "pfl" else with_flower(Work(path), out, path)
+    with_pfl(PeerWork(path), out) if framework == "pfl" else with_flower(PeerWork(path), out, path)
 
 
 if __name__ == "__main__":

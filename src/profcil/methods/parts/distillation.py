@@ -17,7 +17,7 @@ from profcil.methods.parts.generator import map_in_precision
 from profcil.model.layers import unit
 from profcil.model.net import Net
 
-Rows = dict[str, Tensor]  # tensors of the same leading length
+TensorRows = dict[str, Tensor]  # tensors of the same leading length
 
 
 def teacher_logits(teacher: Net, x: Tensor) -> Tensor:
@@ -68,7 +68,9 @@ class MixedSource:
     their classes; a class with fewer is repeated. The row `real` is the mask of real images. `labels` are those of the
     generated images, by default their row `y`."""
 
-    def __init__(self, real: Rows, generated: Rows, quota: int, labels: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, real: TensorRows, generated: TensorRows, quota: int, labels: Sequence[int] | None = None
+    ) -> None:
         y = generated["y"]
         is_real = torch.ones_like(real["y"], dtype=torch.bool)
         is_generated = torch.zeros_like(y, dtype=torch.bool)
@@ -78,7 +80,7 @@ class MixedSource:
         self.replayed = len(self.balanced.labels)
         self.size = len(real["y"]) + self.replayed
 
-    def epoch(self, rng: torch.Generator) -> Rows:
+    def epoch(self, rng: torch.Generator) -> TensorRows:
         rows = self.balanced.draw(rng)
         mixed = {}
         for name, real in self.real.items():

@@ -21,7 +21,7 @@ from profcil.engine.channel import ServerState
 from profcil.model.layers import BatchNorm, drawn
 from profcil.model.net import MODEL, Net, Weights
 
-Moments = tuple[Tensor, Tensor]  # mean and variance of every channel
+ChannelMoments = tuple[Tensor, Tensor]  # mean and variance of every channel
 
 SMALL_SIDE = 16  # images with a shorter side are small: one upsampling instead of two, and fewer channels
 BLUR = (1.0, 4.0, 6.0, 4.0, 1.0)  # a 5-tap Gaussian, divided by its sum before use
@@ -159,10 +159,10 @@ class BatchNormStatistics:
 
     def __init__(self, base: nn.Module) -> None:
         self.layers = [m for m in base.modules() if isinstance(m, nn.BatchNorm2d)]
-        self.recorded: dict[nn.Module, Moments] = {}
+        self.recorded: dict[nn.Module, ChannelMoments] = {}
         self.hooks: list[RemovableHandle] = []
         running = [(m.running_mean.clone(), m.running_var.clone()) for m in self.layers]  # type: ignore[union-attr]
-        self.running: Moments = concatenate(running)
+        self.running: ChannelMoments = concatenate(running)
         rows = [torch.ones_like(mean) for mean, _ in running]
         self.layer_mask = torch.block_diag(*rows)
 
@@ -182,35 +182,37 @@ class BatchNormStatistics:
         while self.hooks:
             self.hooks.pop().remove()
 
-    def record(self, layer: nn.Module, x: Tensor, known: Moments | None = None) -> None:
+    def record(self, layer: nn.Module, x: Tensor, known: ChannelMoments | None = None) -> None:
         """Records the moments of a layer's input. `known` are these moments if a kernel has already computed them."""
         self.recorded[layer] = known or channel_moments(x)
 
     @property
-    def batch(self) -> Moments:
+    def batch(self) -> ChannelMoments:
         """The recorded moments of all layers."""
         return concatenate([self.recorded[layer] for layer in self.layers])
 
 
-def channel_moments(x: Tensor) -> Moments:
+def channel_moments(x: Tensor) -> ChannelMoments:
     """Mean and variance of every channel over a batch of images."""
     var, mean = torch.var_mean(x.float(), (0, 2, 3), correction=0)
     return mean, var
 
 
-def concatenate(moments: Sequence[Moments]) -> Moments:
+def concatenate(moments: Sequence[ChannelMoments]) -> ChannelMoments:
     means, variances = zip(*moments, strict=True)
     return torch.cat(means), torch.cat(variances)
 
 
-def moment_distance(batch: Moments, running: Moments, layer_mask: Tensor) -> Tensor:
+def moment_distance(batch: ChannelMoments, running: ChannelMoments, layer_mask: Tensor) -> Tensor:
     """Σ_layers ‖μ̂ − μ‖ + ‖σ̂² − σ²‖, the distance of TARGET."""
     squares = [(b - r).square() for b, r in zip(batch, running, strict=True)]
     by_layer = torch.stack(squares) @ layer_mask.T
     return by_layer.clamp(min=1e-12).sqrt().sum()  # the gradient of √ is infinite at zero
 
 
-def gaussian_divergence(batch: Moments, running: Moments, layer_mask: Tensor, least: float = 1e-6) -> Tensor:
+def gaussian_divergence(
+    batch: ChannelMoments, running: ChannelMoments, layer_mask: Tensor, least: float = 1e-6
+) -> Tensor:
     """The mean over layers of the channels' mean KL(N(μ, σ²) ‖ N(μ̂, σ̂²)), the divergence of MFCL. Hats mark the batch.
     `least` is added to all variances."""
     batch_mean, batch_var = batch

@@ -31,7 +31,7 @@ HELP = (
 REFUSED = "uncertainty = shrink reads exact counts, and noise changes them; set uncertainty = off"
 LATE = "uncertainty = shrink reads all reports of a position at once, so none may arrive late"
 
-Rows = tuple[Tensor, Tensor, Tensor]  # mean, count and dispersion of some classes
+MeanRows = tuple[Tensor, Tensor, Tensor]  # mean, count and dispersion of some classes
 
 
 def empty_block(like: Tensor) -> Block:
@@ -62,7 +62,10 @@ def with_clients(state: ServerState, reports: Sequence[Block], variance: Tensor)
 
 
 def with_returns(
-    state: ServerState, stored: tuple[tuple[int, ...], Rows], fresh: tuple[tuple[int, ...], Rows], variance: Tensor
+    state: ServerState,
+    stored: tuple[tuple[int, ...], MeanRows],
+    fresh: tuple[tuple[int, ...], MeanRows],
+    variance: Tensor,
 ) -> ServerState:
     """The state with the classes counted for ω that are stored and were measured again."""
     common = sorted({*stored[0]} & {*fresh[0]})
@@ -95,7 +98,7 @@ def measured(state: ServerState, found: Sequence[Block], last: bool) -> ServerSt
     return with_returns(state, rows_of(bank_of(before)), rows_of(fresh), variance)
 
 
-def rows_of(stored: Bank | Summary) -> tuple[tuple[int, ...], Rows]:
+def rows_of(stored: Bank | Summary) -> tuple[tuple[int, ...], MeanRows]:
     """The class rows of a memory with dispersion."""
     assert stored.dispersion is not None
     return stored.labels, (stored.mean, stored.count, stored.dispersion)

@@ -25,7 +25,7 @@ MAX_FEATURES = 1000  # real, and as many replayed ones
 MAX_CLASSES = len(style.COLOURS)  # with more classes than this, colours do not distinguish them
 TSNE: dict[str, Any] = {"perplexity": 30.0, "init": "pca", "learning_rate": "auto", "max_iter": 1000}
 UMAP: dict[str, Any] = {"n_neighbors": 15, "min_dist": 0.1, "metric": "euclidean", "init": "pca"}
-Features = dict[str, np.ndarray]  # real, real_label, replay, replay_label
+FeatureArrays = dict[str, np.ndarray]  # real, real_label, replay, replay_label
 
 
 def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dict[str, Any]]:
@@ -59,9 +59,9 @@ def draw(paths: Sequence[str], warn: Callable[[str], None]) -> tuple[Figure, dic
     return figure, facts
 
 
-def load_features(runs: Sequence[Path], warn: Callable[[str], None]) -> dict[str, tuple[Features, dict[str, Any]]]:
+def load_features(runs: Sequence[Path], warn: Callable[[str], None]) -> dict[str, tuple[FeatureArrays, dict[str, Any]]]:
     """By run, its features and facts about them. Runs without features are left out with a warning."""
-    features_by_run: dict[str, tuple[Features, dict[str, Any]]] = {}
+    features_by_run: dict[str, tuple[FeatureArrays, dict[str, Any]]] = {}
     for run in runs:
         try:
             data, about = inputs.read_replay(run)
@@ -77,13 +77,13 @@ def load_features(runs: Sequence[Path], warn: Callable[[str], None]) -> dict[str
     return features_by_run
 
 
-def select_weak_task(data: Features, run: Path) -> Features:
+def select_weak_task(data: FeatureArrays, run: Path) -> FeatureArrays:
     """The classes of the weak task, as in the paper; all classes if the run has no weak task."""
     about = load_run(run) if (run / "config.toml").is_file() else None
     weak_task = about.config["stream"].get("weak_task", -1) if about else -1
     if about is None or weak_task < 0:
         return data
-    selected: Features = {}
+    selected: FeatureArrays = {}
     for name in ("real", "replay"):
         chosen = np.isin(data[f"{name}_label"], about.plan.tasks[weak_task])
         selected[name] = data[name][chosen]
@@ -93,9 +93,9 @@ def select_weak_task(data: Features, run: Path) -> Features:
     return selected
 
 
-def thin_out(data: Features) -> Features:
+def thin_out(data: FeatureArrays) -> FeatureArrays:
     """At most MAX_FEATURES real and replayed features, drawn with a fixed seed."""
-    thinned: Features = {}
+    thinned: FeatureArrays = {}
     for name in ("real", "replay"):
         order = generator(0, "figure", "embedding", name).permutation(len(data[name]))
         chosen = np.sort(order[:MAX_FEATURES])
@@ -134,7 +134,7 @@ def fixed_seed(name: str) -> int:
     return derive_seed(0, "figure", "embedding", name) % 2**31  # both libraries take 32-bit seeds
 
 
-def draw_panel(ax: Axes, points: np.ndarray, data: Features, classes: np.ndarray) -> None:
+def draw_panel(ax: Axes, points: np.ndarray, data: FeatureArrays, classes: np.ndarray) -> None:
     """Real features as pale discs, replayed ones as crosses, with a colour per class if there are few classes."""
     labels = np.concatenate([data["real_label"], data["replay_label"]])
     is_real = np.arange(len(points)) < len(data["real"])
