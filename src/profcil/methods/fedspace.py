@@ -46,7 +46,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from profcil.config import Checked, setting
-from profcil.data.bundle import to_device
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
 from profcil.engine.client import Client
 from profcil.engine.phases import Batch, Turn
@@ -119,7 +118,7 @@ class FedSpace(Method):
         labels = sorted(set(inbox["prototypes"].labels))
         per_epoch = self.params.quota * len(labels)
         count = ceil(per_epoch / steps_per_epoch(client))
-        ids = to_device(torch.tensor(labels, dtype=torch.long), known.device)
+        ids = torch.tensor(labels, dtype=torch.long, device=known.device)
         allowed = met if self.params.label_space == "met" else client.allowed(client.seen)
         old = known & ~client.allowed(client.labels)
         number = torch.arange(count, device=known.device)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from profcil.data.bundle import to_device
 from profcil.engine.channel import Block
 from profcil.memory.bank import Moments, moments_of_rows, pool
 from profcil.model.layers import distances_between
@@ -33,10 +32,9 @@ def no_centroids(like: Tensor) -> Block:
 
 
 def mean_codes(z: Tensor, y: Tensor) -> Block:
-    """What a client sends about its classes: the mean code and the count of each. `y` should be on the CPU, so that a
-    GPU is not synchronised."""
+    """What a client sends about its classes: the mean code and the count of each."""
     labels, rank = torch.unique(y, return_inverse=True)
-    rank = to_device(rank, z.device)
+    rank = rank.to(z.device)
     moments = moments_of_rows(z, rank, labels.tolist(), radius=True)
     tensors = {"mean": moments.mean, "count": moments.count}
     return Block("prototype", tensors, moments.labels)
@@ -102,7 +100,7 @@ def sample_around(centres: Tensor, pull: float, rng: torch.Generator) -> Tensor:
     """One Gaussian sample around each row, with the spread of a trained class."""
     noise = torch.randn(centres.shape, generator=rng, device=rng.device)
     spread: float = (1 + 2 * pull) ** -0.5
-    return centres + spread * to_device(noise, centres.device)
+    return centres + spread * noise.to(centres.device)
 
 
 def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
@@ -118,7 +116,6 @@ def negative_distances(z: Tensor, bank: Block, classes: int) -> Tensor:
 def table(bank: Block, classes: int) -> Tensor:
     """One row per class id, zero for a class without a centroid: a loss indexes it by labels."""
     mean = bank.tensors["mean"]
-    labels = torch.tensor(bank.labels, dtype=torch.long)
-    index = to_device(labels, mean.device)
+    index = torch.tensor(bank.labels, dtype=torch.long, device=mean.device)
     zeros = mean.new_zeros(classes, mean.shape[1])
     return zeros.index_copy(0, index, mean)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from profcil.data.bundle import to_device
 from profcil.engine.channel import Block
 
 LLOYD = 10  # steps of k-means
@@ -46,7 +45,7 @@ def report(z: Tensor, y: Sequence[int], count: int = 1) -> Block:
 def rows_with(label: int, y: Sequence[int], device: torch.device) -> Tensor:
     """The rows that have this label, as an index on a device."""
     rows = [row for row, other in enumerate(y) if other == label]
-    return to_device(torch.tensor(rows), device)
+    return torch.tensor(rows, device=device)
 
 
 def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +70,7 @@ def centres(points: Tensor, weight: Tensor, count: int) -> tuple[Tensor, Tensor]
         share = member * weight
         found = share @ points
         mass = share.sum(1)
-        if count > 1:  # a single centre always has points, and a mask synchronises the GPU
+        if count > 1:  # a single centre always has points
             found = found[mass > 0]
             mass = mass[mass > 0]
         found = found / mass[:, None]
@@ -126,7 +125,7 @@ def tables(bank: Block, classes: int, count: int) -> tuple[Tensor, Tensor]:
         rows[label] = own.repeat(repeats, 1)[:count]
     labels = torch.tensor(bank.labels, dtype=torch.long)
     known = torch.isin(torch.arange(classes), labels)
-    return rows, to_device(known, mean.device)
+    return rows, known.to(mean.device)
 
 
 def rows_of(bank: Block, label: int) -> Tensor:
