@@ -438,9 +438,9 @@ def test_promax_measures_drift_on_the_calibration_subset_in_every_round(fresh, m
         client = run.client(id, 1, round)
         features = client.features
 
-        def noted(lens: Any, index: Tensor | None = None, features: Any = features) -> Tensor:
+        def noted(feature_map: Any, index: Tensor | None = None, features: Any = features) -> Tensor:
             measured.extend([] if index is None else [index.tolist()])
-            return features(lens, index)
+            return features(feature_map, index)
 
         monkeypatch.setattr(client, "features", noted)
         turn = turn_of(run, client)

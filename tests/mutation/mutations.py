@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "stale-features",
         "engine/client.py",
-        "key = (owner, type(lens), lens.version)",
-        "key = (owner, type(lens), 0)",
+        "key = (owner, type(feature_map), feature_map.version)",
+        "key = (owner, type(feature_map), 0)",
         "Cached features outlive the base that they were computed by.",
         (FORMULAS,),
     ),

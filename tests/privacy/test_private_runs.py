@@ -148,7 +148,7 @@ def test_a_resumed_run_has_the_same_noise(tmp_path, monkeypatch):
     [
         (lambda: private("pro", EXAMPLE), "Pro sends model updates, which noise for single examples does not protect"),
         (lambda: private("prolin", EXAMPLE, params__base_rounds=1), "ProLin sends model updates"),
-        (lambda: private("prolin", EXAMPLE, params__moments="sketch"), "noise drowns a sketch of second moments"),
+        (lambda: private("prolin", EXAMPLE, params__moments="sketch"), "a sketch of second moments is lost in noise"),
         (lambda: private("prolin", EXAMPLE, warmup__rounds=1), r"the warm-up sends model updates.*warmup\.rounds = 0"),
         (lambda: private("fedavg", CLIENT, model__norm="batch"), "negative; set model.norm = group"),
         (lambda: private("fedcbdr", CLIENT), "which noise does not protect; choose another method"),

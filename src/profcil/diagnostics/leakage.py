@@ -136,7 +136,7 @@ def head(attacker: Attacker) -> dict[str, Any]:
     train = world.bundle.train
     index = torch.tensor(used, device=world.device)
     with torch.no_grad():
-        members = method.views(server, lambda lens: embed(world.net, lens, train, index))
+        members = method.views(server, lambda feature_map: embed(world.net, feature_map, train, index))
         others = evaluation_features(world, method, server)
         inside = true_class(method.scores(world.net, server, members), train.y[index])
         outside = true_class(method.scores(world.net, server, others), world.evaluation_examples.y)

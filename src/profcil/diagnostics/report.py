@@ -21,7 +21,7 @@ from profcil.data.bundle import Examples
 from profcil.diagnostics import snapshots
 from profcil.diagnostics.probe import nearest_mean_accuracy, ridge_accuracy
 from profcil.diagnostics.replayed import EvaluationSpace, measure_replay
-from profcil.engine.client import Lens, embed
+from profcil.engine.client import FeatureMap, embed
 from profcil.engine.device import device_of
 from profcil.engine.recorder import settings_of
 from profcil.engine.run import MakeWorld, check_data
@@ -105,7 +105,7 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     write_bytes(path, packed.getvalue())
 
 
-def probe(world: World, features: Callable[[Callable[[Lens], Tensor]], Tensor]) -> dict[str, float]:
+def probe(world: World, features: Callable[[Callable[[FeatureMap], Tensor]], Tensor]) -> dict[str, float]:
     """Closed-form accuracies in percent on some features.
 
     `features` is given a function that embeds the examples under given weights, and returns their features.
@@ -116,7 +116,7 @@ def probe(world: World, features: Callable[[Callable[[Lens], Tensor]], Tensor]) 
     @torch.no_grad()
     def features_of(examples: Examples) -> Tensor:
         index = torch.arange(len(examples), device=world.device)
-        return features(lambda lens: embed(world.net, lens, examples, index))
+        return features(lambda feature_map: embed(world.net, feature_map, examples, index))
 
     train_features = features_of(train)
     test_features = features_of(test)

@@ -33,7 +33,7 @@ class BlockFeatures:
 
 
 # How features are computed: the weights of a base, or any function of the model and the inputs.
-Lens: TypeAlias = Block | BlockFeatures | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
+FeatureMap: TypeAlias = Block | BlockFeatures | Mapping[str, Tensor] | Callable[[Net, Inputs], Tensor]
 FeatureKey: TypeAlias = tuple[Hashable, type, int]  # whose examples, how they are computed, and the block's version
 
 
@@ -151,12 +151,12 @@ class Client:
         """The local epochs that this client computes of a number of planned ones: all, but for the weakened task."""
         return epochs if self.budget == 1 else share_of(self.budget, epochs)
 
-    def features(self, lens: Lens, index: Tensor | None = None) -> Tensor:
+    def features(self, feature_map: FeatureMap, index: Tensor | None = None) -> Tensor:
         """Features of the current examples, or of the rows in `index`, without gradients. A broadcast block has a
         version: under it the features of all current examples are computed once and reused."""
         if index is not None:
-            return embed(self.net, lens, self.examples, index)
-        return embed_once(self.net, lens, self.examples, self.current, self.cache, self.id)
+            return embed(self.net, feature_map, self.examples, index)
+        return embed_once(self.net, feature_map, self.examples, self.current, self.cache, self.id)
 
     @property
     def supported(self) -> tuple[int, ...]:
@@ -191,25 +191,30 @@ class Client:
 
 
 @torch.no_grad()
-def embed(net: Net, lens: Lens, examples: Examples, index: Tensor) -> Tensor:
+def embed(net: Net, feature_map: FeatureMap, examples: Examples, index: Tensor) -> Tensor:
     """u = h(x) for the examples in `index`, in evaluation mode, or another function of the model and their inputs."""
-    if isinstance(lens, BlockFeatures):
-        lens = lens.compute
-    if callable(lens):
+    if isinstance(feature_map, BlockFeatures):
+        feature_map = feature_map.compute
+    if callable(feature_map):
         chunks = index.split(examples.chunk)
-        return torch.cat([lens(net, examples.inputs(chunk)) for chunk in chunks])
-    tensors = lens.tensors if isinstance(lens, Block) else lens
+        return torch.cat([feature_map(net, examples.inputs(chunk)) for chunk in chunks])
+    tensors = feature_map.tensors if isinstance(feature_map, Block) else feature_map
     net.load({"base": dict(tensors)})
     return net.embed(examples, index)
 
 
 def embed_once(
-    net: Net, lens: Lens, examples: Examples, index: Tensor, cache: dict[FeatureKey, Tensor], owner: Hashable
+    net: Net,
+    feature_map: FeatureMap,
+    examples: Examples,
+    index: Tensor,
+    cache: dict[FeatureKey, Tensor],
+    owner: Hashable,
 ) -> Tensor:
     """The same, but features that depend on a block with a version are taken from the cache if they are there."""
-    if not isinstance(lens, Block | BlockFeatures):
-        return embed(net, lens, examples, index)
-    key = (owner, type(lens), lens.version)
+    if not isinstance(feature_map, Block | BlockFeatures):
+        return embed(net, feature_map, examples, index)
+    key = (owner, type(feature_map), feature_map.version)
     if key not in cache:
-        cache[key] = embed(net, lens, examples, index)
+        cache[key] = embed(net, feature_map, examples, index)
     return cache[key]

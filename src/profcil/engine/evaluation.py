@@ -34,7 +34,9 @@ def evaluation_features(
     present = {block.version for block in server.blocks.values()}
     for key in [key for key in cache if key[2] not in present]:
         del cache[key]
-    features = method.views(server, lambda lens: embed_once(world.net, lens, examples, index, cache, "evaluation"))
+    features = method.views(
+        server, lambda feature_map: embed_once(world.net, feature_map, examples, index, cache, "evaluation")
+    )
     world.net.load(server.weights())
     return features
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When, weights_of
-from profcil.engine.client import Client, Lens
+from profcil.engine.client import Client, FeatureMap
 from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Batch, Turn
 from profcil.engine.server import Server
@@ -207,7 +207,7 @@ class Method:
         `clients` have their private memory."""
         return None
 
-    def views(self, state: ServerState, under: Callable[[Lens], Tensor]) -> Tensor:
+    def views(self, state: ServerState, under: Callable[[FeatureMap], Tensor]) -> Tensor:
         """The features that `scores` needs: by default those of the global base. `under` computes features of the
         examples under a base, or by any function of their inputs."""
         return under(state.blocks["base"])

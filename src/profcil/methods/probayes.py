@@ -35,7 +35,7 @@ from torch import Tensor
 from profcil.config import Checked, setting
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, Inbox, Reply, ServerState, When
-from profcil.engine.client import BlockFeatures, Client, Lens
+from profcil.engine.client import BlockFeatures, Client, FeatureMap
 from profcil.engine.late import LateStatistics
 from profcil.engine.phases import Turn
 from profcil.memory import bayes
@@ -112,7 +112,7 @@ class ProBayes(Method):
         sent = {"class_means": Block("statistics", tensors, labels, row_bound=LENGTH)}
         return Reply(client.id, len(client.current), sent, notes=notes)
 
-    def dictionary_features(self, entries: Block, under: Callable[[Lens], Tensor]) -> Tensor:
+    def dictionary_features(self, entries: Block, under: Callable[[FeatureMap], Tensor]) -> Tensor:
         """d(x) of some examples. `under` computes any function of their inputs."""
         compute = partial(self.compute_features, entries=entries)
         return under(BlockFeatures(compute, entries.version))
@@ -179,7 +179,7 @@ class ProBayes(Method):
 
     # -- prediction ----------------------------------------------------------------------------------------------------
 
-    def views(self, state: ServerState, under: Callable[[Lens], Tensor]) -> Tensor:
+    def views(self, state: ServerState, under: Callable[[FeatureMap], Tensor]) -> Tensor:
         return self.dictionary_features(state.blocks["dictionary"], under)
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:

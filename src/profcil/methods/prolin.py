@@ -78,7 +78,7 @@ class ProLin(ProLinBase):
         if self.uncertain:
             return mean_uncertainty.REFUSED
         if self.params.moments == "sketch":
-            return "noise drowns a sketch of second moments; set params.moments = none, or full"
+            return "a sketch of second moments is lost in noise; set params.moments = none, or full"
         if unit == "example" and not self.params.base_rounds:
             return ""
         if unit == "client" and self.params.base_rounds and self.params.transport == "linear":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block, ServerState
-from profcil.engine.client import BlockFeatures, Client, Lens
+from profcil.engine.client import BlockFeatures, Client, FeatureMap
 from profcil.memory import linear, sketch, symmetric
 from profcil.memory.linear import Summary
 from profcil.memory.uncertainty import ShrunkHead, fresh_dispersion, mean_variance, shrunk_discriminants
@@ -36,7 +36,7 @@ class ProLinMemory(Method):
             return None
         return make_dictionary(net.facts, like, net.vocabulary, p.dictionary, p.min_support, p.text_entries)
 
-    def joint_features(self, blocks: Mapping[str, Block], under: Callable[[Lens], Tensor]) -> Tensor:
+    def joint_features(self, blocks: Mapping[str, Block], under: Callable[[FeatureMap], Tensor]) -> Tensor:
         """z of some examples. `under` computes their features under a base, or by any function of their inputs."""
         bases = ("base", "anchor") if self.has_base else ()
         z = [under(blocks[name]) for name in bases if name in blocks]
@@ -118,7 +118,7 @@ class ProLinMemory(Method):
 
     # -- prediction and diagnostics -----------------------------------------------------------------------------------
 
-    def views(self, state: ServerState, under: Callable[[Lens], Tensor]) -> Tensor:
+    def views(self, state: ServerState, under: Callable[[FeatureMap], Tensor]) -> Tensor:
         return self.joint_features(state.blocks, under)
 
     def scores(self, net: Net, state: ServerState, features: Tensor) -> Tensor:

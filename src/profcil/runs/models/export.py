@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 from profcil.data.bundle import Inputs
 from profcil.engine.channel import Block
-from profcil.engine.client import BlockFeatures, Lens
+from profcil.engine.client import BlockFeatures, FeatureMap
 from profcil.errors import ConfigError, NotApplicable, RunFolderError
 from profcil.io.atomic_files import write_bytes
 from profcil.runs.models.loading import model_file
@@ -66,18 +66,18 @@ class Prediction(nn.Module):
 
     def predict(self, *inputs: Tensor) -> Tensor:
         model = self.model
-        features = model.method.views(model.state, lambda lens: self.features(lens, inputs))
+        features = model.method.views(model.state, lambda feature_map: self.features(feature_map, inputs))
         scores = model.method.scores(self.net, model.state, features)
         unseen = model.unseen(scores.device)
         return probabilities_of(scores.masked_fill(unseen, -torch.inf), model.temperature).float()
 
-    def features(self, lens: Lens, inputs: Inputs) -> Tensor:
+    def features(self, feature_map: FeatureMap, inputs: Inputs) -> Tensor:
         """Features under a base, or by a function of the inputs. Nothing is loaded, which a graph could not show."""
-        if isinstance(lens, BlockFeatures):
-            return lens.compute(self.net, inputs)
-        if callable(lens):
-            return lens(self.net, inputs)
-        tensors = lens.tensors if isinstance(lens, Block) else lens
+        if isinstance(feature_map, BlockFeatures):
+            return feature_map.compute(self.net, inputs)
+        if callable(feature_map):
+            return feature_map(self.net, inputs)
+        tensors = feature_map.tensors if isinstance(feature_map, Block) else feature_map
         found: Tensor = functional_call(self.net.base, dict(tensors), inputs)
         return found
 

@@ -63,7 +63,7 @@ class Model:
         examples = self.examples(*inputs)
         index = torch.arange(len(examples), device=examples.y.device)
         with torch.no_grad():
-            features = self.method.views(self.state, lambda lens: embed(self.net, lens, examples, index))
+            features = self.method.views(self.state, lambda feature_map: embed(self.net, feature_map, examples, index))
             self.net.load(self.state.weights())
             self.net.eval()
             scores = self.method.scores(self.net, self.state, features)
