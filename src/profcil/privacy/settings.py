@@ -86,6 +86,10 @@ class PrivacySettings(Checked):
             )
         if self.gradient_bound and self.unit != "example":
             raise ConfigError("privacy.gradient_bound is for privacy.unit = example; leave it out, or set the unit")
+        if self.sampling != 1 and not self.gradient_bound:
+            raise ConfigError(
+                "privacy.sampling is for training with noise on gradients; leave it out, or give privacy.gradient_bound"
+            )
         if self.gradient_bound and self.secure_sum:
             raise ConfigError(
                 "with privacy.gradient_bound each client adds all of the noise to its own gradients, and a secure sum "
