@@ -275,6 +275,8 @@ def test_a_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
         ({"privacy__secure_sum": True}, "leave out privacy.secure_sum"),
         ({"warmup__rounds": 1}, "set warmup.rounds = 0"),
         ({"train__batch": 0}, "a step divides by train.batch"),
+        ({"privacy__gradient_bound": float("inf")}, "gradient_bound = inf is out of range"),
+        ({"privacy__epsilon": 0.001, "privacy__sampling": 0.5}, r"no ε below 0.0035 can be accounted for"),
         ({"privacy__gradient_bound": 0.0, "privacy__sampling": 0.5}, "or give privacy.gradient_bound"),
         ({"privacy__gradient_bound": 0.0}, "set privacy.gradient_bound, or set privacy.unit = client"),
     ],

@@ -29,8 +29,9 @@ from profcil.config import TrainSettings
 from profcil.data.bundle import Inputs
 from profcil.engine.phases import Batch, GradientNoise, Train, Trained
 from profcil.engine.steps import Optimiser, clip_, unfreeze
+from profcil.errors import ConfigError
 from profcil.model.net import Net
-from profcil.privacy.accountant import multiplier_of_steps
+from profcil.privacy.accountant import epsilon_of_steps, multiplier_of_steps
 from profcil.privacy.settings import PrivacySettings
 from profcil.randomness import generator
 
@@ -51,7 +52,14 @@ def steps_of_turn(settings: PrivacySettings, train: TrainSettings) -> int:
 def noise_for(settings: PrivacySettings, train: TrainSettings, turns: float) -> float:
     """The noise multiplier with which so many turns of a client end at ε."""
     steps = max(1, round(turns * steps_of_turn(settings, train)))
-    return multiplier_of_steps(settings.epsilon, settings.delta, steps, settings.sampling)
+    found = multiplier_of_steps(settings.epsilon, settings.delta, steps, settings.sampling)
+    least = epsilon_of_steps(found, settings.delta, steps, settings.sampling)
+    if least > settings.epsilon * (1 + 1e-6):
+        raise ConfigError(
+            f"with privacy.sampling = {settings.sampling:g} no ε below {least:.2g} can be accounted for; give a larger "
+            "privacy.epsilon, or privacy.sampling = 1"
+        )
+    return found
 
 
 def train_privately(net: Net, phase: Train) -> Trained:

@@ -25,6 +25,7 @@ class PrivacySettings(Checked):
         "noise of a reply, or of a secure sum, in units of what one example or client can change; 0 = such that the "
         "run ends at ε",
         low=0.0,
+        high=1e9,
     )
     bound: float = setting(
         10.0,
@@ -45,6 +46,7 @@ class PrivacySettings(Checked):
         "unit example: norm to which the gradient of each example is clipped in training, before noise; 0 = methods "
         "that train are refused",
         low=0.0,
+        high=1e9,
     )
     sampling: float = setting(
         1.0,
