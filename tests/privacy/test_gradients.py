@@ -224,6 +224,8 @@ def test_a_run_ends_at_its_budget(tmp_path, method, sampling):
 def test_no_exact_loss_decides_whether_a_client_has_diverged(tmp_path):
     folder = start(config(train__loss_limit=1e-9), tmp_path / "run", tmp_path)
     assert json.loads((folder / "run.json").read_text())["metrics"]["faa"] > 0
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert {event["loss"] for event in events if event["event"] == "round"} == {None}
 
 
 def test_noise_stops_learning_and_without_it_the_same_run_learns(tmp_path):
