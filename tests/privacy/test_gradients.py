@@ -22,7 +22,9 @@ from profcil.io.atomic_files import read_tensors
 from profcil.model.net import MODEL, Weights
 from profcil.privacy.accountant import epsilon_of, epsilon_of_steps, multiplier_of_steps, renyi_divergence
 from profcil.privacy.gradients import clipped_sum, named_parameters, train_privately
-from profcil.privacy.meter import BudgetSpent
+from profcil.privacy.meter import BudgetSpent, Meter
+from profcil.privacy.protection import Protection
+from profcil.privacy.settings import PrivacySettings
 from profcil.resolve import RunConfig, resolve
 
 TINY = {
@@ -207,6 +209,14 @@ def test_if_every_step_takes_every_example_the_account_is_exact():
         needed = multiplier_of_steps(4.0, 1e-5, 60, sampling)
         assert epsilon_of_steps(needed, 1e-5, 60, sampling) == pytest.approx(4.0, rel=1e-6)
         assert epsilon_of_steps(0.99 * needed, 1e-5, 60, sampling) > 4.0
+
+
+def test_with_little_to_lose_rounding_does_not_hide_a_step():
+    """A divergence that is rounded to zero or below would allow any number of steps."""
+    for multiplier in (1e6, 1e9):
+        assert epsilon_of_steps(multiplier, 1e-5, 10**18, 0.01) > epsilon_of_steps(multiplier, 1e-5, 1, 0.01)
+        settings = PrivacySettings("example", 8.0, noise_multiplier=multiplier, gradient_bound=1.0, sampling=0.01)
+        assert Meter(Protection(settings, multiplier, 1, 10.0, 100)).most_releases > 10**6
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
