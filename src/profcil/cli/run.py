@@ -253,7 +253,7 @@ def expected_spending(config: Any, world: Any) -> str:
     releases = protection.releases
     epsilon = Meter(protection).planned(releases)
     unit = config.privacy.unit
-    steps = f" of {protection.steps} steps" if protection.steps else ""
+    steps = f" of {protection.steps} step{'s' if protection.steps > 1 else ''}" if protection.steps else ""
     replies = "1 reply" if releases == 1 else f"{releases:.0f} replies"
     return (
         f"ε = {epsilon:.4g} at δ = {config.privacy.delta:g} for each {unit}, by at most {replies}{steps} "
