@@ -24,6 +24,14 @@ def test_sections_are_for_one_method_and_one_setting():
     assert resolve(GIVEN, {"method": "promax"}).warmup.rounds == 4
 
 
+def test_sections_are_for_own_data_too(tmp_path):
+    data = tmp_path / "points.csv"
+    data.write_text("a,b,label\n" + "".join(f"{i},{-i},{'xyz'[i % 3]}\n" for i in range(60)))
+    given = {key: value for key, value in GIVEN.items() if key != "dataset"}
+    config = resolve(given, {"method": "fedavg", "data": str(data)})
+    assert (config.warmup.rounds, config.train.lr, config.params.label_space) == (2, 0.5, "local")
+
+
 def test_sections_of_a_method_are_overridden_like_those_of_the_recipe():
     """By a given recipe, a preset, and --set; and a written recipe is read back as it was."""
     built_in = resolve(None, {"method": "prolin"})
@@ -50,3 +58,8 @@ def test_sections_of_a_method_are_overridden_like_those_of_the_recipe():
 def test_a_wrong_section_is_one_sentence(methods, reason):
     with pytest.raises(ConfigError, match=reason):
         resolve({"dataset": "digits", "methods": methods}, {"method": "fedavg"})
+
+
+def test_a_preset_for_other_datasets_names_them():
+    with pytest.raises(ConfigError, match="nothing for prolin on digits, it is for prolin on cifar100; leave it out"):
+        resolve(None, {"method": "prolin", "preset": "moving"})

@@ -125,6 +125,11 @@ def test_dry_run_counts_the_work_of_a_run(
     assert int(first.split(",")[-1]) <= work["bytes_per_model_broadcast"]
 
 
+def test_dry_run_counts_no_model_where_no_network_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    work = json.loads(printed(capsys, "run", "--dry-run", "--json", "--method", "prolin"))["work"]
+    assert (work["model_parameters"], work["bytes_per_model_broadcast"], work["warmup_rounds"]) == (0, 0, 0)
+
+
 def test_dry_run_without_data_shows_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = printed(capsys, "run", "cora-homogeneous", "--dry-run", "--data-dir", "empty")
     assert tomllib.loads(out)["setting"] == "homogeneous" and "profcil data fetch cora" in out

@@ -543,7 +543,7 @@ def test_diagnose_prints_and_saves_probe_and_alignment(runs, capsys):
 
 def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
     small = ["train.rounds=2", "train.epochs=1", "warmup.rounds=1", "stream.task_size=5", "dictionary=30"]
-    sets = [part for s in small for part in ("--set", s)]
+    sets = [part for s in [*small, "anchor=true"] for part in ("--set", s)]
     assert main(["run", "--dataset", "digits", "--method", "prolin", "--out", str(tmp_path / "run"), *sets]) == 0
     assert main(["diagnose", str(tmp_path / "run"), "--json"]) == 0
     out = capsys.readouterr().out
@@ -551,6 +551,16 @@ def test_diagnose_probes_all_features_that_predictions_use(tmp_path, capsys):
     assert report["probe_seen"]["ridge"] != report["probe_final"]["ridge"]
     assert main(["diagnose", str(tmp_path / "run")]) == 0
     assert f"input of predictions: ridge {report['probe_seen']['ridge']:.1f} %" in capsys.readouterr().out
+
+
+def test_diagnose_has_no_probe_of_a_base_that_is_not_used(tmp_path, capsys):
+    """With the recipe of PRO-LIN no network is used."""
+    sets = ["--set=train.rounds=1", "--set=stream.task_size=5", "--set=dictionary=30"]
+    assert main(["run", "--dataset", "digits", "--method", "prolin", "--out", str(tmp_path / "run"), *sets]) == 0
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().out
+    assert "base: ridge" not in text and "input of predictions: ridge" in text
 
 
 def test_every_built_in_study_is_listed_and_resolves(capsys):

@@ -35,6 +35,10 @@ TOO_MUCH = "it has sent as much as the settings of the app plan"
 def counted(tmp_path: Path, client: int = 1) -> list[dict]:
     """What a site has counted."""
     (path,) = (tmp_path / "sites").glob(f"*/{client}/spent.jsonl")
+    return read_lines(path)
+
+
+def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -168,6 +172,14 @@ def test_a_server_that_asks_for_more_training_is_refused(deployed):
     assert first.reply.blocks and digest(first.reply.blocks) == digest(same.reply.blocks)
     assert second.reply.blocks
     assert all(TOO_MUCH in response.error and not response.reply.blocks for response in others)
+
+
+def test_that_training_with_noise_diverged_is_counted(deployed, tmp_path):
+    """It follows from the noised steps, so it reveals something."""
+    noise = {"privacy__unit": "example", "privacy__epsilon": 2.0, "privacy__gradient_bound": 1.0}
+    with pytest.raises(ProfcilError, match="diverged"):
+        deployed(tiny("fedavg", warmup__rounds=0, train__epochs=3, train__lr=1e38, **noise, model__norm="group"))
+    assert [entry["round"] for path in tmp_path.rglob("spent.jsonl") for entry in read_lines(path)].count(0) >= 1
 
 
 # -- secure sums ------------------------------------------------------------------------------------------------------

@@ -1166,7 +1166,7 @@ MUTATIONS = (
     Mutation(
         "noise-on-gradients-repeats",
         "privacy/gradients.py",
-        "phase.seed, digest(phase)",
+        "phase.seed, digest(phase, rows)",
         "phase.seed",
         "Turns under different weights have the same noise, which their difference takes off.",
         (GRADIENTS,),
@@ -1174,9 +1174,25 @@ MUTATIONS = (
     Mutation(
         "steps-take-every-example",
         "privacy/gradients.py",
-        "dtype=torch.float64) < noise.sampling",
-        "dtype=torch.float64) < 1",
+        "secret.random(phase.source.size) < noise.sampling",
+        "secret.random(phase.source.size) < 1",
         "Steps that are counted as taking few examples take all.",
+        (GRADIENTS,),
+    ),
+    Mutation(
+        "infinite-gradients-change-the-sum",
+        "privacy/gradients.py",
+        "torch.where(norms.isfinite(), shortened, 0.0)",
+        "shortened",
+        "An example whose gradient is not finite changes the sum without limit.",
+        (GRADIENTS,),
+    ),
+    Mutation(
+        "views-from-a-known-seed",
+        "privacy/gradients.py",
+        "manual_seed(int(secret.integers(1 << 62)))",
+        "manual_seed(phase.seed)",
+        "Who knows the seed of the run knows the views of all examples.",
         (GRADIENTS,),
     ),
     Mutation(

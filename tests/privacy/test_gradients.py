@@ -14,7 +14,7 @@ from profcil import registry
 from profcil.cli.main import main
 from profcil.engine import loop
 from profcil.engine.channel import When
-from profcil.engine.phases import GradientNoise, Train
+from profcil.engine.phases import GradientNoise, Shuffled, Train
 from profcil.engine.run import resume, start
 from profcil.engine.world import World, make_world
 from profcil.errors import ConfigError
@@ -22,7 +22,9 @@ from profcil.io.atomic_files import read_tensors
 from profcil.model.net import MODEL, Weights
 from profcil.privacy.accountant import epsilon_of, epsilon_of_steps, multiplier_of_steps, renyi_divergence
 from profcil.privacy.gradients import clipped_sum, named_parameters, train_privately
-from profcil.privacy.meter import BudgetSpent
+from profcil.privacy.meter import BudgetSpent, Meter
+from profcil.privacy.protection import Protection
+from profcil.privacy.settings import PrivacySettings
 from profcil.resolve import RunConfig, resolve
 
 TINY = {
@@ -54,6 +56,10 @@ def changes(before: Weights, after: Weights) -> Tensor:
     return torch.cat([(new - old).flatten() for old, new in pairs])
 
 
+def correlation(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+
+
 def tensors(folder: Path) -> dict[str, bytes]:
     found = read_tensors(folder / "state.safetensors")
     assert found is not None
@@ -73,13 +79,12 @@ def test_without_noise_and_clipping_a_step_follows_the_gradient_of_the_summed_lo
     inputs = phase.inputs(phase.source.index)
     batch = {"inputs": inputs, "y": phase.source.y, "rng": None, **phase.constants}
     parameters = list(named_parameters(world.net, MODEL).values())
-    mean = phase.loss(world.net, batch)
-    grads = torch.autograd.grad(mean * phase.source.size, parameters, materialize_grads=True)
+    grads = torch.autograd.grad(phase.loss(world.net, batch) * phase.source.size, parameters, materialize_grads=True)
     expected = -0.1 / phase.settings.batch * torch.cat([g.flatten() for g in grads])
     found = changes(phase.weights, done.weights)
     assert float(expected.norm()) > 1e-3
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
-    assert done.loss == pytest.approx(mean.item(), rel=1e-4)
+    assert done.loss == 0.0  # it would be exact
 
 
 def test_one_example_changes_the_sum_by_at_most_the_bound(tmp_path):
@@ -91,11 +96,37 @@ def test_one_example_changes_the_sum_by_at_most_the_bound(tmp_path):
         every = torch.arange(phase.source.size)
         rng = torch.Generator().manual_seed(0)
         rows = phase.source.epoch(rng)
-        total, _ = clipped_sum(world.net, parameters, phase, rows, every, rng)
-        without, _ = clipped_sum(world.net, parameters, phase, rows, every[1:], rng)
+        total = clipped_sum(world.net, parameters, phase, rows, every, rng)
+        without = clipped_sum(world.net, parameters, phase, rows, every[1:], rng)
         length = float(torch.cat([(total[n] - without[n]).flatten() for n in total]).norm())
         assert length <= bound * (1 + 1e-4)
         assert (length > 0.999 * bound) == reached  # else the gradient was within the bound, and nothing is shown
+
+
+def test_an_example_whose_gradient_is_not_finite_adds_nothing(tmp_path):
+    world = make_world(config(train__augment=False), tmp_path)
+    phase = phase_of(world, GradientNoise(1.0, 1.0, 1.0, 0))
+    world.net.load(phase.weights)
+    parameters = named_parameters(world.net, MODEL)
+    rng = torch.Generator()
+    rows = {**phase.source.epoch(rng), "factor": torch.ones(phase.source.size)}
+    rows["factor"][0] = torch.inf
+    scaled = replace(phase, loss=lambda net, batch: phase.loss(net, batch) * batch["factor"].sum())
+    every = torch.arange(phase.source.size)
+    total = clipped_sum(world.net, parameters, scaled, rows, every, rng)
+    without = clipped_sum(world.net, parameters, scaled, rows, every[1:], rng)
+    for name, summed in total.items():
+        torch.testing.assert_close(summed, without[name])
+
+
+def test_views_of_images_follow_from_the_secret(tmp_path):
+    """An example more changes the views of the others, so nobody may know them."""
+    world = make_world(config(**SGD), tmp_path)
+    noise = GradientNoise(bound=1.0, multiplier=1e-12, sampling=1.0, secret=7)
+    phase = phase_of(world, noise)
+    done = changes(phase.weights, train_privately(world.net, phase).weights)
+    other = replace(phase, noise=replace(noise, secret=8))
+    assert not torch.allclose(done, changes(phase.weights, train_privately(world.net, other).weights), rtol=1e-3)
 
 
 def test_the_noise_has_the_deviation_that_is_accounted_for(tmp_path):
@@ -103,9 +134,12 @@ def test_the_noise_has_the_deviation_that_is_accounted_for(tmp_path):
     noise = GradientNoise(bound=2.0, multiplier=50.0, sampling=1.0, secret=0)
     phase = phase_of(world, noise)
     plain = train_privately(world.net, phase_of(world, replace(noise, multiplier=1e-12)))
-    moved = changes(plain.weights, train_privately(world.net, phase).weights)
+    moved = []
+    for secret in range(20):
+        drawn = replace(phase, noise=replace(noise, secret=secret))
+        moved.append(changes(plain.weights, train_privately(world.net, drawn).weights))
     per_step = 0.1 * 50.0 * 2.0 / phase.settings.batch
-    assert float(moved.std()) == pytest.approx(per_step, rel=0.03)
+    assert float(torch.cat(moved).std()) == pytest.approx(per_step, rel=0.03)
 
 
 def test_the_same_turn_has_the_same_noise_and_any_other_has_its_own(tmp_path):
@@ -117,10 +151,18 @@ def test_the_same_turn_has_the_same_noise_and_any_other_has_its_own(tmp_path):
     assert torch.equal(done, again)
     other_secret = replace(phase, noise=replace(noise, secret=8))
     assert not torch.allclose(done, changes(phase.weights, train_privately(world.net, other_secret).weights))
+    allowed = phase.constants["allowed"].clone()
+    absent = next(label for label in range(10) if label not in phase.source.y)
+    allowed[absent] = ~allowed[absent]
+    other_classes = replace(phase, constants={"allowed": allowed})
+    assert correlation(done, changes(phase.weights, train_privately(world.net, other_classes).weights)) < 0.2
+    y = phase.source.y.clone()
+    y[0] = y[y != y[0]][0]  # one example has another label
+    relabelled = replace(phase, source=Shuffled(phase.source.index, y))
+    assert correlation(done, changes(phase.weights, train_privately(world.net, relabelled).weights)) < 0.2
     nudged = {b: {n: t + 1e-7 for n, t in tensors.items()} for b, tensors in phase.weights.items()}
     moved = replace(phase, weights=nudged)
-    other = changes(nudged, train_privately(world.net, moved).weights)
-    assert float(torch.corrcoef(torch.stack([done, other]))[0, 1]) < 0.2
+    assert correlation(done, changes(nudged, train_privately(world.net, moved).weights)) < 0.2
 
 
 def test_a_step_takes_each_example_by_chance_and_may_take_none(tmp_path):
@@ -188,6 +230,14 @@ def test_if_every_step_takes_every_example_the_account_is_exact():
         assert epsilon_of_steps(0.99 * needed, 1e-5, 60, sampling) > 4.0
 
 
+def test_with_little_to_lose_rounding_does_not_hide_a_step():
+    """A divergence that is rounded to zero or below would allow any number of steps."""
+    for multiplier in (1e6, 1e9):
+        assert epsilon_of_steps(multiplier, 1e-5, 10**18, 0.01) > epsilon_of_steps(multiplier, 1e-5, 1, 0.01)
+        settings = PrivacySettings("example", 8.0, noise_multiplier=multiplier, gradient_bound=1.0, sampling=0.01)
+        assert Meter(Protection(settings, multiplier, 1, 10.0, 100)).most_releases > 10**6
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +248,13 @@ def test_a_run_ends_at_its_budget(tmp_path, method, sampling):
     facts = json.loads((folder / "run.json").read_text())
     assert 3.0 < facts["privacy"]["epsilon"] <= 4.0 * (1 + 1e-6)
     assert [part["path"] for part in facts["execution"]] == ["reference"]
+
+
+def test_no_exact_loss_decides_whether_a_client_has_diverged(tmp_path):
+    folder = start(config(train__loss_limit=1e-9), tmp_path / "run", tmp_path)
+    assert json.loads((folder / "run.json").read_text())["metrics"]["faa"] > 0
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert {event["loss"] for event in events if event["event"] == "round"} == {None}
 
 
 def test_noise_stops_learning_and_without_it_the_same_run_learns(tmp_path):
@@ -248,6 +305,10 @@ def test_a_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
         ({"privacy__unit": "client"}, "privacy.gradient_bound is for privacy.unit = example"),
         ({"privacy__secure_sum": True}, "leave out privacy.secure_sum"),
         ({"warmup__rounds": 1}, "set warmup.rounds = 0"),
+        ({"train__batch": 0}, "a step divides by train.batch"),
+        ({"privacy__gradient_bound": float("inf")}, "gradient_bound = inf is out of range"),
+        ({"privacy__epsilon": 0.001, "privacy__sampling": 0.5}, r"no ε below 0.0035 can be accounted for"),
+        ({"privacy__gradient_bound": 0.0, "privacy__sampling": 0.5}, "or give privacy.gradient_bound"),
         ({"privacy__gradient_bound": 0.0}, "set privacy.gradient_bound, or set privacy.unit = client"),
     ],
 )

@@ -195,7 +195,7 @@ def test_pro_leaves_out_classes_with_few_examples(fresh):
 def test_a_dry_run_says_what_a_run_will_spend_and_compare_what_it_has(tmp_path, capsys):
     sets = [f"--set={key}={value}" for key, value in {**TINY, **EXAMPLE, "params.dictionary": 20}.items()]
     assert main(["run", "--dataset", "digits", "--method", "prolin", "--dry-run", *sets]) == 0
-    expected = "# privacy spent at the end: ε = 4 at δ = 1e-05 for each example, by at most 1 replies"
+    expected = "# privacy spent at the end: ε = 4 at δ = 1e-05 for each example, by at most 1 reply with"
     assert expected in capsys.readouterr().out
     folder = start(private("prolin", EXAMPLE), tmp_path / "run", tmp_path)
     plain = start(config("prolin"), tmp_path / "plain", tmp_path)

@@ -17,9 +17,10 @@ from profcil.memory import linear
 from profcil.memory.bank import measure
 from profcil.methods.parts.memory_blocks import block_of_moments
 from profcil.methods.parts.summaries import report, summary_of_report
-from profcil.privacy.protection import Protection
+from profcil.privacy.protection import Protection, drawn
 from profcil.privacy.settings import PrivacySettings
 from profcil.privacy.sums import sums_of
+from profcil.randomness import derive_seed, generator
 
 BOUND = 2.0
 WHEN = When("refresh", 1, 2, 3)
@@ -187,7 +188,7 @@ def test_the_expected_noise_of_a_mean_does_not_decide_between_classes():
     x = torch.ones(220, 60) * BOUND / math.sqrt(60)
     y = (torch.arange(220) < 20).long()
     gaps = []
-    for secret in range(100):
+    for secret in range(600):
         sent = noised(PrivacySettings(unit="example", noise_multiplier=1.0, bound=BOUND), report(x, y, BOUND), secret)
         s = summary_of_report(sent.blocks)
         cov = linear.without_noise(linear.within_class_covariance(s), s)
@@ -218,3 +219,15 @@ def test_of_a_noised_covariance_only_what_stands_out_of_the_noise_is_kept():
     torch.testing.assert_close(values[-2:].flip(0), variance[:2], rtol=0.15, atol=0)
     assert float(values[0]) > 0
     torch.testing.assert_close(values[:38], values[0].expand(38))
+
+
+def test_noise_has_more_than_the_32_bits_of_a_seed_that_torch_uses():
+    """Else somebody could try all seeds and take the noise off."""
+    found: dict[int, int] = {}
+    for secret in range(400_000):
+        bits = derive_seed(secret, "privacy") & 0xFFFFFFFF
+        if bits in found:
+            break
+        found[bits] = secret
+    one, other = (drawn(torch.zeros(4), generator(s, "privacy")) for s in (found[bits], secret))
+    assert not torch.allclose(one, other)

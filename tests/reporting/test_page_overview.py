@@ -119,6 +119,16 @@ def test_rows_with_the_same_settings_are_one_line_whatever_the_recipe_was(tmp_pa
     assert "| severe | PRO-LIN | 3 | 81.0 ± 1.0" in text
 
 
+def test_a_run_with_noise_is_not_shown_as_one_of_the_recipe(tmp_path):
+    """A recipe without noise has no settings of it."""
+    noise = "privacy.epsilon=8.0 privacy.unit=example"
+    store = write(tmp_path / "store", *[row("cora", "prolin", 20, seed, settings=noise) for seed in range(3)])
+    text = render("<!-- table: dataset=cora -->\n<!-- end -->\n", store, tmp_path / "page.md")
+    assert "20.0" not in text
+    text = render("<!-- table: dataset=cora variants=all -->\n<!-- end -->\n", store, tmp_path / "page.md")
+    assert "PRO-LIN (privacy.epsilon=8.0 privacy.unit=example) | 3 | 20.0" in text
+
+
 def test_a_preset_that_changes_nothing_is_no_name(tmp_path):
     store = write(tmp_path / "store", *[row("cora", "prolin", 80, seed, "dictionary") for seed in range(3)])
     text = render("<!-- table: dataset=cora variants=presets -->\n<!-- end -->\n", store, tmp_path / "page.md")

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
+    if len(rows) == 1:
+        print(f"{world.config.method} sends no class means: only the final model was attacked.\n")
     columns = ("attack", "protection", "found", "verdict")
     print(text_table(list(columns), [[str(row[name]) for name in columns] for row in rows]))
     return 0

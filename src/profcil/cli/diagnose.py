@@ -2,10 +2,10 @@
 
 The ridge and nearest-mean probes use all training data at once. They show whether a run lost accuracy by its
 representation or by its memory and head. If predictions use more than the features of the final base (anchors), there
-is a probe of everything that they use. Alignment is the cosine between remembered and true means of old classes, as in
-the paper and with the common mean removed. The replay gap compares what the method replays at the end with held-out
-examples, in the feature space of the warmed base encoder. Results are written to the run folder: diagnostics.json,
-replay.npz and, for a run with --set keep_memories=true, snapshots.npz.
+is a probe of everything that they use; if they use no base, it is the only one. Alignment is the cosine between
+remembered and true means of old classes, as in the paper and with the common mean removed. The replay gap compares what
+the method replays at the end with held-out examples, in the feature space of the warmed base encoder. Results are
+written to the run folder: diagnostics.json, replay.npz and, for a run with --set keep_memories=true, snapshots.npz.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def probe_lines(report: dict[str, Any]) -> Iterator[str]:
     if report["probe_seen"] != report["probe_final"]:
         probes["input of predictions"] = report["probe_seen"]
     for name, found in probes.items():
-        yield f"{name}: ridge {found['ridge']:.1f} %, nearest mean {found['nearest_mean']:.1f} %"
+        if found:
+            yield f"{name}: ridge {found['ridge']:.1f} %, nearest mean {found['nearest_mean']:.1f} %"
 
 
 def alignment_lines(report: dict[str, Any]) -> Iterator[str]:

@@ -213,16 +213,19 @@ def show_dry_run(config: Any, find_work: Callable[[], dict[str, Any]], as_json: 
 
 def expected_work(config: Any, world: Any) -> dict[str, Any]:
     """Rounds, client turns and model size, counted from the plan and the model of the run."""
+    from profcil import registry
     from profcil.model.net import MODEL
     from profcil.protocol.participation import participants, warmup_participants
 
+    method = registry.find("methods", config.method).METHOD(config.params)
+    used = MODEL if getattr(method, "has_base", "model" in method.kinds) else ()  # PRO-LIN may do without a network
     positions = world.plan.positions
     rounds = config.train.rounds
     warmup = config.warmup.rounds
     counts = [len(participants(world.plan, p, 0)) for p in range(positions)]
-    weights = [t for block in world.net.weights(MODEL).values() for t in block.values()]
+    weights = [t for block in world.net.weights(used).values() for t in block.values()]
     warmup_turns = warmup * len(warmup_participants(world.plan, 0)) if warmup else 0
-    parameters = sum(p.numel() for p in world.net.trainable(MODEL))
+    parameters = sum(p.numel() for p in world.net.trainable(used))
     model_bytes = sum(t.numel() * t.element_size() for t in weights)
     bundle = world.bundle
     spending = {"privacy_spent_at_the_end": expected_spending(config, world)} if world.protection else {}
@@ -250,9 +253,10 @@ def expected_spending(config: Any, world: Any) -> str:
     releases = protection.releases
     epsilon = Meter(protection).planned(releases)
     unit = config.privacy.unit
-    steps = f" of {protection.steps} steps" if protection.steps else ""
+    steps = f" of {protection.steps} step{'s' if protection.steps > 1 else ''}" if protection.steps else ""
+    replies = "1 reply" if releases == 1 else f"{releases:.0f} replies"
     return (
-        f"ε = {epsilon:.4g} at δ = {config.privacy.delta:g} for each {unit}, by at most {releases:.0f} replies{steps} "
+        f"ε = {epsilon:.4g} at δ = {config.privacy.delta:g} for each {unit}, by at most {replies}{steps} "
         f"with noise multiplier {protection.multiplier:.4g}"
     )
 

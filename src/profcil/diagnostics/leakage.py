@@ -26,6 +26,7 @@ from profcil.engine.client import embed
 from profcil.engine.evaluation import evaluation_features
 from profcil.engine.run_state import RunState
 from profcil.engine.world import World
+from profcil.methods.base import Method
 from profcil.randomness import generator
 
 CANDIDATES = 100
@@ -34,10 +35,12 @@ RIDGE = 1e-3  # of the attacker's regression, as a share of the mean diagonal
 
 
 def audit(world: World, method: Any, state: RunState, trials: int) -> list[dict[str, Any]]:
-    """The results of all attacks, one row for each attack and protection."""
+    """The results of all attacks, one row for each attack and protection. Without reports the model alone is
+    attacked."""
     attacker = Attacker(world, method, state)
     rows: list[dict[str, Any]] = []
-    if attacker.class_row(attacker.report(world.bundle.train, [0], ProtectionCase("none"))) is not None:
+    has_reports = type(method).survey is not Method.survey
+    if has_reports and attacker.class_row(attacker.report(world.bundle.train, [0], ProtectionCase("none"))) is not None:
         for case in [*protection_cases(world.config.privacy), *own_protection_case(world)]:
             rows += identify(attacker, case, trials)
             rows.append(member(attacker, case, trials))

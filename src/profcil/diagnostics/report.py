@@ -40,14 +40,20 @@ from profcil.runs.state import unpack
 
 
 def diagnose(path: Path, data_dir: Path | None = None, make: MakeWorld = make_world) -> dict[str, Any]:
-    """Probes of the warmed and the final base, alignment by position, and the replay gap, written into the folder."""
+    """Probes of the warmed and the final base, alignment by position, and the replay gap, written into the folder.
+
+    A base that predictions do not use has no probes.
+    """
     world, state = load_finished_run(path, data_dir, make)
     warmed = warm(world, lambda *_: None).weights
     module = registry.find("methods", world.config.method)
     method = module.METHOD(world.config.params)
-    warm_probe = probe(world, lambda under: under(warmed["base"]))
-    final_base = state.server.blocks["base"].tensors
-    final = probe(world, lambda under: under(final_base))
+    warm_probe: dict[str, float] = {}
+    final: dict[str, float] = {}
+    if "base" in method.deployed(state.server).blocks:
+        warm_probe = probe(world, lambda under: under(warmed["base"]))
+        final_base = state.server.blocks["base"].tensors
+        final = probe(world, lambda under: under(final_base))
     seen = final
     if type(method).views is not Method.views:  # the method classifies other features than those of the final base
         seen = probe(world, lambda under: method.views(state.server, under))

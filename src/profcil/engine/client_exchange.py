@@ -105,9 +105,10 @@ def note_memory(state: RunState, replies: Mapping[int, Reply]) -> None:
 
 
 def round_facts(clients: Sequence[int], replies: Sequence[Reply]) -> dict[str, Any]:
-    """Facts of a round for the log: number of participants, those without a usable reply, mean loss, and the sums of
-    all other notes, e.g. how many replayed examples were asked for and served."""
-    loss = sum(reply.notes.get("loss", 0.0) for reply in replies) / len(replies) if replies else None
+    """Facts of a round for the log: number of participants, those without a usable reply, mean loss (None where
+    no reply says one, as with noise), and the sums of all other notes, e.g. how many replayed examples were served."""
+    said = [reply.notes["loss"] for reply in replies if "loss" in reply.notes]
+    loss = sum(said) / len(said) if said else None
     skipped = sorted(set(clients) - {client for reply in replies for client in reply.clients})
     facts: dict[str, Any] = {"clients": len(clients), "skipped": skipped, "loss": loss}
     names = {name for reply in replies for name in reply.notes} - {"loss", "extra_bytes"}

@@ -19,6 +19,7 @@ import numpy as np
 
 LARGEST = 1e6  # of ε and of 1/z; beyond it there is practically no privacy
 ORDERS = (*range(2, 65), *range(68, 257, 4), *range(272, 1025, 16))  # of Rényi divergences
+ROUNDING = 1e-11  # more than the logarithm of the sum in a divergence is rounded by
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -53,7 +54,7 @@ def epsilon_of_steps(multiplier: float, delta: float, steps: int, sampling: floa
         return epsilon_of(math.sqrt(steps) / multiplier, delta)
     best = math.inf
     for order in ORDERS:
-        divergence = steps * renyi_divergence(order, multiplier, sampling)
+        divergence = steps * (renyi_divergence(order, multiplier, sampling) + ROUNDING / (order - 1))
         best = min(best, divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
     return max(0.0, best)
 

@@ -2,7 +2,12 @@
 
 A step takes each example with the same small chance, clips the gradient of each to a length C, adds noise of deviation
 z·C to their sum, and divides by the batch size of the settings, which does not depend on the data. An epoch has as many
-steps as take an example once on average. What follows from the steps, the model update, needs no further noise.
+steps as take an example once on average. What follows from the steps, the model update, needs no further noise. The
+loss would be exact, and is not computed. An example whose gradient is not finite adds nothing.
+
+Samples, views and noise are drawn from a secret number and a digest of all that the gradients depend on. So the same
+turn, asked for again, has the same noise and reveals nothing more; any other has noise of its own. Views are secret,
+too: an example more changes those of the others, and only if nobody knows them is that no difference.
 
 The gradient of one example must exist: BatchNorm mixes examples, and so do graphs. Gradients are computed by torch.func
 and not by hooks on modules (as Opacus has them), since adapter and head of the model are functions of their tensors.
@@ -12,21 +17,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
 from profcil.config import TrainSettings
 from profcil.data.bundle import Inputs
 from profcil.engine.phases import Batch, GradientNoise, Train, Trained
 from profcil.engine.steps import Optimiser, clip_, unfreeze
+from profcil.errors import ConfigError
 from profcil.model.net import Net
-from profcil.privacy.accountant import multiplier_of_steps
+from profcil.privacy.accountant import epsilon_of_steps, multiplier_of_steps
 from profcil.privacy.settings import PrivacySettings
-from profcil.randomness import derive_seed
+from profcil.randomness import generator
 
 CHUNK = 64  # examples whose gradients are in memory at the same time
 Gradients = dict[str, Tensor]
@@ -45,12 +52,18 @@ def steps_of_turn(settings: PrivacySettings, train: TrainSettings) -> int:
 def noise_for(settings: PrivacySettings, train: TrainSettings, turns: float) -> float:
     """The noise multiplier with which so many turns of a client end at ε."""
     steps = max(1, round(turns * steps_of_turn(settings, train)))
-    return multiplier_of_steps(settings.epsilon, settings.delta, steps, settings.sampling)
+    found = multiplier_of_steps(settings.epsilon, settings.delta, steps, settings.sampling)
+    least = epsilon_of_steps(found, settings.delta, steps, settings.sampling)
+    if least > settings.epsilon * (1 + 1e-6):
+        raise ConfigError(
+            f"with privacy.sampling = {settings.sampling:g} no ε below {least:.2g} can be accounted for; give a larger "
+            "privacy.epsilon, or privacy.sampling = 1"
+        )
+    return found
 
 
 def train_privately(net: Net, phase: Train) -> Trained:
-    """Trains the blocks of a phase with noise on its gradients. The loss that is returned is exact: it must not leave
-    the client."""
+    """Trains the blocks of a phase with noise on its gradients. The loss that is returned is none."""
     noise = phase.noise
     assert noise is not None
     net.load(phase.weights)
@@ -58,23 +71,18 @@ def train_privately(net: Net, phase: Train) -> Trained:
     parameters = named_parameters(net, phase.blocks)
     anchor = [p.detach().clone() for p in pulled]
     optimiser = Optimiser(phase.settings, list(parameters.values()))
-    rng = torch.Generator(device=net.device).manual_seed(phase.seed)  # of views; they need not be secret
-    secret = torch.Generator().manual_seed(derive_seed(noise.secret, "gradients", phase.seed, digest(phase)))
-    losses: list[Tensor] = []
-    for _ in range(phase.epochs):
-        losses = []
-        rows = phase.source.epoch(rng)
-        for _ in range(steps_of_epoch(noise.sampling)):
-            taken = torch.rand(phase.source.size, generator=secret, dtype=torch.float64) < noise.sampling
-            index = torch.nonzero(taken).flatten().to(net.device)
-            total, loss = clipped_sum(net, parameters, phase, rows, index, rng)
-            grads = noised_mean(total, noise, phase.settings.batch or 1, secret)
-            pull_(grads[: len(anchor)], pulled, anchor, phase.proximal)
-            clip_(grads, phase.settings.clip)
-            optimiser.step(grads)
-            losses.append(loss)
-    mean = float(torch.stack(losses).mean()) if losses else 0.0
-    return Trained({**phase.weights, **net.weights(phase.blocks)}, mean, optimiser.time)
+    rows = phase.source.epoch(torch.Generator(device=net.device))
+    secret = generator(noise.secret, "gradients", phase.seed, digest(phase, rows))
+    for _ in range(phase.epochs * steps_of_epoch(noise.sampling)):
+        taken = torch.from_numpy(secret.random(phase.source.size) < noise.sampling)
+        index = torch.nonzero(taken).flatten().to(net.device)
+        views = torch.Generator(device=net.device).manual_seed(int(secret.integers(1 << 62)))
+        total = clipped_sum(net, parameters, phase, rows, index, views)
+        grads = noised_mean(total, noise, phase.settings.batch, secret)
+        pull_(grads[: len(anchor)], pulled, anchor, phase.proximal)
+        clip_(grads, phase.settings.clip)
+        optimiser.step(grads)
+    return Trained({**phase.weights, **net.weights(phase.blocks)}, 0.0, optimiser.time)
 
 
 def named_parameters(net: Net, blocks: tuple[str, ...]) -> dict[str, torch.nn.Parameter]:
@@ -89,23 +97,22 @@ def clipped_sum(
     rows: Mapping[str, Tensor],
     index: Tensor,
     rng: torch.Generator,
-) -> tuple[Gradients, Tensor]:
-    """The sum of the clipped gradients of these examples, and their mean loss."""
+) -> Gradients:
+    """The sum of the clipped gradients of these examples."""
     assert phase.noise is not None
     values = {name: p.detach() for name, p in parameters.items()}
     total = {name: torch.zeros_like(p) for name, p in values.items()}
-    losses = [torch.zeros(0, device=net.device)]
-    of_each = vmap(grad_and_value(loss_of_one(net, phase)), in_dims=(None, 0, 0))
+    of_each = vmap(grad(loss_of_one(net, phase)), in_dims=(None, 0, 0))
     for chunk in index.split(CHUNK) if len(index) else ():
         inputs = phase.inputs(rows["index"][chunk]) if phase.inputs else ()
         views = net.weak(inputs, rng)
-        grads, loss = of_each(values, views, {name: t[chunk] for name, t in rows.items()})
-        factors = (phase.noise.bound / norms_of(grads).clamp(min=1e-30)).clamp(max=1.0)
+        grads = of_each(values, views, {name: t[chunk] for name, t in rows.items()})
+        norms = norms_of(grads)
+        shortened = (phase.noise.bound / norms.clamp(min=1e-30)).clamp(max=1.0)
+        factors = torch.where(norms.isfinite(), shortened, 0.0)
         for name, g in grads.items():
-            total[name] += torch.tensordot(factors, g, dims=1)
-        losses.append(loss)
-    every = torch.cat(losses)
-    return total, every.mean() if len(every) else every.sum()
+            total[name] += torch.tensordot(factors, g.nan_to_num(0.0, 0.0, 0.0), dims=1)
+    return total
 
 
 def loss_of_one(net: Net, phase: Train) -> Callable[[Gradients, Inputs, Mapping[str, Tensor]], Tensor]:
@@ -142,12 +149,12 @@ def norms_of(grads: Gradients) -> Tensor:
     return norms
 
 
-def noised_mean(total: Gradients, noise: GradientNoise, batch: int, secret: torch.Generator) -> list[Tensor]:
+def noised_mean(total: Gradients, noise: GradientNoise, batch: int, secret: np.random.Generator) -> list[Tensor]:
     """The sum with noise, over the batch size. Noise is drawn on the CPU: the same on every device."""
     deviation = noise.multiplier * noise.bound
     noised = []
     for t in total.values():
-        drawn = torch.randn(t.shape, generator=secret, dtype=torch.float64) * deviation
+        drawn = torch.from_numpy(np.asarray(secret.standard_normal(tuple(t.shape)))) * deviation
         noised.append(((t.double() + drawn.to(t.device)) / batch).to(t.dtype))
     return noised
 
@@ -158,11 +165,24 @@ def pull_(grads: list[Tensor], parameters: list[Any], anchor: list[Tensor], prox
         torch._foreach_add_(grads, torch._foreach_sub([p.detach() for p in parameters], anchor), alpha=2 * proximal)
 
 
-def digest(phase: Train) -> str:
-    """A digest of the weights that a client was sent: under other weights the noise is independent."""
+def digest(phase: Train, rows: Mapping[str, Tensor]) -> str:
+    """A digest of what a client trains on and how: what it was sent, its examples, and the settings."""
+    assert phase.noise is not None
     total = hashlib.blake2b(digest_size=16)
+    how = (phase.settings, phase.blocks, phase.proximal, replace(phase.noise, secret=0))
+    total.update(repr(how).encode())
+
+    def add(name: str, tensor: Tensor) -> None:
+        total.update(f"{name} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+
     for block, tensors in sorted(phase.weights.items()):
         for name, tensor in sorted(tensors.items()):
-            total.update(f"{block} {name}".encode())
-            total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            add(f"{block} {name}", tensor)
+    for name, tensor in sorted({**phase.constants, **rows}.items()):
+        add(name, tensor)
+    if phase.inputs:
+        for chunk in rows["index"].split(CHUNK):
+            for tensor in phase.inputs(chunk):
+                add("inputs", tensor)
     return total.hexdigest()

@@ -62,6 +62,8 @@ def untrainable(config: Any, method: Any, net: Net) -> str:
         return "BatchNorm mixes examples, so they have no gradients of their own; set model.norm = group"
     if config.params.label_space == "local":
         return "which classes compete would reveal an example; set params.label_space = seen"
+    if not config.train.batch:
+        return "a step divides by train.batch, and 0, the number of examples, would reveal one; give train.batch"
     return ""
 
 

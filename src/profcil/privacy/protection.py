@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from profcil.privacy import adaptive_bound
 from profcil.privacy.accountant import epsilon_of, epsilon_of_steps
 from profcil.privacy.settings import PrivacySettings
 from profcil.privacy.sums import Sum, block_of_sums, sums_of
-from profcil.randomness import torch_generator
+from profcil.randomness import generator
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Protection:
             return bare
         bound = (inbox[adaptive_bound.NAME].tensors["bound"],) if adaptive_bound.NAME in inbox else ()
         address = (reply.client, when.stage, when.position, when.round, digest(reply.blocks), *map(float, bound))
-        rng = torch_generator(secret, "privacy", *address)
+        rng = generator(secret, "privacy", *address)
         scale = self.deviation(parts)
         blocks = {}
         for name, block in statistics.items():
@@ -151,7 +152,7 @@ class Protection:
         return self.multiplier * math.sqrt(parts) * share
 
     def noised_block(
-        self, block: Block, sums: Mapping[str, Sum], scale: float, examples: int, rng: torch.Generator
+        self, block: Block, sums: Mapping[str, Sum], scale: float, examples: int, rng: np.random.Generator
     ) -> Block:
         """A block of statistics with noise. For the unit client the sums count for a limited number of examples."""
         weight = self.weight(examples)
@@ -165,7 +166,7 @@ class Protection:
         return block_of_sums(block, noised, deviations)
 
     def noised_update(
-        self, model: Mapping[str, Block], inbox: Inbox, scale: float, rng: torch.Generator
+        self, model: Mapping[str, Block], inbox: Inbox, scale: float, rng: np.random.Generator
     ) -> dict[str, Block]:
         """Model blocks whose change is clipped and has noise."""
         deviation = scale * adaptive_bound.bound_of(inbox, self.settings)
@@ -212,9 +213,10 @@ def change_of(name: str, block: Block, inbox: Inbox) -> dict[str, Tensor]:
     return {key: tensor.double() - before[key].double() for key, tensor in block.tensors.items()}
 
 
-def drawn(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Standard normal numbers of the shape of a tensor. They are drawn on the CPU: the same on every device."""
-    return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.device)
+def drawn(like: Tensor, rng: np.random.Generator) -> Tensor:
+    """Standard normal numbers of the shape of a tensor, the same on every device. numpy draws them: torch's generator
+    on a CPU uses 32 bits of its seed alone, so few that somebody could try them all and take the noise off."""
+    return torch.from_numpy(np.asarray(rng.standard_normal(tuple(like.shape)))).to(like.device)
 
 
 def digest(blocks: Mapping[str, Block]) -> str:

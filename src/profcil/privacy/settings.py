@@ -25,6 +25,7 @@ class PrivacySettings(Checked):
         "noise of a reply, or of a secure sum, in units of what one example or client can change; 0 = such that the "
         "run ends at ε",
         low=0.0,
+        high=1e9,
     )
     bound: float = setting(
         10.0,
@@ -45,6 +46,7 @@ class PrivacySettings(Checked):
         "unit example: norm to which the gradient of each example is clipped in training, before noise; 0 = methods "
         "that train are refused",
         low=0.0,
+        high=1e9,
     )
     sampling: float = setting(
         1.0,
@@ -86,6 +88,10 @@ class PrivacySettings(Checked):
             )
         if self.gradient_bound and self.unit != "example":
             raise ConfigError("privacy.gradient_bound is for privacy.unit = example; leave it out, or set the unit")
+        if self.sampling != 1 and not self.gradient_bound:
+            raise ConfigError(
+                "privacy.sampling is for training with noise on gradients; leave it out, or give privacy.gradient_bound"
+            )
         if self.gradient_bound and self.secure_sum:
             raise ConfigError(
                 "with privacy.gradient_bound each client adds all of the noise to its own gradients, and a secure sum "

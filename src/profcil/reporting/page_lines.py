@@ -80,16 +80,24 @@ def lines_of(dataset: str, chosen: dict[str, list[str]], store: Path) -> list[Li
 
 def with_present_settings(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The runs with `settings` that say what differs from the present recipe, whatever the recipe was when they were
-    added. So runs with the same settings are shown together, also if the recipe has changed between them."""
+    added. So runs with the same settings are shown together, also if the recipe has changed between them.
+
+    A setting that the present recipe lacks (noise, or one that is no more) counts if it differed when a run was added.
+    """
     present = []
     for run in runs:
         dataset, setting, method = (str(run.config[name]) for name in ("dataset", "setting", "method"))
         own = comparable_settings(run.config)
         recipe = present_recipe(dataset, setting, method)
-        shared = {key: recipe[key] for key in own.keys() & recipe.keys()}
-        differing = describe_differences({key: own[key] for key in shared}, shared)
+        compared = {key: value for key, value in own.items() if key in recipe or key in differed(run)}
+        differing = describe_differences(compared, {key: recipe[key] for key in compared.keys() & recipe.keys()})
         present.append(replace(run, values={**run.values, "settings": differing}))
     return present
+
+
+def differed(run: StoredRun) -> set[str]:
+    """The settings in which a run differs from its recipe."""
+    return {pair.partition("=")[0] for pair in run.values["settings"].split()}
 
 
 @cache
@@ -124,8 +132,11 @@ def preset_of(run: StoredRun) -> str:
 
 
 def agrees_with(run: StoredRun, wanted: Mapping[str, Any]) -> bool:
-    """Whether a run has these settings. Settings that were added or removed since do not count."""
+    """Whether a run has these settings. Settings that were added or removed since do not count, but those in which the
+    run differs from the recipe do: noise, say."""
     own = comparable_settings(run.config)
+    if differed(run) & own.keys() - wanted.keys():
+        return False
     return all(own[key] == wanted[key] for key in own.keys() & wanted.keys())
 
 

@@ -71,7 +71,8 @@ def read_preset(name: str | None, dataset: str, method: str, setting: str) -> di
     values = merge(values, datasets.get(dataset, {}))
     methods = values.pop("methods", {})
     if not values and method not in methods:
-        others = ", ".join(sorted(methods)) or "other datasets"
+        elsewhere = sorted({other for found in datasets.values() for other in found.get("methods", {})})
+        others = ", ".join(sorted(methods)) or f"{', '.join(elsewhere)} on {', '.join(datasets)}"
         raise ConfigError(f"the preset {name} has nothing for {method} on {dataset}, it is for {others}; leave it out")
     sections, params = divided(methods.get(method, {}), setting)
     return {**merge(values, sections), "params": params}

@@ -46,14 +46,15 @@ def resolve(recipe: Recipe | None = None, flags: Mapping[str, Any] | None = None
         raise unknown("dataset", str(dataset), registry.names("data"))
     if tasks is not None and (dataset != OWN or data is None):
         raise ConfigError("--tasks divides own data, which --data PATH gives; else set stream.task_size")
+    check_types(given)
+    built_in = {} if dataset in (OWN, SITES) else recipe_of(dataset)
+    named = {**built_in, **given, **chosen}
+    which = str(named.get("method", "promax")), chosen_setting(named, sets)
+    given = with_sections_of(given, *which)
     if dataset == SITES:
         values = recorded_sites_run(given)
     elif dataset != OWN:
-        check_types(given)
-        built_in = recipe_of(dataset)
-        named = {**built_in, **given, **chosen}
-        which = str(named.get("method", "promax")), chosen_setting(named, sets)
-        values = merge(with_sections_of(built_in, *which), with_sections_of(given, *which))
+        values = merge(with_sections_of(built_in, *which), given)
     elif data is not None:
         values = own_recipe(Path(data), given, sets, tasks)
     else:

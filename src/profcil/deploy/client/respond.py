@@ -67,7 +67,13 @@ def compute(action: str, request: Request, identity: PartitionIdentity | SiteIde
     private = store.read_private(request.private_id)
     world.secret = identity.noise_secret(store)
     client = identity.make_client(world, request, private)
-    reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
+    try:
+        reply = run_turn(world, method, client, inbox) if action == "turn" else run_survey(method, client, inbox)
+    except Diverged:
+        if world.protection and world.protection.steps:  # that it diverged follows from the noised steps, and is sent
+            name = f"diverged {digest(inbox)} {request.seen}"
+            release_at(world.protection, name, client.id, client.when).note(store.spent)
+        raise
     reply = world.protected(client, inbox, reply)
     sum_keys = b""
     if request.sum:

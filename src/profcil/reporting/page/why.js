@@ -57,6 +57,6 @@ function drawWhy() {
   byId("why-panels").replaceChildren(...parts);
   const without = parts.length ? "" : "These runs have no scores by task. ";
   const probed = inView().some((g) => g.values.probe_end);
-  const measure = probed ? [] : ["No run here has a probe; ", el("code", {}, "profcil diagnose RUN"), " measures one."];
+  const measure = probed ? [] : ["No run here has a probe; ", el("code", {}, "profcil diagnose RUN"), " measures one of a base."];
   byId("why-hint").replaceChildren(without, ...measure);
 }
