@@ -23,6 +23,7 @@ from profcil.model.net import MODEL, Weights
 from profcil.privacy.accountant import epsilon_of, epsilon_of_steps, multiplier_of_steps, renyi_divergence
 from profcil.privacy.gradients import clipped_sum, named_parameters, train_privately
 from profcil.privacy.meter import BudgetSpent, Meter
+from profcil.privacy.plan import untrainable
 from profcil.privacy.protection import Protection
 from profcil.privacy.settings import PrivacySettings
 from profcil.resolve import RunConfig, resolve
@@ -248,6 +249,19 @@ def test_a_run_ends_at_its_budget(tmp_path, method, sampling):
     facts = json.loads((folder / "run.json").read_text())
     assert 3.0 < facts["privacy"]["epsilon"] <= 4.0 * (1 + 1e-6)
     assert [part["path"] for part in facts["execution"]] == ["reference"]
+
+
+def test_a_subclass_states_for_itself_that_it_trains_on_single_examples(tmp_path):
+    """Else a method that adds replay to FedAvg would send it without noise."""
+    settings = config()
+    net = make_world(settings, tmp_path).net
+    base = registry.find("methods", "fedavg").METHOD
+    silent = type("Silent", (base,), {})
+    stated = type("Stated", (base,), {"mean_of_examples": True})
+    assert (
+        untrainable(settings, stated(settings.params), net) == untrainable(settings, base(settings.params), net) == ""
+    )
+    assert "Silent does more than train on single examples" in untrainable(settings, silent(settings.params), net)
 
 
 def test_no_exact_loss_decides_whether_a_client_has_diverged(tmp_path):

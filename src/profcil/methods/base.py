@@ -51,7 +51,8 @@ class Method:
     kinds: ClassVar[frozenset[str]] = frozenset({"model"})  # kinds of blocks that may be sent; the engine checks it
     exact_kinds: ClassVar[frozenset[str]] = frozenset()  # kinds that must be sent in float32, see `channel.statistics`
     additive: ClassVar[Additive] = {}  # block → how it is a sum over clients, for secure sums; empty = it is none
-    mean_of_examples: ClassVar[bool] = False  # whether a turn is training on the mean of losses of single examples
+    # Whether a turn is training on the mean of losses of single examples. A class states it for itself alone.
+    mean_of_examples: ClassVar[bool] = False
     server_gradients: ClassVar[bool] = False  # whether `train_server` is used; elsewhere gradients are disabled
     regimes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # budget regime → its settings
 

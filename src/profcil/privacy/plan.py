@@ -54,7 +54,7 @@ def planned_for(config: Any, method: Any, plan: Plan) -> float:
 def untrainable(config: Any, method: Any, net: Net) -> str:
     """Why noise on gradients cannot hide single examples with this method and model; empty if it can."""
     name = type(method).__name__
-    if not method.mean_of_examples:
+    if not vars(type(method)).get("mean_of_examples"):  # not inherited: a subclass may do more
         return f"{name} does more than train on single examples; leave out privacy.gradient_bound, or choose fedavg"
     if net.facts.modality == "graph":
         return "the features of a node depend on other nodes, so it has no gradient of its own; choose probayes"
