@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from profcil.runs.models.loading import load_model
     from profcil.runs.reader import load_run
 
-__version__ = "0.9.0"  # the one place: pyproject.toml and `profcil --version` read it from here
+__version__ = "0.9.1"  # the one place: pyproject.toml and `profcil --version` read it from here
 
 __all__ = ["__version__", "compare", "load_data", "load_model", "load_run", "resume", "run", "study", "sweep"]
 MODULES = {

@@ -218,7 +218,7 @@ def expected_work(config: Any, world: Any) -> dict[str, Any]:
     from profcil.protocol.participation import participants, warmup_participants
 
     method = registry.find("methods", config.method).METHOD(config.params)
-    used = MODEL if getattr(method, "has_base", "model" in method.kinds) else ()  # PRO-LIN may do without a network
+    used = MODEL if method.has_base else ()
     positions = world.plan.positions
     rounds = config.train.rounds
     warmup = config.warmup.rounds

@@ -74,6 +74,11 @@ class Method:
         first one has the means of features, as "mean"."""
         return ()
 
+    @property
+    def has_base(self) -> bool:
+        """Whether the base encoder is used, beyond a warm-up that is set for all methods."""
+        return "model" in self.kinds
+
     def exposed(self, unit: str) -> str:
         """Why noise cannot protect what the method sends, for the unit example or client; empty if it can."""
         name = type(self).__name__

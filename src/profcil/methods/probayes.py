@@ -80,6 +80,10 @@ class ProBayes(Method):
         p = self.params
         return make_dictionary(net.facts, like, net.vocabulary, p.dictionary, 1, p.text_entries)
 
+    @property
+    def has_base(self) -> bool:
+        return False
+
     def exposed(self, unit: str) -> str:
         """Nothing but sums over examples is sent, and noise can hide each of the examples."""
         return "" if unit == "example" else super().exposed(unit)
