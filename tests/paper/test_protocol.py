@@ -151,7 +151,7 @@ def test_a_preset_may_have_settings_of_sections_for_one_method() -> None:
     found = resolve("digits", {**flags, "setting": "homogeneous"})
     assert (found.model.head, found.params.label_space) == ("linear", "local")
     assert resolve("digits", {"preset": "chosen", "method": "fedprox"}).model.head == "linear"
-    with pytest.raises(ConfigError, match="nothing for fedavg on ogbn_arxiv, it is for .* on digits"):
+    with pytest.raises(ConfigError, match=r"nothing for fedavg on ogbn_arxiv, it is for .* on digits"):
         resolve("ogbn_arxiv", flags)
 
 
