@@ -99,9 +99,10 @@ bench: $(VENV)/installed
 results: $(VENV)/installed
 	$(BIN)/profcil study core --out runs/core
 
-# The tables of the README and of docs/results.md between markers, from the rows in results/.
+# The tables of the README and of docs/results.md between markers, and its figures, from the rows in results/.
 results-page: $(VENV)/installed
 	$(BIN)/profcil results page README.md docs/results.md --store results
+	$(BIN)/python docs/results_figures.py
 
 STUDIES := homogeneous severe support-sweep order-sweep ablation sensitivity modality scale-up weak-task memory-snapshots cost
 SMOKE := runs/smoke

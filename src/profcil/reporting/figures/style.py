@@ -31,6 +31,7 @@ UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 SMALL = 7  # points
 NORMAL = 8
 LINE_HEIGHT = 0.125  # inches, of small text
+LONG_AXIS = 2.5  # powers of ten, beyond which ticks at every step would overlap
 STYLE: dict[Any, Any] = {
     "font.size": NORMAL,
     "axes.titlesize": NORMAL,
@@ -128,12 +129,14 @@ def format_bytes(value: float) -> str:
 
 
 def bytes_axis(axes: Axes, low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> None:
-    """A logarithmic axis of bytes of at least a decade, with ticks at `steps` of the powers of ten."""
+    """A logarithmic axis of bytes of at least a decade, with ticks at `steps` of the powers of ten. A long axis has
+    ticks at powers of ten alone."""
     missing = max(0.0, 1.0 - np.log10(high / low)) / 2
     low /= 10**missing
     high *= 10**missing
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    ticks = [step * 10.0**power for power in powers for step in steps]
+    long = np.log10(high / low) > LONG_AXIS
+    ticks = [step * 10.0**power for power in powers for step in ((1,) if long else steps)]
     axes.set_xscale("log")
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
