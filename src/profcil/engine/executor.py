@@ -152,7 +152,7 @@ def make_guard(settings: TrainSettings, when: When) -> Guard:
             return True
         if settings.on_divergence == "skip-client":
             return False
-        about = phase.name if phase.noise else f"{phase.name}, loss {loss:.3g}"  # where noise is, none is known
+        about = phase.name if phase.noise else f"{phase.name}, loss {loss:.3g}"  # with noise no loss is computed
         place = f"position {when.position + 1}, {when.stage} {when.round + 1}"
         raise Diverged(
             f"client {phase.client} diverged at {place} ({about}); "

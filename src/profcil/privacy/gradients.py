@@ -6,8 +6,8 @@ steps as take an example once on average. What follows from the steps, the model
 loss would be exact, and is not computed. An example whose gradient is not finite adds nothing.
 
 Samples, views and noise are drawn from a secret number and a digest of all that the gradients depend on. So the same
-turn, asked for again, has the same noise and reveals nothing more; any other has noise of its own. Views are secret,
-too: an example more changes those of the others, and only if nobody knows them is that no difference.
+turn, asked for again, has the same noise and reveals nothing more; any other turn has noise of its own. Views must be
+secret, too: with one example more, the views of all others are drawn anew.
 
 The gradient of one example must exist: BatchNorm mixes examples, and so do graphs. Gradients are computed by torch.func
 and not by hooks on modules (as Opacus has them), since adapter and head of the model are functions of their tensors.
