@@ -1,6 +1,6 @@
 """The figures of docs/results.md: accuracy against bytes of the runs by the present recipes and presets.
 
-Run by `make results-page`: `python docs/results_figures.py [STORE] [FOLDER]`, by default of `results` to `docs/figures`.
+`make results-page` runs it: `python docs/results_figures.py [STORE] [FOLDER]`, which are `results` and `docs/figures`.
 """
 
 from __future__ import annotations
